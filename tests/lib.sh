@@ -54,26 +54,14 @@ within() {
 }
 exit_code() { if [ "$1" -eq 124 ]; then echo "timed out after $limit_s s"; else echo "exit code $1"; fi; }
 
+judge() { if [ -z "$2" ]; then ok "$1"; else bad "$1" "$2"; fi; }    # judge NAME WHY: right without a WHY
 # check NAME COMMAND...: the command succeeds
-check() {
-    local name=$1 status
-    shift
-    within "$@"
-    status=$?
-    if [ $status -eq 0 ]; then ok "$name"; else bad "$name" "$(exit_code $status)"; fi
-}
-
+check() { if within "${@:2}"; then ok "$1"; else bad "$1" "$(exit_code $?)"; fi; }
 # outcome NAME EXIT_CODE PATTERN COMMAND...: it exits with this code, and a line matches
-outcome() {
-    local name=$1 why
-    shift
-    why=$(mismatch "$@")
-    if [ -z "$why" ]; then ok "$name"; else bad "$name" "$why"; fi
-}
+outcome() { judge "$1" "$(mismatch "${@:2}")"; }
 mismatch() {
     local code=$1 pattern=$2 status
-    shift 2
-    within "$@"
+    within "${@:3}"
     status=$?
     if [ $status -ne "$code" ]; then echo "$(exit_code $status), expected $code"
     elif ! grep -aqE -e "$pattern" "$work/out.txt"; then echo "no line matches $pattern"; fi
@@ -81,28 +69,28 @@ mismatch() {
 # expect NAME EXIT_CODE PATTERN COMMAND...: the same, and a failure prints exactly one error: line
 # and one hint: line, for any number of ranks
 expect() {
-    local name=$1 why
-    shift
-    why=$(mismatch "$@")
-    if [ -z "$why" ] && [ "$1" -ge 2 ] && [ "$1" -ne 75 ] &&
+    local why
+    why=$(mismatch "${@:2}")
+    if [ -z "$why" ] && [ "$2" -ge 2 ] && [ "$2" -ne 75 ] &&
         ! [ "$(grep -ac 'error: ' "$work/out.txt") $(grep -ac 'hint: ' "$work/out.txt")" = '1 1' ]; then
         why='expected one error: line and one hint: line'
     fi
-    if [ -z "$why" ]; then ok "$name"; else bad "$name" "$why"; fi
+    judge "$1" "$why"
 }
 
-# check_python NAME ARGUMENTS...: the script on standard input succeeds; it may read out.txt
+# python ARGUMENTS...: the script on standard input, with the imports that most of them need
+python() {
+    { echo 'import glob, json, os, re, shards, struct, sys; from runs import *' && cat; } |
+        PYTHONPATH=$root/tests${PYTHONPATH:+:$PYTHONPATH} python3 - "$@"
+}
+# check_python NAME ARGUMENTS...: it succeeds; it may read out.txt
 check_python() {
-    local name=$1
-    shift
-    if python3 - "$@" > "$work/.out" 2>&1; then ok "$name" && return; fi
+    if python "${@:2}" > "$work/.out" 2>&1; then ok "$1" && return; fi
     mv "$work/.out" "$work/out.txt"
-    bad "$name" 'the script failed'
+    bad "$1" 'the script failed'
 }
 
-same() {        # same NAME FILE FILE
-    if cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "$2 and $3 differ"; fi
-}
+same() { judge "$1" "$(cmp "$2" "$3" 2>&1)"; }  # same NAME FILE FILE
 # differ NAME FILE FILE: both exist and are not the same
 differ() {
     cmp -s "$2" "$3"
@@ -134,8 +122,8 @@ same_state() {
     ok "$1"
 }
 
-# same_losses NAME LOSS_BOUND NORM_BOUND LINES RUN...: their logs agree (tests/losses.py)
-same_losses() { check "$1" python3 "$root/tests/losses.py" "${@:2}"; }
+# same_losses NAME LOSS_BOUND NORM_BOUND LINES RUN...: their logs agree (tests/runs.py)
+same_losses() { check "$1" python3 "$root/tests/runs.py" "${@:2}"; }
 
 # pids of processes whose command line contains $1
 pids_of() {
@@ -216,8 +204,6 @@ uneven_texts() {
     done
 }
 
-# mask_shards DIR RULE: gives the shards of DIR loss masks, or other ones. Token i > 0 of document d
-# is a target where RULE, in Python, is true.
-mask_shards() { python3 "$root/tests/shards.py" mask "$@"; }
-# seal_shard STEM: computes the checksums of a shard again
-seal_shard() { python3 "$root/tests/shards.py" seal "$@"; }
+shards() { python3 "$root/tests/shards.py" "$@"; }      # mask, seal, flip
+# in_terminal COLUMNS STEPS COMMAND...: see tests/terminal.py
+in_terminal() { timeout -k 10 "$limit_s" python3 "$root/tests/terminal.py" "$@"; }

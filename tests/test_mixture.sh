@@ -27,16 +27,14 @@ said texts_are_a_source 0 '^source  a/tokens-3-one.txt: 10 %, [0-9]+ tokens, .* 
     "${run[@]}" --train web.bin:6,code:1:3,one.txt:1 --val $shards --out a --steps 8 --save-every 4
 has a_name_may_end_in_a_number '^source  code:1: 30 %' said.txt
 check_python shares_and_losses_in_the_log << 'PY'
-import json
-lines = [json.loads(line) for line in open("a/log.jsonl")]
-steps, total = [l for l in lines if "lr" in l], 0
+steps, total = steps("a"), 0
 for s in steps:
     total += s["real_tokens"]
     tokens = [source["tokens"] for source in s["sources"]]
     assert sum(tokens) == total and all(abs(t - w * total) <= 128 for t, w in zip(tokens, (0.6, 0.3, 0.1))), s
 assert [s["path"] for s in steps[0]["sources"]] == ["web.bin", "code:1", "a/tokens-3-one.txt"]
 assert steps[-1]["sources"][2]["epochs"] > 1 > steps[-1]["sources"][0]["epochs"] > 0, steps[-1]
-parts, alls = ([l for l in lines if l.get("event") == e] for e in ("val_source", "val"))
+parts, alls = events("a", "val_source"), events("a", "val")
 assert len(parts) == 2 * len(alls) == 6
 for a, two in zip(alls, zip(parts[::2], parts[1::2])):
     for key in ("docs", "real_tokens", "targets"): assert sum(p[key] for p in two) == a[key]
@@ -58,8 +56,7 @@ rm -r b/step-00000008
 expect other_weights 0 '^resume: --train .*/tokens-3-one.txt:0.1 -> .*/tokens-3-one.txt:0$' \
     "${run[@]}" --resume --train web.bin:1,code:1:3,one.txt:0 --out b --steps 10
 check_python shares_count_from_the_change << 'PY'
-import json
-steps = [l["sources"] for l in map(json.loads, open("b/log.jsonl")) if "lr" in l]
+steps = [s["sources"] for s in steps("b")]
 assert len(steps) == 10
 for s in steps[4:]:
     tokens = [p["tokens"] - before["tokens"] for p, before in zip(s, steps[3])]

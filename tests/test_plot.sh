@@ -41,7 +41,7 @@ has packing_is_measured 'rows padded to 64 would have 3\.08 times the tokens and
 outcome several_runs 0 '^wrote both.html: one/log.jsonl: 1 steps, ' report odd one --out both.html
 check pages_need_no_network eval '! grep -nE "https?:|src=|@import|url\(" odd/report.html both.html'
 check_python pages_are_well_formed <<'PY'
-import html.parser, json
+import html.parser
 class Page(html.parser.HTMLParser):
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ expect before_the_first_step 3 'expected at least one step' report none
 expect nothing_there 3 'cannot read' report nothing
 expect not_writable 4 'cannot write' report odd --out missing/x.html
 check_python odd_values_give_no_traceback "$scripts" <<'PY'
-import copy, io, json, os, sys, contextlib
+import copy, io, contextlib
 sys.path.insert(0, sys.argv[1])
 import report
 with open("odd/log.jsonl") as f: records = [r for r in map(report.parse_record, f) if r]
@@ -133,8 +133,8 @@ outcome follow_names_bad_lines 0 "^warning: odd/log.jsonl: not a record: b'garba
     env PYTHONPATH=stand_in python3 "$scripts/follow_run.py" odd --wandb p --once
 lacks half_a_line_waits 'not a record.*31' out.txt
 # every key of every record with values of other types
-mkdir others && python3 - > others/log.jsonl <<'PY'
-import json, log
+mkdir others && python > others/log.jsonl <<'PY'
+import log
 for record in log.step(1, read_ms=1.5), log.start("start", 0), {"event": "val", "step": 1, "loss": 3}:
     for key in [*record, "event"]:
         for value in None, True, -1, 10**400, 1e308, float("nan"), "x", [], {}, [1], {"a": 1}:

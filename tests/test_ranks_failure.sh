@@ -30,10 +30,8 @@ timeout -k 5 "$limit_s" "$train" "${flags[@]}" --out "$work/reference" > referen
 
 # ---- four jobs at a time: run NAME COMMAND... for each, wait, then check each ----------------------
 run() {
-    local name=$1
-    shift
     while [ "$(jobs -pr | wc -l)" -ge 4 ]; do wait -n; done
-    { timeout -k 5 "$limit_s" "$@" < /dev/null > "$name.txt" 2>&1; echo $? > "$name.code"; } &
+    { timeout -k 5 "$limit_s" "${@:2}" < /dev/null > "$1.txt" 2>&1; echo $? > "$1.code"; } &
 }
 start() { FAULT=$2 run "$1" "${job[@]}" --out "$work/$1" "${@:3}"; }    # start NAME FAULT FLAGS...
 # check NAME CODE ERRORS PATTERN: so many error: and hint: lines, a line that matches, no process, and
@@ -103,10 +101,9 @@ done
 
 # check_loop NAME CODE RESTARTS
 check_loop() {
-    local code
-    code=$(cat "$1.code")
-    if [ "$code" -eq "$2" ] && [ "$(grep -c 'restarting in' "$1.txt")" -eq "$3" ]
-    then ok "until_done_$1"; else bad "$1" "exit code $code"; fi
+    local found
+    found="$(cat "$1.code") $(grep -c 'restarting in' "$1.txt")"
+    judge "$1" "$([ "$found" = "$2 $3" ] || echo "exit code and restarts: $found")"
 }
 check_loop loop 0 1
 same until_done_same_bits {loop,reference}/final/model.safetensors

@@ -38,11 +38,8 @@ has it_says_from_where '^saved n/step-00000002: --resume=DIR' out.txt
 again=("${run[@]}" --resume=n/step-00000002)
 expect the_same_again 7 'training diverged: 5 steps in a row' "${again[@]}" --out again
 check_python with_the_same_numbers <<'PY'
-import json
-def steps(out):
-    records = map(json.loads, open(out + "/log.jsonl"))
-    return [(r["step"], r["loss"], r["lr"]) for r in records if "event" not in r]
-assert steps("n")[2:] == steps("again") and [s[0] for s in steps("n")] == [1, 2, 3, 4, 5, 6, 7], steps("again")
+first, again = ([(s["step"], s["loss"], s["lr"]) for s in steps(run)] for run in ("n", "again"))
+assert first[2:] == again and [s[0] for s in first] == [1, 2, 3, 4, 5, 6, 7], again
 PY
 unset FAULT
 check repaired "${again[@]}" --out m
