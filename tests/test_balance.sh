@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Load balance across ranks: predicted and measured, in the trainer's log.
 . "$(dirname "$0")/lib.sh"
-scratch balance
 bin=${BIN:-$root/build/cpu}
 "$root/dev/bench.py" --write shards --dist r65 --tokens 40000 --cap 2048 > out.txt ||
     bad shard 'not made'
@@ -11,8 +10,7 @@ train=("$bin/train_llama" --model tiny --from-scratch "${plan[@]}" --val-every 0
        --schedule constant --lr 1e-3 --keep 0)
 expect train_on_one_rank 0 '^done' "${train[@]}" --out alone --steps 6
 lacks no_imbalance_on_one_rank imbalance alone/log.jsonl out.txt
-if ! ranks_can_run "$bin/train_llama"; then skip ranks "$no_ranks"
-else
+if with_ranks ranks "$bin/train_llama"; then
     screen='fill .* \| imbalance [0-9.]{5} \([0-9.]{5}\) \| eta'
     expect two_ranks 0 "$screen" "${mpi[@]}" -n 2 "${train[@]}" --out by_work2 --steps 6
     expect four_ranks 0 "$screen" "${mpi[@]}" -n 4 "${train[@]}" --out by_work4 --steps 6

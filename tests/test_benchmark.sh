@@ -1,10 +1,7 @@
 #!/usr/bin/env bash
 # --bench: log-likelihoods and scores are those of lm-evaluation-harness (tests/bench_golden.py) in any packing
-# and on any number of ranks, after training steps too; damaged questions are named. Runs the sanitizer
-# build; set TRAIN to test another one.
+# and on any number of ranks, after training steps too; damaged questions are named.
 . "$(dirname "$0")/lib.sh"
-scratch bench
-train=${TRAIN:-$root/build/asan/train_llama}
 check made python3 "$root/tests/bench_golden.py" write .
 run=("$train")
 files=plain.jsonl,joined.jsonl,contexts.jsonl
@@ -59,14 +56,13 @@ PY
 # ---- packing and ranks -----------------------------------------------------------------------------------
 score small.txt model 24 --micro-batch-tokens 24
 same in_any_packing model.24.txt small.txt
-ranks_can_run "$root/build/cpu/train_llama"
-if [ -z "$no_ranks" ]; then
+if with_ranks on_three_ranks "$release"; then
     for n in 3 1; do
-        run=("${mpi[@]}" -n $n "$root/build/cpu/train_llama")
+        run=("${mpi[@]}" -n $n "$release")
         score on$n.txt model 24 --micro-batch-tokens 64
     done
     same on_three_ranks on1.txt on3.txt
-else skip on_three_ranks "$no_ranks"; fi
+fi
 
 # ---- in a run ----------------------------------------------------------------------------------------------
 uneven_texts text 5

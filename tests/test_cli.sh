@@ -1,14 +1,10 @@
 #!/usr/bin/env bash
 # End to end: training, resume bit for bit, every kind of bad input and its exit code, signals, locks.
-# Runs the sanitizer build; set TRAIN to test another one.
 . "$(dirname "$0")/lib.sh"
-scratch cli
-train=${TRAIN:-$root/build/asan/train_llama}
 export OMP_NUM_THREADS=2
 
 tiny_model tiny 24 40 8
-uneven_texts text 31
-prepare text --out corpus --val-frac 0.1
+corpus 31
 data=(--train corpus --max-seqlen 128 --micro-batch-tokens 512)
 common=(--model tiny --from-scratch "${data[@]}" --batch-tokens 1024 --val-tokens 1024 --val-every 4
         --num-samples 2 --sample-tokens 4 --lr 1e-3)
@@ -45,7 +41,7 @@ check lines_every_3_and_before_a_pause test "$(grep -c '^step' out.txt)" -eq 4
 expect no_lines 0 '^val after step 4' "${run[@]}" --out every --steps 4 --log-every 0 --overwrite
 lacks no_lines_of_steps '^step' out.txt
 for columns in 80 50; do
-    if ! has_terminals; then skip lines_of_a_terminal 'no pseudo-terminals here' && break; fi
+    with_terminals lines_of_a_terminal || break
     TERM=xterm in_terminal $columns '[]' "$train" "${common[@]}" --out "terminal $columns" --steps 250 --val-every 50 \
         --micro-batch-tokens 128 --batch-tokens 128 2> out.txt || bad "a_terminal_of_$columns" "exit code $?"
     check_python "lines_of_a_terminal_of_$columns" $columns << 'PY'
@@ -143,8 +139,8 @@ expect out_holds_another_run 2 'found a run' "${run[@]}" --out a
 expect too_big_for_the_machine 5 'tokens [0-9]+ fits|does not fit' "${huge[@]}" --out big
 check nothing_written_when_too_big test ! -e big
 # the sanitizer needs more address space than that; bash: the limit is its own
-if [ -x "$root/build/cpu/train_llama" ]; then
-    limited() { bash -c 'ulimit -v 1500000 && exec "$@"' limited "$root/build/cpu/train_llama" "$@"; }
+if [ -x "$release" ]; then
+    limited() { bash -c 'ulimit -v 1500000 && exec "$@"' limited "$release" "$@"; }
     expect optimizer_does_not_fit 5 '^error: memory: [0-9]+ MiB for (gradients|optimizer) refused' limited \
         --model smollm2-135m --train corpus --allow-other-tokenizer --max-seqlen 64 --micro-batch-tokens 64 --out big
     has a_hint_for_the_optimizer '^hint: .* a smaller model' out.txt

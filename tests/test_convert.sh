@@ -2,7 +2,6 @@
 # data/convert.py: files that other trainers wrote (tests/golden/shards) become shards with the same documents and
 # masks; damaged ones are refused. Token j of document i is 100 i + j + 1, but for the last one.
 . "$(dirname "$0")/lib.sh"
-scratch convert
 python3 -c 'import numpy' 2> /dev/null || PATH=/usr/bin:$PATH  # the system's Python may have it
 python3 -c 'import numpy' 2> /dev/null || skip_all convert 'the Python package numpy is not installed'
 golden=$root/tests/golden/shards

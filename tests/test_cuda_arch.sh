@@ -3,7 +3,6 @@
 # spills, PTX for every other GPU, libraries that are found at run time.
 . "$(dirname "$0")/lib.sh"
 unset CUDA_ARCHS
-scratch arch
 evidence() { grep -E 'spill|error|warning|Error' "$work/out.txt" | tail -n 8; }
 make_n() { make V=1 -s -n -C "$root" BACKEND=cuda "$@" 2> "$work/make.txt"; }
 

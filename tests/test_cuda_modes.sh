@@ -6,7 +6,6 @@
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)       # each run sets its own
 chosen=${2:-}
-scratch modes
 cd "$root" || exit 1
 export ASAN_OPTIONS=detect_leaks=0      # fibers of a failed case are no leaks
 evidence() { grep -avE '^ok ' "$work/$1" | tail -n 15; }

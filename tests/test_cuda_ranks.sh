@@ -3,7 +3,6 @@
 # train_llama RANKS="2 4". With --deterministic the same bits on any number of ranks, otherwise the
 # same losses; overlapped communication changes no bit; a failure of one rank ends the job.
 . "$(dirname "$0")/lib.sh"
-scratch 'cuda ranks'
 train=${TRAIN:-$root/build/emu/train_llama} cpu=$root/build/cpu/train_llama
 bin=$(dirname "$train")
 read -ra counts <<< "${RANKS:-2 4}"
@@ -14,8 +13,7 @@ ranks() {       # ranks N COMMAND...
 }
 ranks_can_run "$train" || skip_all ranks "$no_ranks"
 tiny_model tiny 64 96 64
-uneven_texts text 5
-prepare text --out corpus --val-frac 0.1
+corpus 5
 common=(--model tiny --from-scratch --train corpus --max-seqlen 64 --micro-batch-tokens 64
         --batch-tokens 384 --val-tokens 64 --val-every 2 --num-samples 0 --lr 1e-3
         --warmup-steps 0 --schedule constant --keep 0)

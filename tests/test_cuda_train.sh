@@ -3,14 +3,12 @@
 # (TRAIN=...), against the CPU backend: the same losses, the same documents, checkpoints that resume
 # bit for bit and on the other backend.
 . "$(dirname "$0")/lib.sh"
-scratch cuda
 cuda=${TRAIN:-$root/build/emu/train_llama} cpu=$root/build/cpu/train_llama
 export OMP_NUM_THREADS=2
 [ -x "$cuda" ] || { bad program "$cuda is not built" && finish; }
 
 tiny_model tiny 64 128 64
-uneven_texts text 5
-prepare text --out corpus --val-frac 0.1
+corpus 5
 common=(--model tiny --from-scratch --train corpus --max-seqlen 96 --micro-batch-tokens 256
         --batch-tokens 512 --val-tokens 256 --val-every 2 --num-samples 0 --lr 1e-3
         --warmup-steps 2)

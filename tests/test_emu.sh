@@ -3,7 +3,6 @@
 # others do not, and the kernels without a bug pass everywhere.
 # usage: tests/test_emu.sh [-v]     -v prints the report of each mode
 . "$(dirname "$0")/lib.sh"
-scratch emu
 cd "$root" || exit 1
 evidence() { :; }
 unset $(compgen -v EMU_)       # each run sets its own

@@ -1,23 +1,13 @@
 #!/usr/bin/env bash
 # Models for other programs: final/ in bf16, and GGUF files of every family by
-# scripts/export_gguf.py: read back by the package gguf, and run by llama.cpp (xllamacpp). Runs the
-# sanitizer build; set TRAIN to test another one.
+# scripts/export_gguf.py: read back by the package gguf, and run by llama.cpp (xllamacpp).
 . "$(dirname "$0")/lib.sh"
-scratch export
-train=${TRAIN:-$root/build/asan/train_llama}
 export OMP_NUM_THREADS=2
-needs() {  # needs PACKAGE NAME COMMAND...
-    local package=$1 name=$2
-    shift 2
-    if python3 -c "import $package" 2> /dev/null; then check "$name" "$@"
-    else skip "$name" "the Python package $package is not installed"; fi
-}
 export_as() { python3 "$root/scripts/export_gguf.py" "$1" "$3" --type "$2"; }
 
 # ---- final/ in bf16 ----------------------------------------------------------------------------
 tiny_model tiny 64 96 32
-uneven_texts text 9
-prepare text --out corpus --val-frac 0.1
+corpus 9
 run=("$train" --train corpus --max-seqlen 128 --micro-batch-tokens 512
      --val-every 0 --num-samples 0 --steps 60 --lr 1e-2)
 expect train_to_bf16 0 'done: llama/final is' "${run[@]}" --from-scratch --model tiny --out llama --final-dtype bf16
@@ -26,9 +16,9 @@ check final_says_bfloat16 grep -q '"torch_dtype": "bfloat16"' llama/final/config
 check checkpoints_say_float32 grep -q '"torch_dtype": "float32"' llama/step-00000060/config.json
 
 expect refuses_an_unknown_type 2 'invalid choice' export_as llama/final q4_0 x.gguf
-if ! python3 -c 'import gguf' 2> /dev/null; then
+if ! with_package gguf_files gguf; then
     expect names_the_package 2 'pip install gguf' export_as llama/final f16 x.gguf
-    skip_all gguf_files 'the Python package gguf is not installed'
+    finish
 fi
 
 # ---- models of every family, and a tokenizer with merges ------------------------------------------
@@ -230,8 +220,9 @@ PY
 }
 mkdir one_text && head -c 60 "text/doc 9.txt" > one_text/doc.txt
 prepare one_text --out one --val-frac 0
-needs xllamacpp llama_cpp_agrees_in_q8_0 llama_cpp_agrees llama/final q8_0
 for model in llama mistral qwen2 qwen3 smollm3 llama3; do
-    needs xllamacpp llama_cpp_agrees_on_$model llama_cpp_agrees $model/final f16
+    with_package llama_cpp xllamacpp || break
+    check llama_cpp_agrees_on_$model llama_cpp_agrees $model/final f16
+    [ $model != llama ] || check llama_cpp_agrees_in_q8_0 llama_cpp_agrees llama/final q8_0
 done
 finish

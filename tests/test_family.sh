@@ -3,12 +3,10 @@
 # resume, also with --recompute and on two ranks, files that are again of their type, and the CUDA
 # backend, emulated. That they compute what transformers does is shown by the goldens.
 . "$(dirname "$0")/lib.sh"
-scratch family
 cpu=$root/build/cpu/train_llama cuda=${TRAIN:-$root/build/emu/train_llama}
 [ -x "$cuda" ] || { bad program "$cuda is not built" && finish; }
 tiny_model llama 64 96 64
-uneven_texts text 5
-prepare text --out corpus --val-frac 0.1
+corpus 5
 python << 'PY'
 types = {
     "qwen2": dict(architectures=["Qwen2ForCausalLM"], sliding_window=64, use_sliding_window=False),
@@ -63,7 +61,7 @@ done
 check smollm3_on_an_older_gpu "$cuda" --model smollm3 "${common[@]}" --attention sm80 --out older
 same_losses smollm3_on_an_older_gpu_has_the_losses 0.00390625 0.03125 2 smollm3-off older
 
-if ranks_can_run "$cpu"; then
+if with_ranks ranks "$cpu"; then
     for type in qwen2 qwen3; do
         for n in 1 2; do
             check "${type}_on_$n" "${mpi[@]}" -n $n "$cpu" --model $type "${common[@]}" \
@@ -71,7 +69,5 @@ if ranks_can_run "$cpu"; then
         done
         same_state ${type}_shards_have_the_same_bits $type-ranks{1,2}/step-00000002
     done
-else
-    skip ranks "$no_ranks"
 fi
 finish

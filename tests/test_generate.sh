@@ -1,10 +1,7 @@
 #!/usr/bin/env bash
 # --generate: prompts from an argument, a file, a pipe and a terminal; a chat; what contradicts it.
-# --eval: transformers' loss on the documents of a golden model. Runs the sanitizer build; set TRAIN to
-# test another one.
+# --eval: transformers' loss on the documents of a golden model.
 . "$(dirname "$0")/lib.sh"
-scratch generate
-train=${TRAIN:-$root/build/asan/train_llama}
 export OMP_NUM_THREADS=2
 golden=$root/tests/golden/mha_untied
 
@@ -12,8 +9,7 @@ golden=$root/tests/golden/mha_untied
 # bytes, but for ChatML's tokens and one merge.
 tiny_model tiny 24 40 8
 sed -i 's/"initializer_range": 0.05/"initializer_range": 0.5/' tiny/config.json
-uneven_texts text 9
-prepare text --out corpus --val-frac 0.1
+corpus 9
 python << 'PY' || bad tokenizer ''
 t = json.load(open("corpus/tokenizer.json"))
 for i, name in enumerate(("<|im_start|>", "<|im_end|>")):
@@ -162,7 +158,7 @@ talk() { in_terminal 80 "$1" "$train" --generate --temperature 0 --sample-tokens
 two_lines='"> ", b"line 7\n", "line 7\r\n", "!\r\n> ", b"of the\n", "of the\r\n", "!\r\n> ", b"\4"'
 ask() { talk "$two_lines" "$@"; }
 terminal() { ask --from-scratch "$@"; }
-if has_terminals; then
+if with_terminals terminals; then
     text terminal terminal --model tiny
     cat line.txt three.txt > expected.txt
     same a_terminal_is_asked_line_by_line terminal.txt expected.txt
@@ -192,8 +188,6 @@ if has_terminals; then
     cat two_lines.txt two_lines.txt kind_lines.txt > expected.txt
     same pasted_lines_are_one_message pasted.txt expected.txt
     text too_long talk '"> ", b"'"$(seq -s ' ' 40)"'\n", "raise --max-seqlen", "> ", b"\4"' --model tiny --from-scratch --max-seqlen 32
-else
-    skip terminals 'no pseudo-terminals here'
 fi
 
 # ---- what is refused -----------------------------------------------------------------------------------
@@ -252,10 +246,9 @@ table eval_cut 7 91
 expect eval_refuses_long_documents 3 'expected at most 32' eval_golden --max-seqlen 32 --long-docs error
 expect eval_and_steps 2 '--eval and --steps' eval_golden --steps 3
 check eval_writes_nothing test ! -e out
-ranks_can_run "$root/build/cpu/train_llama"
-if [ -z "$no_ranks" ]; then
-    text eval_ranks run mpirun --oversubscribe --allow-run-as-root -n 3 "$root/build/cpu/train_llama" \
-        --model "$golden" --eval --val golden.bin --max-seqlen 96 --micro-batch-tokens 96
+if with_ranks eval_of_three_ranks "$release"; then
+    text eval_ranks run "${mpi[@]}" -n 3 "$release" --model "$golden" --eval --val golden.bin --max-seqlen 96 \
+        --micro-batch-tokens 96
     table eval_ranks 7 124 loss.txt
-else skip eval_of_three_ranks "$no_ranks"; fi
+fi
 finish

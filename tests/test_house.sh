@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # House rules that a compiler does not check: the include tree, host code in C, dead functions.
 . "$(dirname "$0")/lib.sh"
-scratch house
 cd "$root" || exit 1
 
 # A check of files that have moved would check nothing.

@@ -3,12 +3,10 @@
 # the same texts, ranks, the CUDA backend (emulated), and starts that are refused. That they compute
 # what PEFT does is shown by the goldens of test_llama.c.
 . "$(dirname "$0")/lib.sh"
-scratch lora
 train=${TRAIN:-$root/build/cpu/train_llama} cuda=$root/build/emu/train_llama
 [ -x "$cuda" ] || { bad program "$cuda is not built" && finish; }
 tiny_model llama 64 96 64
-uneven_texts text 5
-prepare text --out corpus --val-frac 0.1
+corpus 5
 common=(--train corpus --max-seqlen 96 --micro-batch-tokens 256 --batch-tokens 512 --keep 0
         --num-samples 0 --warmup-steps 1 --threads 1)
 check the_base_is_trained "$train" --model llama --from-scratch "${common[@]}" --lr 1e-2 --steps 60 \
@@ -77,7 +75,7 @@ loss = [steps(run)[0]["loss"] for run in ("gpu", "gpu-all")]
 assert loss[0] == loss[1], loss
 PY
 check a_gpu_resumes "$cuda" --resume --out gpu --steps 3
-if ranks_can_run "$train"; then
+if with_ranks ranks "$train"; then
     for n in 1 2; do
         check "on_$n" "${mpi[@]}" -n $n "$train" "${run[@]}" --deterministic --out ranks$n --lora-targets q,v,up
     done
@@ -85,8 +83,6 @@ if ranks_can_run "$train"; then
     check on_2_merged "${mpi[@]}" -n 2 "$train" "${run[@]}" --deterministic --out merged2 --lora-merge
     check on_1_merged "$train" "${run[@]}" --deterministic --out merged1 --lora-merge
     same ranks_merge_alike merged{1,2}/final/model.safetensors
-else
-    skip ranks "$no_ranks"
 fi
 
 # ---- refused ----------------------------------------------------------------------------------------

@@ -1,11 +1,8 @@
 #!/usr/bin/env bash
 # Mixtures, end to end: shares and losses in the log, resuming bit for bit and with other weights, ranks,
 # what is refused.
-# Runs the sanitizer build; set TRAIN to test another one.
 . "$(dirname "$0")/lib.sh"
-scratch mixture
 ln -s "${TRAIN:-$root/build/asan/train_llama}" train_llama && train=./train_llama
-release=$root/build/cpu/train_llama
 said() { expect "$@" && cp out.txt said.txt; }
 cursors() { grep -A 5 '"epoch"' "$1"/*"$2/trainer_state.json" -h || echo "$1 has none"; }
 same_cursors() { same "$1" <(cursors "$2" "$4") <(cursors "$3" "$4"); }
@@ -67,7 +64,7 @@ for other in code:1:3,web.bin:6,b/tokens-3-one.txt:1 web.bin,code:1,b/tokens-3-o
 done
 
 # ---- ranks ------------------------------------------------------------------------------------------
-if ranks_can_run "$release"; then
+if with_ranks ranks_draw_the_same "$release"; then
     exact=("$release" "${common[@]}" --deterministic --steps 4 --train $shards)
     for n in 1 2 4; do check "runs_on_$n" "${mpi[@]}" -n $n "${exact[@]}" --out r$n; done
     for n in 2 4; do
@@ -76,7 +73,7 @@ if ranks_can_run "$release"; then
     done
     expect other_weights_on_a_rank 9 'found differences in train \(rank 1\)' \
         "${mpi[@]}" -n 1 "${exact[@]}" --out q : -n 1 "${exact[@]}" --train web.bin:5,code.bin:3 --out q
-else skip ranks_draw_the_same "$no_ranks"; fi
+fi
 
 # ---- modes, and what is refused ---------------------------------------------------------------------
 for mode in '--dry-run' '--compare 1' '--check-packing'; do

@@ -1,10 +1,7 @@
 #!/usr/bin/env bash
 # The output directory: files copied into checkpoints, --overwrite and --resume, the log on a full
 # disk and after damage, directories that vanish or have no locks.
-# Runs the sanitizer build; set TRAIN to test another one.
 . "$(dirname "$0")/lib.sh"
-scratch out_dir
-train=${TRAIN:-$root/build/asan/train_llama}
 mounted=()
 job=
 clean_up() {
@@ -16,8 +13,7 @@ clean_up() {
 trap clean_up EXIT
 
 tiny_model tiny 24 40 8
-uneven_texts text 31
-prepare text --out corpus --val-frac 0.1
+corpus 31
 common=(--model tiny --from-scratch --train corpus --max-seqlen 64 --micro-batch-tokens 256
         --batch-tokens 512 --val-every 0 --val-tokens 512 --num-samples 0 --lr 1e-3)
 run=("$train" "${common[@]}" --threads 1)
@@ -123,15 +119,15 @@ expect evaluation_while_another_run_has_the_lock 0 'start +q/step-00000005' floc
 expect changed_plan 9 'seed \(was 7, is 8\)' "${resume[@]}" --out q --seed 8
 expect bare_dry_run 0 'start +q/step-00000005' "${resume[@]}" --out q --dry-run
 
-if ranks_can_run "$root/build/cpu/train_llama"; then
+if with_ranks bare_resume_on_two_ranks "$release"; then
     cp -r p p2 && rm -r p2/step-00000006 p2/final && cp -r p2 p1
-    expect bare_resume_of_the_release_build 0 done "$root/build/cpu/train_llama" --threads 1 --resume --out p1
-    expect bare_resume_on_two_ranks 0 'start +p2/step-00000003' "${mpi[@]}" -n 2 "$root/build/cpu/train_llama" \
+    expect bare_resume_of_the_release_build 0 done "$release" --threads 1 --resume --out p1
+    expect bare_resume_on_two_ranks 0 'start +p2/step-00000003' "${mpi[@]}" -n 2 "$release" \
         --threads 1 --resume --out p2
     same_state two_ranks_have_the_same_bits p1/step-00000006 p2/step-00000006
-    one=("$root/build/cpu/train_llama" "${common[@]}" --threads 1 --out p2)
+    one=("$release" "${common[@]}" --threads 1 --out p2)
     expect resume_of_one_rank_only 9 'differences in .*resume \(rank 1\)' "${mpi[@]}" -n 1 "${one[@]}" --resume : -n 1 "${one[@]}"
-else skip bare_resume_on_two_ranks "$no_ranks"; fi
+fi
 mkdir -p tree/scripts tree/data/demo && cp "$root/scripts/quickstart.sh" tree/scripts && touch tree/data/demo/dataset.json
 printf 'all:\n' > tree/Makefile
 printf '#!/bin/sh\n' > tree/scripts/setup.sh && touch tree/scripts/report.py

@@ -2,7 +2,6 @@
 # data/prepare.py: CSV, packed files, Parquet and data sets of a hub become the same JSON Lines; what is missing
 # or damaged is named. Chats: tests/test_chat.sh.
 . "$(dirname "$0")/lib.sh"
-scratch prepare
 python=$(python3 -c 'import sys; print(sys.executable)')
 run() { "$python" "$root/data/prepare.py" "$@"; }
 # like NAME ARGUMENTS...: the documents of lines.jsonl
@@ -87,7 +86,7 @@ PYTHONPATH=$work/missing refused without_datasets 2 'hf:lines.jsonl: needs the P
 # ---- Parquet ---------------------------------------------------------------------------------------------
 printf 'PAR1 not really' > cut.parquet
 PYTHONPATH=$work/missing refused without_pyarrow 2 'cut.parquet: needs the Python package pyarrow' cut.parquet
-if python3 -c 'import pyarrow.parquet' 2> /dev/null; then
+if with_package parquet pyarrow; then
     python << 'PY'
 import pyarrow, pyarrow.parquet
 records = [json.loads(line) for line in open("lines.jsonl")]
@@ -97,7 +96,7 @@ PY
     like parquet lines.parquet
     refused cut_parquet 3 'cut.parquet: cannot read' cut.parquet
     refused null_if_strict 3 'null.parquet:2: expected a string "text", found null' null.parquet --strict
-else skip parquet 'the Python package pyarrow is not installed'; fi
+fi
 
 # ---- benchmarks: rows with the columns of the hub ----------------------------------------------------------
 python << 'PY'
@@ -130,12 +129,12 @@ refused minus_one 3 'minus_one.jsonl:1: expected an answer of 2 choices, found -
 refused other_columns 3 "piqa.jsonl:1: expected a question of arc with its answer: KeyError: 'choices'" piqa.jsonl --bench arc
 refused other_benchmark 2 'invalid choice' piqa.jsonl --bench boolq
 refused bench_of_chats 2 'at most one of --bench, --chat' piqa.jsonl --bench piqa --chat
-if python3 -c 'import pyarrow.parquet' 2> /dev/null; then
+if with_package bench_of_parquet pyarrow; then
     python3 -c 'import json, pyarrow, pyarrow.parquet
 pyarrow.parquet.write_table(pyarrow.Table.from_pylist([json.loads(l) for l in open("arc.jsonl")]), "arc.parquet")'
     check bench_of_parquet run arc.parquet --bench arc --out question.jsonl
     same questions_of_parquet question.jsonl <(sed -n 2p questions.expected)
-else skip bench_of_parquet 'the Python package pyarrow is not installed'; fi
+fi
 
 # ---- the demo's documents ----------------------------------------------------------------------------------
 mkdir code

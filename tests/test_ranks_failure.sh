@@ -2,10 +2,9 @@
 # Ranks that are killed, stopped, hang, fail, leave or drift in a job of three: the job's exit code,
 # one error that says where, no process left, an intact checkpoint, and a resume to the same bits. The
 # program is the release build linked with tests/phase_fault.c.
-. "$(dirname "$0")/lib.sh"
 [ -w /dev/shm ] && TMPDIR=/dev/shm      # a busy disk takes seconds for an fsync
-scratch failure
-train=$root/build/cpu/train_llama faulty=$root/build/cpu/train_llama_faulty
+. "$(dirname "$0")/lib.sh"
+train=$release faulty=$root/build/cpu/train_llama_faulty
 evidence() { tail -n 12 "$work/$1.txt"; }
 clean_up() {
     local left
@@ -18,9 +17,8 @@ ranks_can_run "$faulty" || skip_all ranks "$no_ranks"
 
 # ---- a tiny model, an uneven corpus, and the reference: the job without a fault ---------------------
 tiny_model tiny 24 40 8
-uneven_texts text 31
-prepare text --out text.bin --val-frac 0.1
-flags=(--model "$work/tiny" --from-scratch --train "$work/text.bin" --max-seqlen 128
+corpus 31
+flags=(--model "$work/tiny" --from-scratch --train "$work/corpus" --max-seqlen 128
        --micro-batch-tokens 256 --batch-tokens 1536 --val-tokens 1024 --val-every 2
        --num-samples 0 --schedule constant --warmup-steps 0 --lr 1e-3 --keep 0 --threads 1
        --deterministic --steps 6 --save-every 2 --heartbeat-seconds 5)

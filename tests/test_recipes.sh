@@ -3,7 +3,6 @@
 # the trainer accepts every option: each recipe runs with --dry-run and stand-ins for the cluster's
 # programs.
 . "$(dirname "$0")/lib.sh"
-scratch recipes
 train=${TRAIN:-$root/build/cpu/train_llama}
 cd "$root" || exit 1
 

@@ -2,8 +2,6 @@
 # Text in, no Python: --train takes text files, directories, JSON Lines and arrays. What is in the shards that
 # the trainer makes of them, and when it makes them again. Loss masks of chats: tests/test_chat.sh.
 . "$(dirname "$0")/lib.sh"
-scratch texts
-train=${TRAIN:-$root/build/asan/train_llama}
 small=(--max-seqlen 64 --micro-batch-tokens 256 --num-samples 0 --val-tokens 512 --threads 2)
 run=("$train" "${small[@]}")
 # same_shards NAME DIR DIR: all but the key
@@ -147,11 +145,11 @@ mkdir few && python3 -c 'print("every word of this line is a token or two\n" * 2
 cp long.txt few && echo a short one > few/short.txt
 makes of_few_texts_only_ends_are_validated '3 documents, 1 for validation .the last 1 % of a file' --train few --out few.out
 # the progress moves while it is tokenized
-if has_terminals; then
+if with_terminals a_long_text; then
     in_terminal 80 '[]' "${run[@]}" "${as_bpe[@]}" --train long.txt --out long --steps 0 --val-every 0 2> seen.txt ||
         bad a_long_text "exit code $?"
     has a_long_text_shows_progress 'tokenizing long.txt: [1-9][0-9]?[.][0-9] %' seen.txt
-else skip a_long_text 'no pseudo-terminals here'; fi
+fi
 # ids of four bytes, and a first text without any
 cp -r bpe wide && mkdir none && : > none/a.txt && cp notes.txt none/b.txt
 sed -i 's/"vocab_size": 512/"vocab_size": 70001/' wide/config.json
@@ -277,10 +275,9 @@ until [ -e signal/tokens.tmp ] || ! kill -0 $! 2> /dev/null; do sleep 0.02; done
 kill $!
 wait $!
 check stopped_by_a_signal test "$? $(ls signal | grep tokens)" = '75 '
-release=$root/build/cpu/train_llama
-if ranks_can_run "$release"; then
+if with_ranks two_ranks "$release"; then
     check two_ranks "${mpi[@]}" -n 2 "$release" "${small[@]}" --batch-tokens 512 --train lines.jsonl --out ranks \
         --steps 1 --val-every 0
     same_shards two_ranks_as_one ranks/tokens out-lines.jsonl/tokens
-else skip two_ranks "$no_ranks"; fi
+fi
 finish
