@@ -7,36 +7,17 @@
 #include "cuda_test.h"
 #include "../kernels/cuda/attention_sm90.cuh"
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define HAS_TMA 1
-#endif
-
 constexpr unsigned ALL = 0xffffffffu;
 
-// Compile-time constants of the code that this GPU runs
-__global__ void has_kernel(int *tma_and_wgmma) {
-#if HAS_TMA
-    tma_and_wgmma[0] = 1;
-#endif
-#if SM90A
-    tma_and_wgmma[1] = 1;
-#endif
-    tma_and_wgmma[2] = 1;
-}
-static void need_code(int which, const char *archs) {
-    int *has = device_buffer<int>(3);
-    has_kernel<<<1, 1>>>(has);
-    const std::vector<int> host = to_host(has, 3);
-    CHECK(host[2] == 1);
-    if (!host[(size_t)which]) SKIP("built for other GPUs: make CUDA_ARCHS=%s", archs);
-}
-static void begin_tma() {
-    begin(9, 99);
-    need_code(0, "90a or later");
-}
-static void begin_wgmma() {
-    begin(9, 9);
-    need_code(1, "90a");
+// What a block writes to the first argument, of n elements that are 0 before
+template <class T, class... P, class... A>
+static std::vector<T> run(size_t n, void (*kernel)(T *, P...), int threads, int shared_bytes,
+                          A... arguments) {
+    T *out = device_buffer<T>(n);
+    CUDA_OK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+    kernel<<<1, threads, shared_bytes>>>(out, arguments...);
+    return to_host(out, n);
 }
 
 static float at(const std::vector<bf16> &v, size_t i) { return __bfloat162float(v[i]); }
@@ -54,9 +35,7 @@ __global__ void shuffle_kernel(int *out) {
 
 TEST(shuffles_and_votes) {
     begin(8, 99);
-    int *out = device_buffer<int>(128);
-    shuffle_kernel<<<1, 32>>>(out);
-    std::vector<int> r = to_host(out, 128);
+    const std::vector<int> r = run(128, shuffle_kernel, 32, 0);
     for (int t = 0; t < 32; t++) {
         CHECK(r[t] == (t ^ 5));
         CHECK(r[32 + t] == ((t ^ 24) / 16 <= t / 16 ? (t ^ 24) : t));
@@ -66,10 +45,12 @@ TEST(shuffles_and_votes) {
 }
 
 // A pair has its first argument in the low half; ex2 flushes what would be subnormal.
-__global__ void arithmetic_kernel(__nv_bfloat162 *packed, float *power, const float *x) {
+__global__ void pack_kernel(bf16 *packed) {
     int t = threadIdx.x;
-    packed[t] = __floats2bfloat162_rn((float)t, (float)(t + 64));
-    power[t] = ex2(x[t]);
+    ((__nv_bfloat162 *)packed)[t] = __floats2bfloat162_rn((float)t, (float)(t + 64));
+}
+__global__ void ex2_kernel(float *power, const float *x) {
+    power[threadIdx.x] = ex2(x[threadIdx.x]);
 }
 
 TEST(pack_bf16_and_ex2) {
@@ -77,11 +58,8 @@ TEST(pack_bf16_and_ex2) {
     std::vector<float> x(256);
     for (int i = 0; i < 256; i++) x[i] = (float)(i - 128);
     x[255] = -INFINITY;
-    __nv_bfloat162 *packed = device_buffer<__nv_bfloat162>(256);
-    float *power = device_buffer<float>(256);
-    arithmetic_kernel<<<1, 256>>>(packed, power, to_device(x));
-    std::vector<bf16> halves = to_host((bf16 *)packed, 512);
-    std::vector<float> p = to_host(power, 256);
+    const std::vector<bf16> halves = run(512, pack_kernel, 256, 0);
+    const std::vector<float> p = run(256, ex2_kernel, 256, 0, to_device(x));
     for (int i = 0; i < 256; i++) {
         CHECK(at(halves, 2 * i) == (float)i);
         if (i <= 192) CHECK(at(halves, 2 * i + 1) == (float)(i + 64));
@@ -94,7 +72,9 @@ TEST(pack_bf16_and_ex2) {
 
 // Two groups in flight, every third chunk invalid: it must arrive as zeros. Each thread reads data
 // that another thread copied (reverse order).
-__global__ void cp_async_kernel(float4 *out, const float4 *in) {
+__global__ void cp_async_kernel(float *to, const float *from) {
+    float4 *out = (float4 *)to;
+    const float4 *in = (const float4 *)from;
     int t = threadIdx.x;
     uint32_t mirror = smem_u32(smem) + (63 - t) * 16;
     cp_async16(mirror, in + t, t % 3 != 0);
@@ -113,9 +93,7 @@ TEST(cp_async) {
     begin(8, 99);
     std::vector<float> in(512);
     for (int i = 0; i < 512; i++) in[i] = (float)(i + 1);
-    float *out = device_buffer<float>(512);
-    cp_async_kernel<<<1, 64, 2048>>>((float4 *)out, (float4 *)to_device(in));
-    std::vector<float> r = to_host(out, 512);
+    const std::vector<float> r = run(512, cp_async_kernel, 64, 2048, to_device(in));
     for (int i = 0; i < 512; i++) {
         int half = i / 256, from = 63 - i / 4 % 64;
         bool zero = half == 0 && from % 3 == 0;
@@ -143,9 +121,7 @@ __global__ void named_barrier_kernel(int *out) {
 
 TEST(named_barriers) {
     begin(8, 99);
-    int *out = device_buffer<int>(256);
-    named_barrier_kernel<<<1, 128>>>(out);
-    std::vector<int> r = to_host(out, 256);
+    const std::vector<int> r = run(256, named_barrier_kernel, 128, 0);
     for (int t = 0; t < 128; t++) {
         CHECK(r[t] == (t < 64 ? 0 : 100 + t - 64));
         CHECK(r[128 + t] == 200 + (t ^ 32));
@@ -158,7 +134,7 @@ TEST(named_barriers) {
 // A ring of two stages and six items: warp 0 writes, warp 1 adds up. Every stage is used three
 // times, so a wrong parity or arrival count either hangs or adds an old value.
 __global__ void mbarrier_kernel(int *out) {
-#if HAS_TMA
+#if SM90A
     __shared__ __align__(8) uint64_t full[2], empty[2];
     __shared__ int stage[2][32];
     int t = threadIdx.x & 31, sum = 0;
@@ -188,10 +164,8 @@ __global__ void mbarrier_kernel(int *out) {
 }
 
 TEST(mbarriers) {
-    begin_tma();
-    int *out = device_buffer<int>(64);
-    mbarrier_kernel<<<1, 64>>>(out);
-    std::vector<int> r = to_host(out, 64);
+    begin_wgmma();
+    const std::vector<int> r = run(64, mbarrier_kernel, 64, 0);
     for (int t = 0; t < 32; t++) {
         int sum = 0;
         for (int i = 0; i < 6; i++) sum = sum * 3 + (i + 1) * (32 - t);
@@ -201,10 +175,10 @@ TEST(mbarriers) {
 }
 
 // Loads one box, shows the bytes as they lie in shared memory, stores the box back elsewhere.
-__global__ void tma_kernel(uint32_t *out, const __grid_constant__ CUtensorMap from,
+__global__ void tma_kernel(bf16 *out, const __grid_constant__ CUtensorMap from,
                            const __grid_constant__ CUtensorMap to, int c0, int c1, int c2,
                            int bytes) {
-#if HAS_TMA
+#if SM90A
     __shared__ __align__(8) uint64_t bar;
     uint32_t b = smem_u32(&bar), s = opaque(smem_u32(smem));
     if (threadIdx.x == 0) {
@@ -217,7 +191,7 @@ __global__ void tma_kernel(uint32_t *out, const __grid_constant__ CUtensorMap fr
         tma_load_3d(s, &from, b, c0, c1, c2);
     }
     mbar_wait(b, 0);
-    for (int i = threadIdx.x; i < bytes / 4; i += 32) out[i] = ((uint32_t *)smem)[i];
+    for (int i = threadIdx.x; i < bytes / 2; i += 32) out[i] = ((bf16 *)smem)[i];
     __syncthreads();
     if (threadIdx.x == 0) {
         tma_store_3d(&to, s, c0, c1, c2);
@@ -237,12 +211,10 @@ static void ragged_case(int start, int len, int first) {
     for (int i = start * COLUMNS; i < (start + len) * COLUMNS; i++)
         in[i] = __float2bfloat16((float)(i % 251));
     bf16 *from = to_device(in), *to = to_device(blank);
-    uint32_t *out = device_buffer<uint32_t>(BOX * 32);
-    tma_kernel<<<1, 32, BOX * 128>>>(out, ragged_map(from, COLUMNS, ROWS, BOX),
-                                     ragged_map(to, COLUMNS, ROWS, BOX), 64, ROWS - len + first,
-                                     start + len, BOX * 128);
-    std::vector<bf16> tile = to_host((bf16 *)out, BOX * 64), copy = to_host(to, COLUMNS * ROWS);
-    std::vector<bf16> want = blank;
+    const std::vector<bf16> tile =
+        run(BOX * 64, tma_kernel, 32, BOX * 128, ragged_map(from, COLUMNS, ROWS, BOX),
+            ragged_map(to, COLUMNS, ROWS, BOX), 64, ROWS - len + first, start + len, BOX * 128);
+    std::vector<bf16> copy = to_host(to, COLUMNS * ROWS), want = blank;
     for (int i = 0; i < BOX * 64; i++) {
         int row = first + i / 64, index = (start + row) * COLUMNS + 64 + i % 64;
         uint32_t byte = (uint32_t)i * 2, swizzled = byte ^ (byte >> 7 & 7) << 4;
@@ -252,9 +224,11 @@ static void ragged_case(int start, int len, int first) {
     for (int i = 0; i < COLUMNS * ROWS; i++)
         CHECK_MSG(at(copy, i) == at(want, i), "stored element %d", i);
 }
-TEST(tma_ragged_inside) { ragged_case(3, 40, 2); }
-TEST(tma_ragged_tail) { ragged_case(5, 40, 30); }
-TEST(tma_ragged_to_the_last_row) { ragged_case(20, 30, 10); }
+TEST(tma_of_ragged_documents) {
+    ragged_case(3, 40, 2);    // inside
+    ragged_case(5, 40, 30);   // its tail
+    ragged_case(20, 30, 10);  // to the last row
+}
 
 // ------------------------------------------------------------------------------------------------
 // sm_90a
@@ -272,9 +246,7 @@ __global__ void __launch_bounds__(384, 1) setmaxnreg_kernel(int *out) {
 
 TEST(setmaxnreg) {
     begin_wgmma();
-    int *out = device_buffer<int>(384);
-    setmaxnreg_kernel<<<1, 384>>>(out);
-    std::vector<int> r = to_host(out, 384);
+    const std::vector<int> r = run(384, setmaxnreg_kernel, 384, 0);
     for (int t = 0; t < 384; t++) CHECK(r[t] == t * 3);
 }
 

@@ -6,11 +6,15 @@
 #include "cuda_test.h"
 #include "../kernels/cuda/attention_sm90.cuh"
 
-static void begin_wgmma() {
-    const DeviceOptions options = {};
-    begin(9, 9);
-    if (device_init(&options) || !attention_has_sm90())
-        SKIP("built for other GPUs: make CUDA_ARCHS=%s", "90a");
+// What a block writes to the first argument, of n elements that are 0 before
+template <class T, class... P, class... A>
+static std::vector<T> run(size_t n, void (*kernel)(T *, P...), int threads, int shared_bytes,
+                          A... arguments) {
+    T *out = device_buffer<T>(n);
+    CUDA_OK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+    kernel<<<1, threads, shared_bytes>>>(out, arguments...);
+    return to_host(out, n);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -98,10 +102,9 @@ __global__ void mma_kernel(float *d, const uint32_t *a, const uint32_t *b) {
 TEST(mma_m16n8k16) {
     begin(8, 99);
     const Matrix a(16, 16), b(8, 16);
-    float *d = to_device(std::vector<float>(128));
-    mma_kernel<<<1, 32>>>(d, (uint32_t *)to_device(fragments(Map("mma_a"), a, 32, 8)),
-                          (uint32_t *)to_device(fragments(Map("mma_b"), b, 32, 4)));
-    check_product(to_host(d, 128), Map("mma_c"), 32, a, b);
+    const uint32_t *left = (uint32_t *)to_device(fragments(Map("mma_a"), a, 32, 8)),
+                   *right = (uint32_t *)to_device(fragments(Map("mma_b"), b, 32, 4));
+    check_product(run(128, mma_kernel, 32, 0, left, right), Map("mma_c"), 32, a, b);
 }
 
 // Lane l points at elements 8 l to 8 l + 7.
@@ -119,9 +122,8 @@ __global__ void ldmatrix_kernel(uint32_t *out) {
 
 TEST(ldmatrix) {
     begin(8, 99);
-    uint32_t *out = to_device(std::vector<uint32_t>(256));
-    ldmatrix_kernel<<<1, 32>>>(out);
-    const std::vector<uint16_t> r = to_host((uint16_t *)out, 512);
+    const std::vector<uint32_t> words = run(256, ldmatrix_kernel, 32, 0);
+    const uint16_t *r = (const uint16_t *)words.data();
     const Map straight("ldmatrix"), transposed("ldmatrix_trans");
     for (int i = 0; i < 256; i++) {
         const size_t at = (size_t)(i % 32 * 8 + i / 32);
@@ -133,13 +135,15 @@ TEST(ldmatrix) {
 // ------------------------------------------------------------------------------------------------
 // sm_90a
 
-// A tile as CuTe lays it into shared memory
-static std::vector<bf16> shared_image(const char *name, const Matrix &m) {
+static Map accumulators(int n) { return Map(n == 64 ? "wgmma_c64" : "wgmma_c128"); }
+
+// A tile on the device, as CuTe lays it into shared memory
+static const uint32_t *shared_image(const char *name, const Matrix &m) {
     std::vector<bf16> image(m.x.size());
     const Map byte_of(name);
     for (size_t i = 0; i < m.x.size(); i++)
         image[(size_t)byte_of((int)i) / 2] = __float2bfloat16((float)m.x[i]);
-    return image;
+    return (uint32_t *)to_device(image);
 }
 
 #if SM90A
@@ -189,21 +193,18 @@ static void descriptor_case(const char *a_name, const char *b_name) {
         for (const std::string &w : words_of("descriptors", name))
             words.push_back(strtoull(w.c_str(), NULL, 16));
     CHECK(words.size() == DEPTH / 8);
-    float *d = to_device(std::vector<float>(64 * N));
-    const auto kernel = descriptor_kernel<TA, TB, N, DEPTH>;
-    const int bytes = (64 + N) * DEPTH * 2;
-    CUDA_OK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<1, WARPGROUP, bytes>>>(d, (uint32_t *)to_device(shared_image(a_name, a)),
-                                    (uint32_t *)to_device(shared_image(b_name, b)),
-                                    to_device(words));
-    check_product(to_host(d, 64 * N), Map(N == 64 ? "wgmma_c64" : "wgmma_c128"), WARPGROUP, a, b);
+    check_product(run(64 * N, descriptor_kernel<TA, TB, N, DEPTH>, WARPGROUP, (64 + N) * DEPTH * 2,
+                      shared_image(a_name, a), shared_image(b_name, b), to_device(words)),
+                  accumulators(N), WARPGROUP, a, b);
 }
-TEST(descriptors_n64) { descriptor_case<0, 0, 64, 64>("a_64x64", "b_64x64"); }
-TEST(descriptors_n64_deep) { descriptor_case<0, 0, 64, 128>("a_64x128", "b_64x128"); }
-TEST(descriptors_n128) { descriptor_case<0, 0, 128, 64>("a_64x64", "b_128x64"); }
-TEST(descriptors_n128_deep) { descriptor_case<0, 0, 128, 128>("a_64x128", "b_128x128"); }
-TEST(descriptors_n64_mn) { descriptor_case<1, 1, 64, 64>("a_mn_64x64", "b_mn_64x64"); }
-TEST(descriptors_n128_mn) { descriptor_case<1, 1, 128, 64>("a_mn_64x64", "b_mn_128x64"); }
+TEST(descriptors) {
+    descriptor_case<0, 0, 64, 64>("a_64x64", "b_64x64");
+    descriptor_case<0, 0, 64, 128>("a_64x128", "b_64x128");
+    descriptor_case<0, 0, 128, 64>("a_64x64", "b_128x64");
+    descriptor_case<0, 0, 128, 128>("a_64x128", "b_128x128");
+    descriptor_case<1, 1, 64, 64>("a_mn_64x64", "b_mn_64x64");
+    descriptor_case<1, 1, 128, 64>("a_mn_64x64", "b_mn_128x64");
+}
 
 // The kernels' own products, which make their descriptors themselves
 template <int D, int N>
@@ -222,13 +223,9 @@ template <int D, int N>
 static void transposed_case(const char *a_name, const char *b_name) {
     begin_wgmma();
     const Matrix a(64, D), b(N, D);
-    float *d = to_device(std::vector<float>(64 * N));
-    const auto kernel = transposed_kernel<D, N>;
-    const int bytes = (64 + N) * D * 2;
-    CUDA_OK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<1, WARPGROUP, bytes>>>(d, (uint32_t *)to_device(shared_image(a_name, a)),
-                                    (uint32_t *)to_device(shared_image(b_name, b)));
-    check_product(to_host(d, 64 * N), Map(N == 64 ? "wgmma_c64" : "wgmma_c128"), WARPGROUP, a, b);
+    check_product(run(64 * N, transposed_kernel<D, N>, WARPGROUP, (64 + N) * D * 2,
+                      shared_image(a_name, a), shared_image(b_name, b)),
+                  accumulators(N), WARPGROUP, a, b);
 }
 TEST(multiply_transposed_d64) { transposed_case<64, 64>("a_64x64", "b_64x64"); }
 TEST(multiply_transposed_d128) { transposed_case<128, 64>("a_64x128", "b_64x128"); }
@@ -255,14 +252,13 @@ template <int D, int N>
 static void add_case(const char *b_name) {
     begin_wgmma();
     const Matrix a(64, N), b(D, N);
-    const Map map(N == 64 ? "wgmma_c64" : "wgmma_c128");
+    const Map map = accumulators(N);
     std::vector<float> x(64 * N);
     for (int i = 0; i < 64 * N; i++)
         x[(size_t)(i % WARPGROUP * N / 2 + i / WARPGROUP)] = (float)a.x[(size_t)map(i)];
-    float *d = to_device(std::vector<float>(64 * D));
-    add_kernel<D, N><<<1, WARPGROUP, N * D * 2>>>(d, to_device(x),
-                                                  (uint32_t *)to_device(shared_image(b_name, b)));
-    check_product(to_host(d, 64 * D), Map(D == 64 ? "wgmma_c64" : "wgmma_c128"), WARPGROUP, a, b);
+    check_product(
+        run(64 * D, add_kernel<D, N>, WARPGROUP, N * D * 2, to_device(x), shared_image(b_name, b)),
+        accumulators(D), WARPGROUP, a, b);
 }
 TEST(multiply_add_d64) { add_case<64, 64>("b_mn_64x64"); }
 TEST(multiply_add_d128) { add_case<128, 64>("b_mn_128x64"); }
