@@ -85,8 +85,8 @@ long_run() {
     done
     wait $! || { tail -n 12 "$work/cpu.txt"; return 1; }
     head -n 21 "$work/packed/log.jsonl" > "$work/first/log.jsonl"
-    python3 tests/losses.py 0.0156 1 200 "$work/packed" "$work/padded" && # bf16 rounding grows
-        python3 tests/losses.py 0.0078 1 20 "$work/cpu" "$work/first" && echo 'losses agree'
+    python3 tests/runs.py 0.0156 1 200 "$work/packed" "$work/padded" && # bf16 rounding grows
+        python3 tests/runs.py 0.0078 1 20 "$work/cpu" "$work/first" && echo 'losses agree'
 }
 
 part_sanitizer() {
