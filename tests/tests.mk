@@ -6,7 +6,7 @@ CPU_TESTS := power rank_faults
 TESTS   := $(filter-out $(CUDA_C) $(CPU_TESTS),$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))
 EMU_TESTS := $(CUDA_C) $(patsubst tests/test_%.cu,%,$(wildcard tests/test_*.cu))
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
-DEV_TESTS := emu conform layout tensor_cores simple cuda_schedules witnesses
+DEV_TESTS := emu conform tensor_cores simple
 # Calls that tests/fault.c can make fail; only our own objects are wrapped
 FAULTS  := $(shell grep -lE 'fault\.c|whole_runs' tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 WRAP    := $(addprefix -Wl$(comma)--wrap=,open fopen close write pwrite pread ftruncate fsync \
@@ -121,7 +121,7 @@ test-archs:
 
 # The emulated kernels under 40 schedules: half an hour
 test-schedules: build/emu/test_ops
-	@SEEDS=20 tests/test_cuda_schedules.sh
+	@SEEDS=20 tests/test_emu.sh
 
 # The whole idea in one file of plain C; tests/test_simple.c holds llama.h to it
 simple: build/simple
