@@ -1,4 +1,4 @@
-// data/runs/checkpoint.h: damage is found, and a save, or a conversion of texts, in which a call fails
+// data/runs/checkpoint.h: damage is found; a save, or a conversion of texts, in which a call fails
 // leaves nothing half.
 // Allocations that fail, kills and power cuts: test_faults.c and test_power.c.
 #include "../data/base/hash.h"
