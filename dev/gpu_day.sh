@@ -54,9 +54,9 @@ figures() {
 }
 
 part_check() {
-    built $bin/test_conform $bin/test_layout $bin/test_tensor_cores || return
+    built $bin/test_conform $bin/test_tensor_cores || return
     check operations 400 make check BACKEND=cuda
-    for suite in conform layout tensor_cores; do check $suite 200 $bin/test_$suite; done
+    for suite in conform tensor_cores; do check $suite 200 $bin/test_$suite; done
 }
 
 part_runs() {
@@ -85,8 +85,8 @@ long_run() {
     done
     wait $! || { tail -n 12 "$work/cpu.txt"; return 1; }
     head -n 21 "$work/packed/log.jsonl" > "$work/first/log.jsonl"
-    python3 tests/losses.py 0.0156 1 200 "$work/packed" "$work/padded" && # bf16 rounding grows
-        python3 tests/losses.py 0.0078 1 20 "$work/cpu" "$work/first" && echo 'losses agree'
+    python3 tests/runs.py 0.0156 1 200 "$work/packed" "$work/padded" && # bf16 rounding grows
+        python3 tests/runs.py 0.0078 1 20 "$work/cpu" "$work/first" && echo 'losses agree'
 }
 
 part_sanitizer() {

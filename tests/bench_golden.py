@@ -8,11 +8,14 @@
 The weights are random numbers of Python, exact in bf16, so that no file holds them.
 """
 import json
+import math
 import os
 import random
 import shutil
 import struct
 import sys
+
+from runs import put_tensors
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 GOLDEN = os.path.join(HERE, "golden", "bench.json")
@@ -39,17 +42,12 @@ def tensors():
 
 def write_model(directory, bos):
     """bos: the tokenizer begins every text with BOS."""
-    rng, header, data = random.Random(1), {}, bytearray()
+    rng, weights = random.Random(1), {}
     for name, shape in tensors():
-        count, start = shape[0] * (shape[1] if len(shape) > 1 else 1), len(data)
-        for _ in range(count):
-            data += struct.pack("<f", rng.gauss(0, 0.3) + (len(shape) == 1))[2:]  # cut to bf16
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, len(data)]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+        numbers = (rng.gauss(0, 0.3) + (len(shape) == 1) for _ in range(math.prod(shape)))
+        weights[name] = "BF16", shape, b"".join(struct.pack("<f", x)[2:] for x in numbers)  # cut to bf16
     os.makedirs(directory)
-    with open(directory + "/model.safetensors", "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + data)
+    put_tensors(directory + "/model.safetensors", weights)
     with open(directory + "/config.json", "w") as f:
         json.dump(CONFIG, f)
     shutil.copy(HERE + "/golden/chat/tokenizer_config.json", directory)

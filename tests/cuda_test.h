@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 #include <vector>
 
+#include "../kernels/cuda/attention.cuh"
 #include "test.h"
 
 #define CUDA_OK(call_)                                                        \
@@ -26,6 +27,14 @@ static inline void begin(int min_major, int max_major) {
     CUDA_OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
     if (major < min_major || major > max_major)
         SKIP("this GPU is of compute capability %d.x", major);
+}
+
+// And on one whose code it does not have
+static inline void begin_wgmma() {
+    const DeviceOptions options = {};
+    begin(9, 9);
+    if (device_init(&options) || !attention_has_sm90())
+        SKIP("built for other GPUs: make CUDA_ARCHS=%s", "90a");
 }
 
 template <class T>

@@ -14,7 +14,7 @@
 
 #include "../data/base/hash.h"
 
-enum { FAULT_MAX_FD = 256, FAULT_PATH = 512, FAULT_TRACE = 1 << 16 };
+enum { FAULT_MAX_FD = 256 };
 
 static struct {
     int kind, error;
@@ -25,9 +25,6 @@ static struct {
     const void *top;  // the frames above it are the test's
     FaultCall *seen;
     size_t most_seen;
-    size_t trace_length;
-    char trace[FAULT_TRACE];
-    char fd_path[FAULT_MAX_FD][FAULT_PATH];
 } fault;
 
 void fault_arm(int kind, long nth, int error, bool persistent) {
@@ -38,8 +35,6 @@ void fault_arm(int kind, long nth, int error, bool persistent) {
     fault.calls = 0;
     fault.top = __builtin_frame_address(0);
     fault.victim = "";
-    fault.trace_length = 0;
-    fault.trace[0] = 0;
 }
 
 void fault_arm_place(int kind, uint64_t place, int error, bool persistent) {
@@ -59,7 +54,6 @@ long fault_disarm(void) {
 }
 
 const char *fault_victim(void) { return fault.victim; }
-const char *fault_trace(void) { return fault.trace; }
 
 int fault_open_fds(void) {
     int n = 0;
@@ -69,19 +63,6 @@ int fault_open_fds(void) {
 
 void (*fault_watch)(const char *call, int fd, const char *path, const char *path2, const void *data,
                     size_t n, off_t at);
-
-static void fault_log(const char *name, const char *path, const char *path2) {
-    size_t left = sizeof fault.trace - fault.trace_length;
-    if (fault_watch) fault_watch(name, -1, path, path2, NULL, 0, 0);
-    if (fault.kind != FAULT_IO || left < 2 * FAULT_PATH) return;
-    int n = snprintf(fault.trace + fault.trace_length, left, "%s %.500s%s%.500s\n", name, path,
-                     path2 ? " " : "", path2 ? path2 : "");
-    fault.trace_length += (size_t)n;
-}
-
-static const char *fault_fd_path(int fd) {
-    return fd >= 0 && fd < FAULT_MAX_FD ? fault.fd_path[fd] : "?";
-}
 
 // The return addresses, hashed, of the functions of this program that led here: as far as frame
 // pointers go, so not beyond a library that calls back, or the start of a thread.
@@ -109,23 +90,56 @@ static int fault_now(int kind, const char *name) {
     if (place && place == fault.place) fault.nth = call;
     if (fault.nth == 0 || call < fault.nth || (call > fault.nth && !fault.persistent)) return 0;
     if (!fault.victim[0]) fault.victim = name;
-    if (fault.error == FAULT_KILL) _exit(137);
     errno = fault.error > 0 ? fault.error : 0;
     return fault.error;
 }
+
+// A call that fails returns error_; else it is told by seen_, and made.
+#define FAULT_WRAP_SEEN(type_, name_, kind_, error_, params_, args_, seen_) \
+    type_ __real_##name_ params_;                                           \
+    type_ __wrap_##name_ params_;                                           \
+    type_ __wrap_##name_ params_ {                                          \
+        if (fault_now(kind_, #name_) > 0) return error_;                    \
+        if (fault_watch) seen_;                                             \
+        return __real_##name_ args_;                                        \
+    }
+#define FAULT_WRAP(type_, name_, kind_, error_, params_, args_) \
+    FAULT_WRAP_SEEN(type_, name_, kind_, error_, params_, args_, (void)0)
+#define FAULT_WRAP_PATH(name_, params_, args_, path2_)        \
+    FAULT_WRAP_SEEN(int, name_, FAULT_IO, -1, params_, args_, \
+                    fault_watch(#name_, -1, path, path2_, NULL, 0, 0))
+
+FAULT_WRAP_PATH(rename, (const char *path, const char *to), (path, to), to)
+FAULT_WRAP_PATH(mkdir, (const char *path, mode_t mode), (path, mode), NULL)
+FAULT_WRAP_PATH(unlink, (const char *path), (path), NULL)
+FAULT_WRAP_PATH(rmdir, (const char *path), (path), NULL)
+FAULT_WRAP_SEEN(ssize_t, pwrite, FAULT_IO, -1, (int fd, const void *data, size_t n, off_t offset),
+                (fd, data, n, offset), fault_watch("data", fd, "", NULL, data, n, offset))
+FAULT_WRAP_SEEN(int, ftruncate, FAULT_IO, -1, (int fd, off_t size), (fd, size),
+                fault_watch("cut", fd, "", NULL, NULL, 0, size))
+FAULT_WRAP(int, stat, FAULT_IO, -1, (const char *path, struct stat *st), (path, st))
+FAULT_WRAP(int, lstat, FAULT_IO, -1, (const char *path, struct stat *st), (path, st))
+FAULT_WRAP(int, fstat, FAULT_IO, -1, (int fd, struct stat *st), (fd, st))
+FAULT_WRAP(DIR *, opendir, FAULT_IO, NULL, (const char *path), (path))
+FAULT_WRAP(FILE *, fopen, FAULT_IO, NULL, (const char *path, const char *mode), (path, mode))
+FAULT_WRAP(void *, malloc, FAULT_ALLOC, NULL, (size_t n), (n))
+FAULT_WRAP(void *, calloc, FAULT_ALLOC, NULL, (size_t count, size_t size), (count, size))
+FAULT_WRAP(void *, realloc, FAULT_ALLOC, NULL, (void *old, size_t n), (old, n))
+FAULT_WRAP(void *, aligned_alloc, FAULT_ALLOC, NULL, (size_t alignment, size_t n), (alignment, n))
+FAULT_WRAP(char *, strdup, FAULT_ALLOC, NULL, (const char *text), (text))
 
 int __real_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...) {
     va_list args;
     va_start(args, flags);
-    mode_t mode = flags & O_CREAT ? (mode_t)va_arg(args, int) : 0;
+    const mode_t mode = flags & O_CREAT ? (mode_t)va_arg(args, int) : 0;
     va_end(args);
     if (fault_now(FAULT_IO, "open") > 0) return -1;
-    int fd = __real_open(path, flags, mode);
-    if (fd >= 0 && fd < FAULT_MAX_FD) snprintf(fault.fd_path[fd], FAULT_PATH, "%s", path);
-    if (fd >= 0) fault_log(flags & O_CREAT ? "create" : "open", path, NULL);
-    if (fd >= 0 && fault_watch) fault_watch("fd", fd, path, NULL, NULL, 0, flags & O_TRUNC);
+    const int fd = __real_open(path, flags, mode);
+    if (fd < 0 || !fault_watch) return fd;
+    fault_watch(flags & O_CREAT ? "create" : "open", -1, path, NULL, NULL, 0, 0);
+    fault_watch("fd", fd, path, NULL, NULL, 0, flags & O_TRUNC);
     return fd;
 }
 
@@ -133,7 +147,7 @@ int __wrap_open(const char *path, int flags, ...) {
 int __real_close(int fd);
 int __wrap_close(int fd);
 int __wrap_close(int fd) {
-    int failed = fault_now(FAULT_IO, "close"), why = errno, rc = __real_close(fd);
+    const int failed = fault_now(FAULT_IO, "close"), why = errno, rc = __real_close(fd);
     if (failed <= 0) return rc;
     errno = why;
     return -1;
@@ -142,124 +156,24 @@ int __wrap_close(int fd) {
 ssize_t __real_write(int fd, const void *data, size_t n);
 ssize_t __wrap_write(int fd, const void *data, size_t n);
 ssize_t __wrap_write(int fd, const void *data, size_t n) {
-    int failed = fault_now(FAULT_IO, "write");
+    const int failed = fault_now(FAULT_IO, "write");
     if (failed > 0) return -1;
-    fault_log("write", fault_fd_path(fd), NULL);
-    if (failed == FAULT_SHORT || failed == FAULT_KILL_HALF) n = (n + 1) / 2;
+    if (failed == FAULT_SHORT) n = (n + 1) / 2;
     if (fault_watch) fault_watch("data", fd, "", NULL, data, n, lseek(fd, 0, SEEK_CUR));
-    ssize_t put = __real_write(fd, data, n);
-    if (failed == FAULT_KILL_HALF) _exit(137);
-    return put;
-}
-
-ssize_t __real_pwrite(int fd, const void *data, size_t n, off_t offset);
-ssize_t __wrap_pwrite(int fd, const void *data, size_t n, off_t offset);
-ssize_t __wrap_pwrite(int fd, const void *data, size_t n, off_t offset) {
-    if (fault_now(FAULT_IO, "pwrite") > 0) return -1;
-    if (fault_watch) fault_watch("data", fd, "", NULL, data, n, offset);
-    return __real_pwrite(fd, data, n, offset);
-}
-
-int __real_ftruncate(int fd, off_t size);
-int __wrap_ftruncate(int fd, off_t size);
-int __wrap_ftruncate(int fd, off_t size) {
-    if (fault_now(FAULT_IO, "ftruncate") > 0) return -1;
-    if (fault_watch) fault_watch("cut", fd, "", NULL, NULL, 0, size);
-    return __real_ftruncate(fd, size);
-}
-
-FILE *__real_fopen(const char *path, const char *mode);
-FILE *__wrap_fopen(const char *path, const char *mode);
-FILE *__wrap_fopen(const char *path, const char *mode) {
-    return fault_now(FAULT_IO, "fopen") > 0 ? NULL : __real_fopen(path, mode);
+    return __real_write(fd, data, n);
 }
 
 ssize_t __real_pread(int fd, void *data, size_t n, off_t offset);
 ssize_t __wrap_pread(int fd, void *data, size_t n, off_t offset);
 ssize_t __wrap_pread(int fd, void *data, size_t n, off_t offset) {
-    int failed = fault_now(FAULT_IO, "pread");
+    const int failed = fault_now(FAULT_IO, "pread");
     if (failed > 0) return -1;
     return __real_pread(fd, data, failed == FAULT_SHORT ? (n + 1) / 2 : n, offset);
 }
 
-int __real_fsync(int fd);
 int __wrap_fsync(int fd);
 int __wrap_fsync(int fd) {
     if (fault_now(FAULT_IO, "fsync") > 0) return -1;
-    fault_log("fsync", fault_fd_path(fd), NULL);
     if (fault_watch) fault_watch("sync", fd, "", NULL, NULL, 0, 0);
     return 0;  // no real fsync: no test here cuts the power, and the disk is slow
-}
-
-int __real_rename(const char *from, const char *to);
-int __wrap_rename(const char *from, const char *to);
-int __wrap_rename(const char *from, const char *to) {
-    if (fault_now(FAULT_IO, "rename") > 0) return -1;
-    fault_log("rename", from, to);
-    return __real_rename(from, to);
-}
-
-int __real_mkdir(const char *path, mode_t mode);
-int __wrap_mkdir(const char *path, mode_t mode);
-int __wrap_mkdir(const char *path, mode_t mode) {
-    if (fault_now(FAULT_IO, "mkdir") > 0) return -1;
-    fault_log("mkdir", path, NULL);
-    return __real_mkdir(path, mode);
-}
-
-#define FAULT_WRAP_PATH(name_)                          \
-    int __real_##name_(const char *path);               \
-    int __wrap_##name_(const char *path);               \
-    int __wrap_##name_(const char *path) {              \
-        if (fault_now(FAULT_IO, #name_) > 0) return -1; \
-        fault_log(#name_, path, NULL);                  \
-        return __real_##name_(path);                    \
-    }
-FAULT_WRAP_PATH(unlink)
-FAULT_WRAP_PATH(rmdir)
-
-#define FAULT_WRAP_STAT(name_, type_)                                           \
-    int __real_##name_(type_ what, struct stat *st);                            \
-    int __wrap_##name_(type_ what, struct stat *st);                            \
-    int __wrap_##name_(type_ what, struct stat *st) {                           \
-        return fault_now(FAULT_IO, #name_) > 0 ? -1 : __real_##name_(what, st); \
-    }
-FAULT_WRAP_STAT(stat, const char *)
-FAULT_WRAP_STAT(lstat, const char *)
-FAULT_WRAP_STAT(fstat, int)
-
-DIR *__real_opendir(const char *path);
-DIR *__wrap_opendir(const char *path);
-DIR *__wrap_opendir(const char *path) {
-    return fault_now(FAULT_IO, "opendir") > 0 ? NULL : __real_opendir(path);
-}
-
-void *__real_malloc(size_t n);
-void *__wrap_malloc(size_t n);
-void *__wrap_malloc(size_t n) {
-    return fault_now(FAULT_ALLOC, "malloc") > 0 ? NULL : __real_malloc(n);
-}
-
-void *__real_calloc(size_t count, size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_calloc(size_t count, size_t size) {
-    return fault_now(FAULT_ALLOC, "calloc") > 0 ? NULL : __real_calloc(count, size);
-}
-
-void *__real_realloc(void *old, size_t n);
-void *__wrap_realloc(void *old, size_t n);
-void *__wrap_realloc(void *old, size_t n) {
-    return fault_now(FAULT_ALLOC, "realloc") > 0 ? NULL : __real_realloc(old, n);
-}
-
-void *__real_aligned_alloc(size_t alignment, size_t n);
-void *__wrap_aligned_alloc(size_t alignment, size_t n);
-void *__wrap_aligned_alloc(size_t alignment, size_t n) {
-    return fault_now(FAULT_ALLOC, "aligned_alloc") > 0 ? NULL : __real_aligned_alloc(alignment, n);
-}
-
-char *__real_strdup(const char *text);
-char *__wrap_strdup(const char *text);
-char *__wrap_strdup(const char *text) {
-    return fault_now(FAULT_ALLOC, "strdup") > 0 ? NULL : __real_strdup(text);
 }

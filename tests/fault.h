@@ -1,5 +1,5 @@
 // Fault injection: counts a program's calls into libc and makes one of them, or all from one on,
-// fail, fall short, or kill the process.
+// fail or fall short.
 //
 // Link with one -Wl,--wrap=NAME for each of these (and -U_FORTIFY_SOURCE, which would rename some):
 //   io     open fopen close write pwrite pread ftruncate fsync rename unlink rmdir mkdir opendir
@@ -17,15 +17,11 @@
 
 enum { FAULT_IO = 1, FAULT_ALLOC = 2 };
 
-// Instead of an errno
-enum {
-    FAULT_SHORT = -1,      // write and pread transfer half of the bytes; other calls succeed
-    FAULT_KILL = -2,       // the process is killed before the call
-    FAULT_KILL_HALF = -3,  // the process is killed after half of a write
-};
+// Instead of an errno: write and pread transfer half of the bytes; other calls succeed.
+enum { FAULT_SHORT = -1 };
 
-// From now on, call number nth (from 1) of that kind fails with `error`, an errno or one of the
-// above; if persistent, all later ones too. nth 0 only counts.
+// From now on, call number nth (from 1) of that kind fails with `error`, an errno or FAULT_SHORT;
+// if persistent, all later ones too. nth 0 only counts.
 void fault_arm(int kind, long nth, int error, bool persistent);
 
 // A call, by the functions that led to it: the same in every run and fork of a program that is
@@ -46,11 +42,6 @@ long fault_disarm(void);
 
 // Name of the first call that was made to fail; "" if none was.
 const char *fault_victim(void);
-
-// The calls since fault_arm, in order, one line each: "open PATH", "write PATH", "fsync PATH",
-// "rename FROM TO", "unlink PATH", ... File descriptors are shown as the path they were opened
-// with.
-const char *fault_trace(void);
 
 // Where it is set, it is called before each call that changes names or files: "create", "mkdir",
 // "rename" (to path2), "unlink", "rmdir", "fsync" with a path, and by descriptor "data" at a place,

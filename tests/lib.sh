@@ -1,7 +1,9 @@
 # Sourced first by every shell suite: environment, counters, checks, the last line that tests/run.sh
-# reads, and a tiny model with text to train on. Sets $root, the repository.
+# reads, and a tiny model with text to train on. Sets $root, the repository, and enters $work.
 set -u
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# the program with sanitizers, or another one; without them, for several ranks: they report MPI's leaks
+train=${TRAIN:-$root/build/asan/train_llama} release=$root/build/cpu/train_llama
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 # several ranks on one machine, more than it has cores
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
@@ -29,18 +31,18 @@ finish() {
     exit
 }
 skip_all() { skip "$@" && finish; }
-# A chroot may have no /dev/pts.
-has_terminals() { python3 -c 'import os; os.openpty()' 2> /dev/null; }
+# with_...: can what follows run? If not, it is skipped under this name. A chroot may have no /dev/pts.
+with_terminals() { python3 -c 'import os; os.openpty()' 2> /dev/null || ! skip "$1" 'no pseudo-terminals here'; }
+with_package() { python3 -c "import $2" 2> /dev/null || ! skip "$1" "the Python package $2 is not installed"; }
+with_ranks() { ranks_can_run "$2" || ! skip "$1" "$no_ranks"; }
 
-# scratch NAME: enters $work, a new directory with a space in its path. Removed at exit, with the
-# shared memory files that killed MPI ranks leave behind.
-scratch() {
-    work=$(mktemp -d "${TMPDIR:-/tmp}/unpad $1 XXXXXX")
-    trap 'rm -rf "$work"' EXIT
-    cd "$work" || exit 1
-    export OMPI_MCA_btl_vader_backing_directory=${OMPI_MCA_btl_vader_backing_directory:-$work}
-    export OMPI_MCA_btl_sm_backing_directory=${OMPI_MCA_btl_sm_backing_directory:-$work}
-}
+# $work, a new directory with a space in its path. Removed at exit, with the shared memory files that
+# killed MPI ranks leave behind.
+work=$(mktemp -d "${TMPDIR:-/tmp}/unpad $(basename "$0" .sh) XXXXXX")
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+export OMPI_MCA_btl_vader_backing_directory=${OMPI_MCA_btl_vader_backing_directory:-$work}
+export OMPI_MCA_btl_sm_backing_directory=${OMPI_MCA_btl_sm_backing_directory:-$work}
 
 # within COMMAND...: runs it with its output in out.txt (which the command may still read), for at
 # most $limit_s seconds (shell functions and builtins: without a limit)
@@ -54,26 +56,14 @@ within() {
 }
 exit_code() { if [ "$1" -eq 124 ]; then echo "timed out after $limit_s s"; else echo "exit code $1"; fi; }
 
+judge() { if [ -z "$2" ]; then ok "$1"; else bad "$1" "$2"; fi; }    # judge NAME WHY: right without a WHY
 # check NAME COMMAND...: the command succeeds
-check() {
-    local name=$1 status
-    shift
-    within "$@"
-    status=$?
-    if [ $status -eq 0 ]; then ok "$name"; else bad "$name" "$(exit_code $status)"; fi
-}
-
+check() { if within "${@:2}"; then ok "$1"; else bad "$1" "$(exit_code $?)"; fi; }
 # outcome NAME EXIT_CODE PATTERN COMMAND...: it exits with this code, and a line matches
-outcome() {
-    local name=$1 why
-    shift
-    why=$(mismatch "$@")
-    if [ -z "$why" ]; then ok "$name"; else bad "$name" "$why"; fi
-}
+outcome() { judge "$1" "$(mismatch "${@:2}")"; }
 mismatch() {
     local code=$1 pattern=$2 status
-    shift 2
-    within "$@"
+    within "${@:3}"
     status=$?
     if [ $status -ne "$code" ]; then echo "$(exit_code $status), expected $code"
     elif ! grep -aqE -e "$pattern" "$work/out.txt"; then echo "no line matches $pattern"; fi
@@ -81,37 +71,30 @@ mismatch() {
 # expect NAME EXIT_CODE PATTERN COMMAND...: the same, and a failure prints exactly one error: line
 # and one hint: line, for any number of ranks
 expect() {
-    local name=$1 why
-    shift
-    why=$(mismatch "$@")
-    if [ -z "$why" ] && [ "$1" -ge 2 ] && [ "$1" -ne 75 ] &&
+    local why
+    why=$(mismatch "${@:2}")
+    if [ -z "$why" ] && [ "$2" -ge 2 ] && [ "$2" -ne 75 ] &&
         ! [ "$(grep -ac 'error: ' "$work/out.txt") $(grep -ac 'hint: ' "$work/out.txt")" = '1 1' ]; then
         why='expected one error: line and one hint: line'
     fi
-    if [ -z "$why" ]; then ok "$name"; else bad "$name" "$why"; fi
+    judge "$1" "$why"
 }
 
-# check_python NAME ARGUMENTS...: the script on standard input succeeds; it may read out.txt
+# python ARGUMENTS...: the script on standard input, with the imports that most of them need
+python() {
+    { echo 'import glob, json, os, re, shards, struct, sys; from runs import *' && cat; } |
+        PYTHONPATH=$root/tests${PYTHONPATH:+:$PYTHONPATH} python3 - "$@"
+}
+# check_python NAME ARGUMENTS...: it succeeds; it may read out.txt
 check_python() {
-    local name=$1
-    shift
-    if python3 - "$@" > "$work/.out" 2>&1; then ok "$name" && return; fi
+    if python "${@:2}" > "$work/.out" 2>&1; then ok "$1" && return; fi
     mv "$work/.out" "$work/out.txt"
-    bad "$name" 'the script failed'
+    bad "$1" 'the script failed'
 }
 
-same() {        # same NAME FILE FILE
-    if cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "$2 and $3 differ"; fi
-}
+same() { judge "$1" "$(cmp "$2" "$3" 2>&1)"; }  # same NAME FILE FILE
 # differ NAME FILE FILE: both exist and are not the same
-differ() {
-    cmp -s "$2" "$3"
-    case $? in
-        0) bad "$1" "$2 and $3 have the same bytes" ;;
-        1) ok "$1" ;;
-        *) bad "$1" "$2 or $3 cannot be read" ;;
-    esac
-}
+differ() { judge "$1" "$(cmp -s "$2" "$3"; [ $? -eq 1 ] || echo "$2 and $3 are the same, or cannot be read")"; }
 # has NAME PATTERN FILE: a line matches
 has() {
     if grep -aqE -e "$2" "$3"; then ok "$1" && return; fi
@@ -120,22 +103,16 @@ has() {
 }
 # lacks NAME PATTERN FILE...: no file is empty, and no line matches
 lacks() {
-    local name=$1 pattern=$2 f
-    shift 2
-    for f in "$@"; do [ -s "$f" ] || { bad "$name" "$f is missing or empty" && return; }; done
-    if grep -aqE -e "$pattern" "$@"; then bad "$name" "a line matches $pattern"; else ok "$name"; fi
+    judge "$1" "$(for f in "${@:3}"; do [ -s "$f" ] || echo "$f is missing or empty"; done
+        ! grep -aqE -e "$2" "${@:3}" 2> /dev/null || echo "a line matches $2")"
 }
 # same_state NAME CHECKPOINT CHECKPOINT: weights, or adapters, and optimizer state
 same_state() {
-    local f
-    for f in "$2"/*model.safetensors "$2/optimizer.safetensors"; do
-        cmp "$f" "$3/${f##*/}" > "$work/out.txt" 2>&1 || { bad "$1" "$f differs" && return; }
-    done
-    ok "$1"
+    judge "$1" "$(for f in "$2"/*model.safetensors "$2/optimizer.safetensors"; do cmp "$f" "$3/${f##*/}" 2>&1; done)"
 }
 
-# same_losses NAME LOSS_BOUND NORM_BOUND LINES RUN...: their logs agree (tests/losses.py)
-same_losses() { check "$1" python3 "$root/tests/losses.py" "${@:2}"; }
+# same_losses NAME LOSS_BOUND NORM_BOUND LINES RUN...: their logs agree (tests/runs.py)
+same_losses() { check "$1" python3 "$root/tests/runs.py" "${@:2}"; }
 
 # pids of processes whose command line contains $1
 pids_of() {
@@ -207,6 +184,8 @@ tiny_model() {
 JSON
 }
 
+# corpus MOST_LINES [SHARE]: the directory `text`, and its shards in `corpus`
+corpus() { uneven_texts text "$1" && prepare text --out corpus --val-frac "${2:-0.1}"; }
 # uneven_texts DIR MOST_LINES: 60 documents of 1 to MOST_LINES lines
 uneven_texts() {
     local i
@@ -216,8 +195,6 @@ uneven_texts() {
     done
 }
 
-# mask_shards DIR RULE: gives the shards of DIR loss masks, or other ones. Token i > 0 of document d
-# is a target where RULE, in Python, is true.
-mask_shards() { python3 "$root/tests/shards.py" mask "$@"; }
-# seal_shard STEM: computes the checksums of a shard again
-seal_shard() { python3 "$root/tests/shards.py" seal "$@"; }
+shards() { python3 "$root/tests/shards.py" "$@"; }      # mask, seal, flip
+# in_terminal COLUMNS STEPS COMMAND...: see tests/terminal.py
+in_terminal() { timeout -k 10 "$limit_s" python3 "$root/tests/terminal.py" "$@"; }

@@ -117,36 +117,21 @@ struct Operation {
 
 static inline int64_t dim(const Run *r, char letter) {
     const HeadShape h = r->s.heads;
-    switch (letter) {
-        case 'T':
-            return r->s.T;
-        case 'C':
-            return r->s.C;
-        case 'V':
-            return r->s.V;
-        case 'H':
-            return h.num_heads;
-        case 'D':
-            return h.head_dim;
-        case 'Q':
-            return (h.num_heads + 2 * h.num_kv_heads) * h.head_dim;
-        case 'O':
-            return h.num_heads * h.head_dim;
-        case 'K':
-            return 2 * h.num_kv_heads * h.head_dim;
-        case 'N':
-            return r->s.T / 2;  // rows picked
-        case 'R':
-            return r->s.T + 2;  // rows of the cache
-        case 'P':
-            return MAX_POSITION;
-        case 'S':
-            return r->num_segments + 1;
-        case 'W':
-            return (int64_t)attention_work_list_size(r->s.T, r->num_segments);
-        default:
-            return letter - '0';
-    }
+    const int64_t T = r->s.T;
+    return letter == 'T'   ? T
+           : letter == 'C' ? r->s.C
+           : letter == 'V' ? r->s.V
+           : letter == 'H' ? h.num_heads
+           : letter == 'D' ? h.head_dim
+           : letter == 'Q' ? (h.num_heads + 2 * h.num_kv_heads) * h.head_dim
+           : letter == 'O' ? h.num_heads * h.head_dim
+           : letter == 'K' ? 2 * h.num_kv_heads * h.head_dim
+           : letter == 'N' ? T / 2  // rows picked
+           : letter == 'R' ? T + 2  // rows of the cache
+           : letter == 'P' ? MAX_POSITION
+           : letter == 'S' ? r->num_segments + 1
+           : letter == 'W' ? (int64_t)attention_work_list_size(T, r->num_segments)
+                           : letter - '0';
 }
 
 // Sets what element i of output k must be: a sum of `terms` terms whose magnitudes add up to size.
@@ -686,9 +671,13 @@ REFERENCE(adamw_update) {
     }
 }
 
-// Of these lengths the step is one to be skipped.
 static void prepare_adamw(Run *r, double *const *x) {
-    if (r->s.T % 257 != 0) return;
+    EACH(i, r->s.T == 3 ? 3 : 0) {  // the largest gradient that is not skipped, in every step
+        const double b1 = hyper.beta1, b2 = hyper.beta2, before = (double)(hyper.t - 1);
+        x[0][i] = 0, x[3][i] = 1e19, x[4][3] = 1;
+        x[1][i] = (1 - pow(b1, before)) * 1e19, x[2][i] = (1 - pow(b2, before)) * 1e38;
+    }
+    if (r->s.T % 257 != 0) return;  // of these lengths the step is one to be skipped
     x[4][3] = 0;
     EACH(i, r->s.T) x[3][i] = i % 2 ? NAN : INFINITY;
 }

@@ -3,11 +3,10 @@
 //
 //   FAULT=kill:2:reduce:5      rank 2, on entering the reduce of step 5
 //   FAULT='slow:0:save:4 stop:2:forward:6'     several
-// Faults: kill, stop; cut (killed at the third fsync from here); spin; fail (exit code 3); exit
-// (code 7, without a word); signal (USR1, as a user sends it); quiet (no progress for SLOW_MS);
-// slow (each later fsync takes SLOW_MS); drift (changes one weight in this step and all later
-// ones); hold (fsyncs wait until two more steps have begun); flip (one bit of the next attention);
-// nan (each later attention gives NaN).
+// Faults: kill, stop; spin; fail (exit code 3); exit (code 7, without a word); signal (USR1, as a
+// user sends it); quiet (no progress for SLOW_MS); slow (each later fsync takes SLOW_MS); drift
+// (changes one weight in this step and all later ones); hold (fsyncs wait until two more steps have
+// begun); flip (one bit of the next attention); nan (each later attention gives NaN).
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +26,7 @@ int __wrap_fsync(int fd);
 size_t __real_host_memory_free(void);
 size_t __wrap_host_memory_free(void);
 
-static int drifting, fsync_ms, fsyncs_left, signalled, flips;
+static int drifting, fsync_ms, signalled, flips;
 static _Atomic int64_t step_now, held_until;
 int flip_attention, nan_attention;  // for attention_fault.c
 
@@ -37,7 +36,6 @@ static void do_fault(const char *what) {
     if (strcmp(what, "stop") == 0) raise(SIGSTOP);
     if (strcmp(what, "signal") == 0 && !signalled++) raise(SIGUSR1);  // a second one ends at once
     if (strcmp(what, "exit") == 0) exit(7);
-    if (strcmp(what, "cut") == 0) fsyncs_left = 3;
     if (strcmp(what, "quiet") == 0) sleep_ms(slow_ms);
     if (strcmp(what, "slow") == 0) fsync_ms = slow_ms;
     if (strcmp(what, "hold") == 0) held_until = step_now + 2;
@@ -66,7 +64,6 @@ void __wrap_comm_phase(const char *phase, int64_t step) {
 int __wrap_fsync(int fd) {
     if (fsync_ms) sleep_ms(fsync_ms);
     while (step_now < held_until) sleep_ms(1);
-    if (fsyncs_left > 0 && --fsyncs_left == 0) raise(SIGKILL);
     return __real_fsync(fd);
 }
 

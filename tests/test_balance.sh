@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Load balance across ranks: predicted and measured, in the trainer's log.
 . "$(dirname "$0")/lib.sh"
-scratch balance
 bin=${BIN:-$root/build/cpu}
 "$root/dev/bench.py" --write shards --dist r65 --tokens 40000 --cap 2048 > out.txt ||
     bad shard 'not made'
@@ -11,17 +10,13 @@ train=("$bin/train_llama" --model tiny --from-scratch "${plan[@]}" --val-every 0
        --schedule constant --lr 1e-3 --keep 0)
 expect train_on_one_rank 0 '^done' "${train[@]}" --out alone --steps 6
 lacks no_imbalance_on_one_rank imbalance alone/log.jsonl out.txt
-if ! ranks_can_run "$bin/train_llama"; then skip ranks "$no_ranks"
-else
+if with_ranks ranks "$bin/train_llama"; then
     screen='fill .* \| imbalance [0-9.]{5} \([0-9.]{5}\) \| eta'
     expect two_ranks 0 "$screen" "${mpi[@]}" -n 2 "${train[@]}" --out by_work2 --steps 6
     expect four_ranks 0 "$screen" "${mpi[@]}" -n 4 "${train[@]}" --out by_work4 --steps 6
     expect two_ranks_deterministic 0 "$screen" "${mpi[@]}" -n 2 "${train[@]}" --out exact2 --steps 6 \
         --deterministic
     check_python the_log_has_the_balance <<'PY'
-import json
-def steps(name):
-    return [l for l in map(json.loads, open(name + "/log.jsonl")) if "loss" in l and "event" not in l]
 for name, ranks in (("by_work2", 2), ("by_work4", 4), ("exact2", 2)):
     assert len(steps(name)) == 6
     assert all(1 <= s["imbalance_planned"] <= ranks for s in steps(name)), steps(name)
@@ -33,15 +28,11 @@ for name, ranks in (("by_work2", 2), ("by_work4", 4), ("exact2", 2)):
 for name, which in ("planned", 2), ("measured", 4):
     assert sorted(s["imbalance_" + name] for s in steps("by_work4")[1:])[which] > 1.15, steps("by_work4")
 PY
-fi
-
-# ---- memory of a rank, as dev/SCALE.md has it --------------------------------------------------------
-if [ -z "$no_ranks" ]; then
+    # as dev/SCALE.md has it
     expect memory_of_a_rank 0 '^ranks ' "${mpi[@]}" -n 2 "$bin/train_llama" --model demo \
         --train shards --boundary-token 0 --batch-tokens 8192 --dry-run
-    check_python memory_is_as_on_paper out.txt <<'PY'
-import re, sys
-text = open(sys.argv[1]).read()
+    check_python memory_is_as_on_paper <<'PY'
+text = open("out.txt").read()
 P = float(re.search(r"([0-9.]+) M parameters", text).group(1)) * 1e6
 for name, bytes_each in (("weights", 4), ("gradients", 4), ("optimizer", 8 / 2)):
     found = float(re.search(name + r" +([0-9.]+) MiB", text).group(1)) * 2**20

@@ -1,21 +1,16 @@
 #!/usr/bin/env bash
 # --bench: log-likelihoods and scores are those of lm-evaluation-harness (tests/bench_golden.py) in any packing
-# and on any number of ranks, after training steps too; damaged questions are named. Runs the sanitizer
-# build; set TRAIN to test another one.
+# and on any number of ranks, after training steps too; damaged questions are named.
 . "$(dirname "$0")/lib.sh"
-scratch bench
-train=${TRAIN:-$root/build/asan/train_llama}
 check made python3 "$root/tests/bench_golden.py" write .
 run=("$train")
 files=plain.jsonl,joined.jsonl,contexts.jsonl
 # score OUT MODEL MAX_SEQLEN ARGUMENTS...: what --eval prints
 score() {
-    local out=$1 model=$2 most=$3
-    shift 3
-    within "${run[@]}" --model "$model" --eval --bench $files --max-seqlen "$most" --log-every 1 "$@" ||
-        bad "$out" "$(exit_code $?)"
-    grep -a ' | ' out.txt > "$out"
-    grep -a '^warning' out.txt > "warning.$out"
+    # apart: mpirun may put a warning into the middle of a line
+    timeout "$limit_s" "${run[@]}" --model "$2" --eval --bench $files --max-seqlen "$3" --log-every 1 "${@:4}" \
+        > out.txt 2> "warning.$1" < /dev/null || bad "$1" "$(exit_code $?)"
+    grep -a ' | ' out.txt > "$1"
 }
 
 # ---- the golden ----------------------------------------------------------------------------------------
@@ -23,7 +18,6 @@ for model in model model_bos; do
     for most in 512 24; do score $model.$most.txt $model $most; done
 done
 check_python equal_to_lm_evaluation_harness "$root" <<'PY'
-import json, re, sys
 golden, compared = json.load(open(sys.argv[1] + "/tests/golden/bench.json")), 0
 def same(a, b, digits): assert abs(float(a) - b) <= 0.51 * 10**-digits, (a, b)
 for key in list(golden)[1:]:
@@ -49,7 +43,7 @@ assert compared == 4 * 115
 PY
 has contexts_are_cut 'context of 22 of 115 choices is cut from the left: --max-seqlen is 24' warning.model.24.txt
 check_python bits_of_the_right_choices <<'PY'
-import json, math, re
+import math
 questions = [json.loads(line) for line in open("plain.jsonl")]
 text = open("model.512.txt").read()
 sums = [re.findall(r"\| (-[0-9.]+), a byte", l) for l in text.split("\n") if l.startswith("plain.jsonl:")]
@@ -62,14 +56,13 @@ PY
 # ---- packing and ranks -----------------------------------------------------------------------------------
 score small.txt model 24 --micro-batch-tokens 24
 same in_any_packing model.24.txt small.txt
-ranks_can_run "$root/build/cpu/train_llama"
-if [ -z "$no_ranks" ]; then
-    run=("${mpi[@]}" -n 3 "$root/build/cpu/train_llama")
-    score three.txt model 24 --micro-batch-tokens 64
-    run=("${mpi[@]}" -n 1 "$root/build/cpu/train_llama")
-    score one.txt model 24 --micro-batch-tokens 64
-    same on_three_ranks one.txt three.txt
-else skip on_three_ranks "$no_ranks"; fi
+if with_ranks on_three_ranks "$release"; then
+    for n in 3 1; do
+        run=("${mpi[@]}" -n $n "$release")
+        score on$n.txt model 24 --micro-batch-tokens 64
+    done
+    same on_three_ranks on1.txt on3.txt
+fi
 
 # ---- in a run ----------------------------------------------------------------------------------------------
 uneven_texts text 5
@@ -88,8 +81,7 @@ grep -a '^bench |' out.txt > adapters.txt
 same adapters_score_as_in_their_run lora.txt adapters.txt
 check no_validation "${train_on[@]}" text --out never --steps 1 --val-every 0
 check_python the_log_has_the_scores <<'PY'
-import json
-def scores(run): return [r for r in map(json.loads, open(run + "/log.jsonl")) if r.get("event") == "bench"]
+def scores(run): return events(run, "bench")
 found = scores("run")
 assert [r["step"] for r in found] == [0, 2, 3] == [r["step"] for r in scores("resumed")]
 assert [r["step"] for r in scores("never")] == [0, 1]
@@ -103,24 +95,24 @@ assert r["questions"] == 33 and r["file"] == "plain.jsonl", r
 PY
 
 # ---- what is refused -----------------------------------------------------------------------------------------
-# refused NAME PATTERN LINE: the second line of a file
-refused() {
-    printf '{"context": "a", "choices": ["b", "c"], "answer": 1}\n%s\n' "$3" > bad.jsonl
-    expect "$1" 3 "error: bad.jsonl:2: $2" "$train" --model model --eval --bench bad.jsonl --max-seqlen 64
-}
-refused damaged 'expected JSON|bad.jsonl:2' '{"context": "a", "choices": ["b", '
-refused no_object 'choices: expected an array of two or more, found 0' '[1]'
-refused no_choices 'choices: expected an array of two or more, found 0' '{"context": "a", "choices": [], "answer": 0}'
-refused one_choice 'choices: expected an array of two or more, found 1' '{"context": "a", "choices": ["b"], "answer": 0}'
-refused an_empty_choice 'expected .*a choice of 1 to 64 tokens; found 1 and 0' '{"context": "a", "choices": ["b", ""], "answer": 0}'
-refused a_long_choice 'expected .*a choice of 1 to 64 tokens; found 1 and [0-9]{2}' \
-    "{\"context\": \"a\", \"choices\": [\"$(printf 'z%.0s' {1..64})\", \"b\"], \"answer\": 0}"
-refused a_number 'choice 1: expected strings' '{"context": "a", "choices": ["b", 2], "answer": 0}'
-refused no_context 'choice 0: expected strings' '{"choices": ["b", "c"], "answer": 0}'
-refused few_contexts 'choice 1: expected strings' '{"context": ["a"], "choices": ["b", "c"], "answer": 0}'
-refused an_answer_beyond 'answer: expected an integer from 0 to 1, found 2' '{"context": "a", "choices": ["b", "c"], "answer": 2}'
-refused a_letter 'answer: expected an integer' '{"context": "a", "choices": ["b", "c"], "answer": "A"}'
-refused no_answer 'answer: required' '{"context": "a", "choices": ["b", "c"]}'
+# NAME | PATTERN | the second line of a file
+while IFS='|' read -r name pattern line; do
+    printf '{"context": "a", "choices": ["b", "c"], "answer": 1}\n%s\n' "$line" > bad.jsonl
+    expect "$name" 3 "error: bad.jsonl:2: $pattern" "$train" --model model --eval --bench bad.jsonl --max-seqlen 64
+done << JSONL
+damaged|expected JSON|{"context": "a", "choices": ["b",
+no_object|choices: expected an array of two or more, found 0|[1]
+no_choices|choices: expected an array of two or more, found 0|{"context": "a", "choices": [], "answer": 0}
+one_choice|choices: expected an array of two or more, found 1|{"context": "a", "choices": ["b"], "answer": 0}
+an_empty_choice|expected .*a choice of 1 to 64 tokens; found 1 and 0|{"context": "a", "choices": ["b", ""], "answer": 0}
+a_long_choice|expected .*a choice of 1 to 64 tokens; found 1 and [0-9]{2}|{"context": "a", "choices": ["$(printf 'z%.0s' {1..64})", "b"], "answer": 0}
+a_number|choice 1: expected strings|{"context": "a", "choices": ["b", 2], "answer": 0}
+no_context|choice 0: expected strings|{"choices": ["b", "c"], "answer": 0}
+few_contexts|choice 1: expected strings|{"context": ["a"], "choices": ["b", "c"], "answer": 0}
+an_answer_beyond|answer: expected an integer from 0 to 1, found 2|{"context": "a", "choices": ["b", "c"], "answer": 2}
+a_letter|answer: expected an integer|{"context": "a", "choices": ["b", "c"], "answer": "A"}
+no_answer|answer: required|{"context": "a", "choices": ["b", "c"]}
+JSONL
 : > empty.jsonl
 expect no_questions 3 'empty.jsonl: expected questions, found none' "$train" --model model --eval --bench empty.jsonl
 expect no_file 3 'none.jsonl: expected' "$train" --model model --eval --bench none.jsonl

@@ -2,17 +2,14 @@
 # Chats through data/prepare.py --chat and the trainer: which tokens are trained, held against transformers by
 # tests/golden/chat; what is left out; templates that misbehave.
 . "$(dirname "$0")/lib.sh"
-scratch chat
-export PYTHONPATH=$root/tests
-train=${TRAIN:-$root/build/asan/train_llama}
 python3 -c 'import jinja2' 2> /dev/null || skip_all chat 'the Python package jinja2 is not installed'
 run() { python3 "$root/data/prepare.py" --chat "$@"; }
 tokenize() { "$train" --model "$1" --from-scratch --train "$2" --out "$3" "${@:4}" --overwrite --steps 0 --val-every 0 --num-samples 0; }
 
 # What transformers trains, but for tokens that straddle the boundary: through prepare.py and the trainer
-cat > golden.py << 'PY'
-import json, os, subprocess, sys
-import shards
+golden() {      # golden TOKENIZER FORM MODEL
+    check_python "golden_$1_$2" "$root/tests/golden/chat" "$root/data/prepare.py" "$train" "$@" << 'PY'
+import subprocess
 golden_dir, prepare, trainer, tokenizer, form, model = sys.argv[1:]
 golden, compared = json.load(open(golden_dir + "/golden.json")), 0
 with open("samples.jsonl", "w") as f:
@@ -42,25 +39,23 @@ for name, forms in golden["templates"].items():
         compared += 1
     assert next(found, None) is None
 assert compared >= 9, compared
-print(compared, "cases")
 PY
-golden() { python3 golden.py "$root/tests/golden/chat" "$root/data/prepare.py" "$train" "$@"; }
+}
 tiny_model bpe 24 40 8
 sed -i 's/"vocab_size": 264/"vocab_size": 512/' bpe/config.json
 cp "$root"/tests/golden/chat/tokenizer*.json bpe
 # turns: by rendering prefixes; marked: by {% generation %}
 for form in turns marked; do
-    check golden_byte_$form golden byte $form demo
-    check golden_bpe_$form golden bpe $form bpe
-    [ -z "${SMOLLM2_DIR:-}" ] || check golden_smollm2_$form golden smollm2 $form "$SMOLLM2_DIR"
+    golden byte $form demo
+    golden bpe $form bpe
+    [ -z "${SMOLLM2_DIR:-}" ] || golden smollm2 $form "$SMOLLM2_DIR"
 done
 [ -n "${SMOLLM2_DIR:-}" ] ||
     skip golden_smollm2 'set SMOLLM2_DIR to the directory of get_model.sh smollm2-135m-instruct'
 
 # ---- chats that the trainer reads itself: ids and masks of transformers for the templates of models -------------
-cat > models.py << 'PY'
-import hashlib, json, os, shutil, subprocess, sys
-import shards
+check_python chats_are_those_of_transformers "$root/tests/golden/chat" "$train" << 'PY'
+import hashlib, shutil, subprocess
 golden_dir, trainer = sys.argv[1:]
 golden, wrong = json.load(open(golden_dir + "/models.json")), 0
 os.environ.update(SOURCE_DATE_EPOCH=str(golden["day"]), TZ="UTC")
@@ -99,10 +94,8 @@ for name, model in golden["models"].items():
             sys.exit("%s: expected %d tokens: %s" % (name, model["asked"], run.stderr))
 sys.exit(wrong > 0)
 PY
-check chats_are_those_of_transformers python3 models.py "$root/tests/golden/chat" "$train"
 
-python3 - << 'PY'
-import json, os
+python << 'PY'
 user, answer = {"role": "user", "content": "Add\n\n1 2"}, {"role": "assistant", "content": "3"}
 same = [{"messages": [user, answer]}, {"conversations": [{"from": "human", "value": "Add\n\n1 2"}, {"from": "gpt", "value": "3"}]},
         {"prompt": "Add\n\n1 2", "completion": "3"}, {"prompt": "Add\n\n1 2", "response": "3", "completion": None},
@@ -124,18 +117,14 @@ PY
 check kinds_of_chats tokenize demo same same.out
 has kinds_are_counted '^records 2 of messages, 1 of conversations, 3 of prompt, 2 of instruction; chats by .* ChatML, .*answers$' out.txt
 check chats_in_an_array tokenize demo same.json array.out
-check on_every_turn eval "tokenize demo same all.out --train-on all"
-same_documents() {
-    python3 - << 'PY'
-import shards
+check on_every_turn tokenize demo same all.out --train-on all
+check_python all_are_the_same_document << 'PY'
 text = b"<|im_start|>user\nAdd\n\n1 2<|im_end|>\n<|im_start|>assistant\n3<|im_end|>"
 found, everything = shards.read("same.out/tokens"), shards.read("all.out/tokens")
 marked = len(text) - len(b"3<|im_end|>")
 assert found == [([256, *text, 10, 257], [0] * (marked + 1) + [1] * 11 + [0, 1])] * 8, found[0]
 assert [bits for _, bits in everything] == [[0] + [1] * (len(text) + 2)] * 8, everything[0]
 PY
-}
-check all_are_the_same_document same_documents
 for i in '0 without tools' '1 expected system, user or assistant' '2 an answer that is trained' '3 without NULs' '4 a list of messages' \
     '5 a list of messages' '6 expected text, messages, .*found question' '7 an answer that is trained' '8 an answer that' '9 without tools' \
     '10 without tools' '11 message 2: weight: expected a number' \
@@ -150,8 +139,8 @@ has the_hint_renders_it '^hint: python3 data/prepare.py --chat same/train.jsonl 
 check texts_need_no_template tokenize foreign text text.out
 check a_question_may_be_the_last tokenize demo ends ends.out
 
-python3 - << 'PY'
-import gzip, json
+python << 'PY'
+import gzip
 chats = [[("user", "Hi"), ("assistant", "Hello \x1b[31m€!")],
          [("system", "S"), ("user", "2+2?"), ("assistant", "4"), ("user", "3+3?"), ("assistant", "6")]]
 openai = lambda chat: [{"role": r, "content": c} for r, c in chat]
@@ -192,18 +181,12 @@ templates = {
 for name, text in templates.items():
     open(name + ".jinja", "w").write(text)
 PY
-shown() { run --show 9 "$@" | grep -v -e '^$' -e '^<|im_start|>'; }
+shown() { same "shown_$1" <(run --show 9 "$1" | grep -v -e '^$' -e '^<|im_start|>') "$2"; }      # shown FILE AS
 printf '%s\n' 'Hi<|im_end|>' '[[Hello \x1b[31m€!<|im_end|>]]' 'S<|im_end|>' '2+2?<|im_end|>' '[[4<|im_end|>]]' \
     '3+3?<|im_end|>' '[[6<|im_end|>]]' > wanted
-for form in openai.jsonl sharegpt.jsonl.gz lists.jsonl; do
-    shown $form > found
-    same "shown_$form" found wanted
-done
+for form in openai.jsonl sharegpt.jsonl.gz lists.jsonl; do shown $form wanted; done
 sed 's/\[\[4<|im_end|>\]\]/4<|im_end|>/' wanted > last
-for form in prompt.jsonl weight.jsonl; do
-    shown $form > found
-    same "shown_$form" found last
-done
+for form in prompt.jsonl weight.jsonl; do shown $form last; done
 check surrogates eval "run surrogate.jsonl --out s.jsonl && tokenize demo s.jsonl s"
 has no_character_for_half_a_pair '1 document' out.txt
 check macro eval "run openai.jsonl --chat-template macro.jinja --show 2 | grep -F 'userassistant<[[4]]>user'"
@@ -220,11 +203,15 @@ check good_lines test "$(wc -l < good.jsonl)" -eq 3
 check rewriting run openai.jsonl --chat-template rewrites.jinja --out r.jsonl
 has rewriting_is_left_out 'left out: openai.jsonl:2: message 3: the template renders it and later' out.txt
 expect strict 3 'bad.jsonl:3: expected JSON' run bad.jsonl --strict --out none.jsonl
-expect no_template_file 3 'absent.jinja: expected text in UTF-8' run openai.jsonl --chat-template absent.jinja --out none.jsonl
-expect a_binary_template 3 'latin.jinja: expected text in UTF-8' run openai.jsonl --chat-template latin.jinja --out none.jsonl
-expect a_broken_template 3 'syntax.jinja: expected a chat template' run openai.jsonl --chat-template syntax.jinja --out none.jsonl
-expect a_raising_template 3 'expected documents, found none' run openai.jsonl --chat-template raises.jinja --out none.jsonl
-expect templates_are_in_a_sandbox 3 unsafe run openai.jsonl --chat-template escape.jinja --strict --out none.jsonl
+while read -r template pattern; do
+    expect "template_$template" 3 "$pattern" run openai.jsonl --chat-template $template.jinja --strict --out none.jsonl
+done << 'TEMPLATES'
+absent absent.jinja: expected text in UTF-8
+latin latin.jinja: expected text in UTF-8
+syntax syntax.jinja: expected a chat template
+raises no chats today
+escape unsafe
+TEMPLATES
 expect no_template_of_a_model 3 'expected a chat template, found none' run openai.jsonl --model bpe --out none.jsonl
 mkdir stub && echo 'raise ImportError' > stub/jinja2.py
 PYTHONPATH=$work/stub expect without_jinja2 2 'needs the Python package jinja2' run openai.jsonl --out none.jsonl

@@ -2,18 +2,14 @@
 # data/convert.py: files that other trainers wrote (tests/golden/shards) become shards with the same documents and
 # masks; damaged ones are refused. Token j of document i is 100 i + j + 1, but for the last one.
 . "$(dirname "$0")/lib.sh"
-scratch convert
-export PYTHONPATH=$root/tests
 python3 -c 'import numpy' 2> /dev/null || PATH=/usr/bin:$PATH  # the system's Python may have it
 python3 -c 'import numpy' 2> /dev/null || skip_all convert 'the Python package numpy is not installed'
 golden=$root/tests/golden/shards
 convert() { python3 "$root/data/convert.py" "$@"; }
 # sample FILE END ARGUMENTS...: a file whose documents end with token END
 sample() {
-    local file=$1
-    check "converts_$file${3:-}" convert "$golden/$file" --out "out/$file" --vocab-size 130000 "${@:3}"
-    check_python "documents_of_$file${3:-}" "$file" "$2" << 'PY'
-import shards, sys
+    check "converts_$1${3:-}" convert "$golden/$1" --out "out/$1" --vocab-size 130000 "${@:3}"
+    check_python "documents_of_$1${3:-}" "$1" "$2" << 'PY'
 file, end, lengths = sys.argv[1], int(sys.argv[2]), [4, 1, 9, 2, 6]
 documents = [[100 * i + j + 1 for j in range(n - 1)] + [end] for i, n in enumerate(lengths)]
 masks = [[int(j >= n // 2 and j > 0) for j in range(n)] for n in lengths]  # the second half is trained
@@ -34,10 +30,8 @@ sample llmq.bin 50256 --boundary-token 50256
 sample llmq_mask.bin 50256 --boundary-token 50256
 sample numpy.npy 50256 --boundary-token 50256
 cp "$golden"/olmo*.npy . && rm -r out
-for file in olmo.npy olmo_wide.npy; do
-    end=$([ $file = olmo.npy ] && echo 50279 || echo 100257)
-    golden=. sample $file "$end" --boundary-token "$end"
-done
+golden=. sample olmo.npy 50279 --boundary-token 50279
+golden=. sample olmo_wide.npy 100257 --boundary-token 100257
 
 # ---- large files, again, and for the trainer ---------------------------------------------------------------
 python3 - << 'PY'
@@ -50,10 +44,9 @@ np.save("large.npy", ids)
 np.save("second.npy", ids[:5000])
 PY
 large=(large.npy second.npy --out large --vocab-size 258 --boundary-token 0 --starts)
-check large convert "${large[@]}"
-has counts_are_printed '^large.npy: [0-9]{3} documents, 100000 tokens, 0 targets, 1 shards$' out.txt
+expect large 0 '^large.npy: [0-9]{3} documents, 100000 tokens, 0 targets, 1 shards$' convert "${large[@]}"
 check_python large_is_the_same << 'PY'
-import numpy as np, shards
+import numpy as np
 found = sum((ids for ids, _ in shards.read("large")), [])
 assert found == np.load("large.npy").tolist() + np.load("second.npy").tolist()
 assert all(ids[0] == 0 and 0 not in ids[1:] for ids, _ in shards.read("large"))
@@ -63,34 +56,28 @@ rm large/train_00001_00000.bin && touch second.npy
 check resumes_by_file convert "${large[@]}"
 check second_is_made_again test -e large/train_00001_00000.bin
 check first_is_kept test "$(date -r large/train_00000_00000.bin +%Y)" -eq 2000
-check trains "${TRAIN:-$root/build/asan/train_llama}" --train large --steps 1 --max-seqlen 64 --micro-batch-tokens 256 \
+expect trains_on_them 0 '^train +2 unpad.c shards, [0-9]+ documents, 105000 tokens$' \
+    "${TRAIN:-$root/build/asan/train_llama}" --train large --steps 1 --max-seqlen 64 --micro-batch-tokens 256 \
     --num-samples 0 --out run
-has trains_on_them '^train +2 unpad.c shards, [0-9]+ documents, 105000 tokens$' out.txt
 sed 's/10\*\*8/2000/' "$root/data/convert.py" > small.py
 check many_shards python3 small.py large.npy --out small --vocab-size 258 --boundary-token 0 --starts
 check_python many_shards_are_the_same << 'PY'
-import glob, shards
 assert shards.read("small") == shards.read("large")[:len(shards.read("small"))] and len(glob.glob("small/*.bin")) > 40
 PY
 
 # ---- what is refused ---------------------------------------------------------------------------------------
-refused() {     # refused NAME CODE PATTERN FILE ARGUMENTS...
-    local name=$1 code=$2 pattern=$3
-    shift 3
-    expect "$name" "$code" "$pattern" convert "$@" --out none --vocab-size 130000
-}
+# refused NAME CODE PATTERN FILE ARGUMENTS...
+refused() { expect "$1" "$2" "$3" convert "${@:4}" --out none --vocab-size 130000; }
 refused no_boundary 2 'numpy.npy: does not say where documents end' "$golden/numpy.npy"
 refused another_boundary 3 'token 7 is nowhere in it' "$golden/numpy.npy" --boundary-token 7
 refused two_dimensions 3 'expected one dimension.*\(2, 3\)' "$golden/numpy_2d.npy" --boundary-token 0
 refused another_format 3 'unknown format' "$root/README.md"
 expect ids_beyond_the_vocabulary 3 'expected ids from 0 to 99, found 1 to 50256' convert "$golden/datatrove.ds" --out none --vocab-size 100
-cat > cut.py << 'PY'
-"""Every other length of a file or of what is beside it is refused."""
-import glob, os, subprocess, sys
-sys.argv, convert = [sys.argv[1], "--out", "none", "--vocab-size", "130000"], sys.argv[1]
-sys.path.insert(0, os.path.dirname(convert))
+# every other length of a file or of what is beside it
+check_python cut_files_are_refused "$golden" "$root/data" << 'PY'
+golden, accepted = sys.argv[1], []
+sys.path.insert(0, sys.argv[2])
 import convert as c
-golden, accepted = os.environ["GOLDEN"], []
 class Args: out, vocab_size, boundary_token, starts, split = "none", 130000, 50256, False, "train"
 for file, parts in (("datatrove_wide.ds", ["", ".index", ".loss"]), ("llmq_mask.bin", [""]), ("numpy.npy", [""]),
                     ("megatron.bin", ["", "idx"]), ("olmo.npy", ["", "csv.gz"])):
@@ -109,5 +96,4 @@ for file, parts in (("datatrove_wide.ds", ["", ".index", ".loss"]), ("llmq_mask.
                 pass
 assert not accepted, accepted
 PY
-GOLDEN=$golden check cut_files_are_refused python3 cut.py "$root/data/convert.py"
 finish

@@ -7,7 +7,6 @@ nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2> /dev/null) ||
     skip_all hopper_kernels 'nvcc is not installed'
 "$nvcc" --list-gpu-arch | grep -qx compute_90 ||
     skip_all hopper_kernels 'this nvcc does not know sm_90a'
-scratch build
 
 # compiled DIRECTORY NAME: ptxas's remarks on NAME.cu (C75xx) count as errors
 compiled() {

@@ -1,32 +1,30 @@
 #!/usr/bin/env bash
-# The table of operations under other settings of the emulator: streams that lag behind the host, other
-# architectures with their shared memory, exponentials as inexact as a GPU's, another cuBLASLt; Hopper's
-# attention under a random schedule and one by priorities, with copies done at any time (all of it:
-# make test-dev). --filter TEXT: the runs whose name contains it.
+# The table of operations under AddressSanitizer and UBSan, and under other settings of the emulator:
+# streams that lag behind the host, other architectures with their shared memory, exponentials as inexact
+# as a GPU's, another cuBLASLt; Hopper's attention under a random schedule and one by priorities, with
+# copies done at any time (all of it: make test-dev). --filter TEXT: the runs whose name contains it.
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)       # each run sets its own
 chosen=${2:-}
-scratch modes
 cd "$root" || exit 1
+export ASAN_OPTIONS=detect_leaks=0      # fibers of a failed case are no leaks
 evidence() { grep -avE '^ok ' "$work/$1" | tail -n 15; }
 
 # start NAME SETTINGS OPTION...: in the background; log in NAME, exit code in NAME.status
-names=()
+names=() build=emu
 start() {
-    local name=$1 settings=$2
-    shift 2
-    [[ $name = *"$chosen"* ]] || return
-    names+=("$name")
-    { env $settings timeout "$limit_s" build/emu/test_ops "$@" > "$work/$name" 2>&1
-      echo $? > "$work/$name.status"; } &
+    [[ $1 = *"$chosen"* ]] || return
+    names+=("$1")
+    { env $2 timeout "$limit_s" build/$build/test_ops "${@:3}" > "$work/$1" 2>&1
+      echo $? > "$work/$1.status"; } &
 }
 # end: waits for all; each must have passed at least one case
 end() {
-    local name
+    local name status
     wait
     for name in "${names[@]}"; do
-        if [ "$(cat "$work/$name.status")" -ne 0 ]; then
-            bad "$name" "$(exit_code "$(cat "$work/$name.status")")"
+        status=$(cat "$work/$name.status")
+        if [ "$status" -ne 0 ]; then bad "$name" "$(exit_code "$status")"
         elif ! grep -qE '^[1-9][0-9]* passed, 0 failed' "$work/$name"; then bad "$name" 'no case ran'
         else ok "$name"; fi
     done
@@ -50,6 +48,8 @@ end
 for kind in random prio; do
     start "hopper_${kind}_schedule" "EMU_SCHED=$kind EMU_ASYNC=random" --filter sm90
 done
+# bounds of registers and shared memory; all shapes: make test-sanitizers
+build=emusan start sanitized '' --quick
 start hopper_proxy_fences "EMU_SCHED=random EMU_ASYNC=random EMU_PROXY=1" --filter sm90 --quick
 end
 finish

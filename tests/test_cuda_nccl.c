@@ -2,10 +2,8 @@
 // GPU suffices; tests/test_cuda_ranks.sh starts the same program as several ranks. A formula gives
 // the data of every rank, and sums are of integers: exact in any order.
 
-#include <unistd.h>
-
-#include "../data/base/hash.h"
-#include "../llama.h"
+#include "../kernels/comm/comm.h"
+#include "../kernels/kernels.h"
 #include "test.h"
 
 const char *comm_connect_alone(void);  // kernels/comm/nccl.cu
@@ -54,31 +52,6 @@ static real *upload_parts() {
     return x;
 }
 
-static const size_t ranges[][2] = {{0, N}, {0, 1}, {1000, 1003}, {1234, 4321}, {N - 1, N}, {7, 7}};
-enum { RANGES = sizeof ranges / sizeof *ranges };
-
-TEST(a_reduced_range_is_the_sum_in_its_shards_and_nothing_else_changes) {
-    start();
-    real *x = upload_parts();
-    for (int kind = 0; kind < SPLITS; kind++) {
-        for (int k = 0; k < RANGES; k++) {
-            const size_t from = ranges[k][0], to = ranges[k][1];
-            split(kind, N);
-            for (size_t i = 0; i < N; i++) host[i] = part(rank, i);
-            device_upload(x, host, N * sizeof *x);
-            comm_wait(comm_reduce_begin(x, first, from, to));
-            device_download(other, x, N * sizeof *x);
-            for (size_t i = 0; i < N; i++) {
-                if (i >= from && i < to && !in_share(rank, i)) continue;  // left undefined
-                const real expected = i >= from && i < to ? total(i) : part(rank, i);
-                CHECK_MSG(other[i] == expected, "split %d range %d: [%zu] is %g, expected %g", kind,
-                          k, i, (double)other[i], (double)expected);
-            }
-        }
-    }
-    device_free(x);
-}
-
 // The bf16 of a weight: its fp32 master rounded, halves up
 static float bf16(float master) {
     uint32_t bits;
@@ -88,26 +61,40 @@ static float bf16(float master) {
     return master;
 }
 
-TEST(gathered_weights_are_their_owners) {
-    start();
-    floatX *w = (floatX *)device_malloc(N * sizeof *w);
-    for (int kind = 0; kind < SPLITS; kind++) {
-        for (int k = 0; k < RANGES; k++) {
-            const size_t from = ranges[k][0], to = ranges[k][1];
-            split(kind, N);
-            for (size_t i = 0; i < N; i++) host[i] = part(rank, i) + 1.0f / 4096;
-            weights_from_host(w, NULL, host, N);
-            comm_wait(comm_gather_begin(w, first, from, to));
-            weights_to_host(other, w, NULL, N);
-            for (size_t i = 0; i < N; i++) {
-                const int r = i >= from && i < to ? owner(i) : rank;
-                const float expected = bf16(part(r, i) + 1.0f / 4096);
-                CHECK_MSG(other[i] == expected, "split %d range %d: [%zu] is %g, expected %g", kind,
-                          k, i, other[i], expected);
-            }
-        }
+// In the range sums of gradients, elsewhere than in the own shard left undefined, or the owners'
+// weights; outside of it nothing changes.
+static void check_range(bool weights, int kind, size_t from, size_t to) {
+    const float low = weights ? 1.0f / 4096 : 0;  // rounded off
+    real *x = upload_parts();
+    split(kind, N);
+    for (size_t i = 0; i < N; i++) host[i] += low;
+    if (weights) {
+        weights_from_host((floatX *)x, NULL, host, N);
+        comm_wait(comm_gather_begin((floatX *)x, first, from, to));
+        weights_to_host(other, (floatX *)x, NULL, N);
+    } else {
+        comm_wait(comm_reduce_begin(x, first, from, to));
+        device_download(other, x, N * sizeof *x);
     }
-    device_free(w);
+    for (size_t i = 0; i < N; i++) {
+        const bool inside = i >= from && i < to;
+        if (!weights && inside && !in_share(rank, i)) continue;
+        const real expected = weights  ? bf16(part(inside ? owner(i) : rank, i) + low)
+                              : inside ? total(i)
+                                       : part(rank, i);
+        CHECK_MSG(other[i] == expected, "%s, split %d, %zu to %zu: [%zu] is %g, expected %g",
+                  weights ? "weights" : "gradients", kind, from, to, i, (double)other[i],
+                  (double)expected);
+    }
+    device_free(x);
+}
+
+TEST(reduced_and_gathered_ranges_are_sums_and_their_owners) {
+    static const size_t ranges[][2] = {{0, N},       {0, 1},     {1000, 1003},
+                                       {1234, 4321}, {N - 1, N}, {7, 7}};
+    start();
+    for (int i = 0; i < 2 * SPLITS * 6; i++)
+        check_range(i % 2, i / 2 % SPLITS, ranges[i / 2 / SPLITS][0], ranges[i / 2 / SPLITS][1]);
 }
 
 TEST(collected_rows_are_each_ranks_part_of_this_shard) {
@@ -177,104 +164,6 @@ TEST(asynchronous_calls_follow_earlier_work_and_precede_their_wait) {
     device_free(x);
     device_free(y);
     device_free(sum);
-}
-
-TEST(host_memory) {
-    start();
-    int32_t mine[3] = {rank, 10 * rank, -rank}, all[3 * 64];
-    unsigned char bytes[1000] = {0};
-    CHECK(comm_max(100 - rank) == 100);
-    CHECK(comm_max(rank) == ranks - 1);
-    comm_all_gather_host(all, mine, sizeof mine);
-    for (int r = 0; r < ranks; r++) CHECK(all[3 * r] == r && all[3 * r + 2] == -r);
-    const size_t n = sizeof bytes / (size_t)ranks, at = (size_t)rank * n;
-    for (size_t i = at; i < at + n; i++) bytes[i] = (unsigned char)(i + 1);
-    comm_merge(bytes, sizeof bytes, at, n);
-    comm_broadcast(bytes, sizeof bytes);
-    for (size_t i = 0; i < n * (size_t)ranks; i++) CHECK(bytes[i] == (unsigned char)(i + 1));
-    comm_barrier();
-}
-
-// ------------------------------------------------------------------------------------------------
-// A step of a model: gradients reduced layer by layer during the backward pass of the last
-// micro-batch have the same bits as gradients reduced after it.
-
-static void make_model(LlamaModel *m, bool tied) {
-    Error err = {0};
-    LlamaConfig c;
-    const LlamaSettings settings = {.micro_batch_tokens = 64,
-                                    .max_seqlen = 32,
-                                    .train = true,
-                                    .rank = rank,
-                                    .num_ranks = ranks,
-                                    .num_losses = ranks};
-    memset(&c, 0, sizeof c);
-    c.vocab_size = 40, c.hidden_size = 64, c.intermediate_size = 72, c.num_layers = 3;
-    c.num_heads = 2, c.num_kv_heads = 1, c.head_dim = 64, c.max_position_embeddings = 64;
-    c.rms_norm_eps = 1e-5f, c.rope_theta = 10000, c.initializer_range = 0.05f;
-    c.tie_word_embeddings = tied;
-    llama_plan(m, &c, settings);
-    CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
-    llama_init(m, 7);
-}
-
-static void step(LlamaModel *m, const Batch *b, bool overlapped, int64_t t) {
-    const AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, t};
-    llama_begin_step(m, 64);
-    for (int micro = 0; micro < 2; micro++) {
-        llama_set_batch(m, &b[micro]);
-        if (overlapped && micro == 1) llama_last_micro_batch(m);
-        llama_forward(m);
-        llama_head_train(m);
-        llama_backward(m);
-        llama_add_losses(m);
-    }
-    llama_reduce_grads(m);
-    llama_update(m, hyper, 1);
-}
-
-static void check_overlap(bool tied) {
-    static int32_t tokens[2][64];
-    static LlamaModel models[2];
-    Batch b[2];
-    for (int micro = 0; micro < 2; micro++) {
-        DocView docs[2] = {0};
-        for (int i = 0; i < 64; i++) tokens[micro][i] = (i * (rank + 3) + 11 * micro + i / 5) % 40;
-        docs[0].tokens = tokens[micro], docs[0].length = 32 - rank, docs[0].next_token = -1;
-        docs[1].tokens = tokens[micro] + 32, docs[1].length = 20, docs[1].next_token = 3;
-        batch_init(&b[micro], 64, 2);
-        batch_pack(&b[micro], docs, 2);
-    }
-    for (int k = 0; k < 2; k++) {
-        make_model(&models[k], tied);
-        for (int64_t t = 1; t <= 3; t++) step(&models[k], b, k == 1, t);
-        llama_await_all_weights(&models[k]);
-    }
-    const size_t n = models[0].num_elements;
-    float *w = (float *)calloc(2 * n, sizeof *w);
-    for (size_t k = 0; k < 2; k++) weights_to_host(w + k * n, models[k].weights, NULL, n);
-    uint32_t own = crc32c(0, w, n * sizeof *w), all[64];
-    const size_t held = models[0].held_first;  // only the low bits of the rank's own shard exist
-    for (size_t k = 0; k < 2; k++)
-        weights_to_host(w + k * n + held, models[k].weights + held, models[k].master_lo,
-                        models[k].held_count);
-    const StepScalars a = llama_read_step(&models[0]), c = llama_read_step(&models[1]);
-    CHECK(a.scale > 0 && a.grad_norm == c.grad_norm && a.loss_sum == c.loss_sum);
-    CHECK_MSG(memcmp(w, w + n, n * sizeof *w) == 0, "weights differ");
-    // every rank has the same weights, and they have changed
-    comm_all_gather_host(all, &own, sizeof own);
-    for (int r = 0; r < ranks; r++) CHECK_MSG(all[r] == own, "rank %d has other weights", r);
-    free(w);
-    for (int k = 0; k < 2; k++) llama_free(&models[k]), batch_free(&b[k]);
-}
-
-TEST(overlapped_steps_have_the_bits_of_others_tied) {
-    start();
-    check_overlap(true);
-}
-TEST(overlapped_steps_have_the_bits_of_others_untied) {
-    start();
-    check_overlap(false);
 }
 
 int main(int argc, char **argv) {

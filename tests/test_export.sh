@@ -1,23 +1,13 @@
 #!/usr/bin/env bash
 # Models for other programs: final/ in bf16, and GGUF files of every family by
-# scripts/export_gguf.py: read back by the package gguf, and run by llama.cpp (xllamacpp). Runs the
-# sanitizer build; set TRAIN to test another one.
+# scripts/export_gguf.py: read back by the package gguf, and run by llama.cpp (xllamacpp).
 . "$(dirname "$0")/lib.sh"
-scratch export
-train=${TRAIN:-$root/build/asan/train_llama}
 export OMP_NUM_THREADS=2
-needs() {  # needs PACKAGE NAME COMMAND...
-    local package=$1 name=$2
-    shift 2
-    if python3 -c "import $package" 2> /dev/null; then check "$name" "$@"
-    else skip "$name" "the Python package $package is not installed"; fi
-}
 export_as() { python3 "$root/scripts/export_gguf.py" "$1" "$3" --type "$2"; }
 
 # ---- final/ in bf16 ----------------------------------------------------------------------------
 tiny_model tiny 64 96 32
-uneven_texts text 9
-prepare text --out corpus --val-frac 0.1
+corpus 9
 run=("$train" --train corpus --max-seqlen 128 --micro-batch-tokens 512
      --val-every 0 --num-samples 0 --steps 60 --lr 1e-2)
 expect train_to_bf16 0 'done: llama/final is' "${run[@]}" --from-scratch --model tiny --out llama --final-dtype bf16
@@ -26,17 +16,15 @@ check final_says_bfloat16 grep -q '"torch_dtype": "bfloat16"' llama/final/config
 check checkpoints_say_float32 grep -q '"torch_dtype": "float32"' llama/step-00000060/config.json
 
 expect refuses_an_unknown_type 2 'invalid choice' export_as llama/final q4_0 x.gguf
-if ! python3 -c 'import gguf' 2> /dev/null; then
+if ! with_package gguf_files gguf; then
     expect names_the_package 2 'pip install gguf' export_as llama/final f16 x.gguf
-    skip_all gguf_files 'the Python package gguf is not installed'
+    finish
 fi
 
 # ---- models of every family, and a tokenizer with merges ------------------------------------------
 family() {      # family NAME CHANGES: the tiny model with other members in config.json, trained
-    cp -r tiny "$1-config" && python3 - "$1-config/config.json" "$2" << 'PY'
-import json, sys
-config = json.load(open(sys.argv[1]))
-config.update(json.loads(sys.argv[2]))
+    cp -r tiny "$1-config" && python "$1-config/config.json" "$2" << 'PY'
+config = {**json.load(open(sys.argv[1])), **json.loads(sys.argv[2])}
 json.dump(config, open(sys.argv[1], "w"))
 PY
     expect "train_$1" 0 done "${run[@]}" --from-scratch --model "$1-config" --out "$1"
@@ -55,33 +43,23 @@ for name in smollm2 llama3 qwen; do
     cp -r llama/final "merges_$name" && cp "$root/tests/golden/tokenizers/$name/tokenizer.json" "merges_$name"
     printf '%s' '{"bos_token": "<|im_start|>", "eos_token": {"content": "<|endoftext|>"}, "pad_token": "<|endoftext|>",
         "unk_token": "<|endoftext|>", "chat_template": "of tokenizer_config.json"}' > "merges_$name/tokenizer_config.json"
-    python3 - "merges_$name" << 'PY'
-import json, struct, sys
+    python "merges_$name" << 'PY'
 d = sys.argv[1]
-config = json.load(open(d + "/config.json"))
-hidden, config["vocab_size"] = config["hidden_size"], 408   # ids that the tokenizer does not have
-config["eos_token_id"] = [0, 5]
+config, weights = json.load(open(d + "/config.json")), tensors(d + "/model.safetensors")
+config["vocab_size"], config["eos_token_id"] = 408, [0, 5]  # ids that the tokenizer does not have
 json.dump({"eos_token_id": [7, 5]}, open(d + "/generation_config.json", "w"))
-data = open(d + "/model.safetensors", "rb").read()
-size = struct.unpack_from("<Q", data)[0]
-header, body = json.loads(data[8:8 + size]), bytearray(data[8 + size:])
-embedding = header["model.embed_tokens.weight"]
-a, b = embedding["data_offsets"]
-embedding["shape"][0] = 408
-embedding["data_offsets"] = [len(body), len(body) + 408 * hidden * 2]
-body += (body[a:b] * 2)[:408 * hidden * 2]
-text = json.dumps(header).encode()
-text += b" " * (-len(text) % 8)
-open(d + "/model.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + body)
+data = weights.pop("model.embed_tokens.weight")[2] * 2     # again, as the last one
+weights["model.embed_tokens.weight"] = ["BF16", [408, config["hidden_size"]], data[:408 * config["hidden_size"] * 2]]
+put_tensors(d + "/model.safetensors", weights)
 json.dump(config, open(d + "/config.json", "w"))
 PY
 done
 printf '%s' "{{ 'ä' }} of its own file" > merges_llama3/chat_template.jinja
 
 # ---- read back by gguf ----------------------------------------------------------------------------
-cat > read_back.py << 'PY'
-"""read_back.py DIR TYPE FILE: names, shapes, values, tokens and roles, against the directory"""
-import json, math, os, sys
+# exported DIR TYPE: names, shapes, values, tokens and roles, against the directory
+exported() {
+    rm -f asked.gguf && export_as "$1" "$2" asked.gguf && python "$1" "$2" asked.gguf << 'PY'
 import gguf, numpy
 directory, kind, path = sys.argv[1:]
 reader = gguf.GGUFReader(path)
@@ -130,26 +108,21 @@ NAMES = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_att
          "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
          "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "model.embed_tokens": "token_embd",
          "model.norm": "output_norm", "lm_head": "output"}
-data = open(directory + "/model.safetensors", "rb").read()
-size = int.from_bytes(data[:8], "little")
 wanted = {}
-for name, t in json.loads(data[8:8 + size]).items():
-    if name == "__metadata__":
-        continue
-    raw = data[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]]
-    v = (numpy.frombuffer(raw, "<f4") if t["dtype"] == "F32" else
-         (numpy.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4")).reshape(t["shape"])
+for name, (dtype, shape, raw) in tensors(directory + "/model.safetensors").items():
+    v = (numpy.frombuffer(raw, "<f4") if dtype == "F32" else
+         (numpy.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4")).reshape(shape)
     if arch in ("llama", "smollm3") and (".q_proj" in name or ".k_proj" in name):
         order = [h + i + half * d // 2 for h in range(0, len(v), d) for i in range(d // 2) for half in (0, 1)]
         v = v[order]
     *parts, end = name.split(".")
     wanted["blk.%s.%s.%s" % (parts[2], NAMES[".".join(parts[3:])], end) if parts[1:2] == ["layers"]
            else NAMES[".".join(parts)] + "." + end] = v
-tensors = {t.name: t for t in reader.tensors}
-factors = tensors.pop("rope_freqs.weight", None)
-assert set(tensors) == set(wanted), set(tensors) ^ set(wanted)
+found = {t.name: t for t in reader.tensors}
+factors = found.pop("rope_freqs.weight", None)
+assert set(found) == set(wanted), set(found) ^ set(wanted)
 for name, v in wanted.items():
-    t = tensors[name]
+    t = found[name]
     stored = "f32" if v.ndim == 1 else "f16" if kind == "q8_0" and v.shape[1] % 32 else kind
     assert t.tensor_type.name.lower() == stored and list(t.shape)[::-1] == list(v.shape), name
     back = gguf.quants.dequantize(t.data, t.tensor_type).reshape(v.shape)
@@ -157,38 +130,35 @@ for name, v in wanted.items():
              "q8_0": abs(v).max(-1, keepdims=True) / 127 * 0.57}[stored]
     assert (abs(back - v) <= bound).all(), name
 assert (factors is not None) == (directory == "llama3/final")
-if factors is not None:         # as llama.cpp's convert_hf_to_gguf.py
-    r = config["rope_scaling"]
-    for i, value in enumerate(factors.data):
-        wave, whole = 2 * math.pi * config["rope_theta"] ** (2 * i / d), r["original_max_position_embeddings"]
-        smooth = (whole / wave - r["low_freq_factor"]) / (r["high_freq_factor"] - r["low_freq_factor"])
-        factor = (1 if wave < whole / r["high_freq_factor"] else r["factor"] if wave > whole / r["low_freq_factor"]
-                  else 1 / ((1 - smooth) / r["factor"] + smooth))
-        assert abs(value / factor - 1) < 1e-6, (i, value, factor)
-    assert len(set(factors.data)) >= 3
 PY
-exported() {    # exported DIR TYPE
-    rm -f asked.gguf && export_as "$1" "$2" asked.gguf && python3 read_back.py "$1" "$2" asked.gguf
 }
 for kind in f32 bf16 f16 q8_0; do check "llama_in_$kind" exported llama/final $kind; done
 for model in mistral qwen2 qwen3 smollm3 llama3; do check "exports_$model" exported $model/final q8_0; done
 for model in smollm2 llama3 qwen; do check "exports_merges_$model" exported merges_$model bf16; done
-# and back to Hugging Face with the weights of before, which were bf16
+# ---- and back: scripts/gguf_to_hf.py ------------------------------------------------------------------
 there_and_back() {
-    export_as merges_smollm2 bf16 there.gguf && python3 "$root/scripts/gguf_to_hf.py" there.gguf back &&
-        python3 - << 'PY'
-import json
-def tensors(path):
-    data = open(path, "rb").read()
-    size = int.from_bytes(data[:8], "little")
-    return {name: data[8 + size:][slice(*t["data_offsets"])] for name, t in json.loads(data[8:8 + size]).items()
-            if name != "__metadata__"}
-assert tensors("back/model.safetensors") == tensors("merges_smollm2/model.safetensors")
-a, b = (json.load(open(d + "/tokenizer.json"))["model"] for d in ("merges_smollm2", "back"))
-assert b["merges"] == [" ".join(m) for m in a["merges"]] and all(b["vocab"][t] == i for t, i in a["vocab"].items())
+    export_as merges_smollm2 bf16 there.gguf && python3 "$root/scripts/gguf_to_hf.py" there.gguf hf && python << 'PY'
+def load(directory):
+    return [tensors(directory + "/model.safetensors")] + [
+        json.load(open(directory + "/" + name)) for name in ("config.json", "tokenizer.json", "tokenizer_config.json")]
+weights, config, tokenizer, roles = load("merges_smollm2")
+weights_back, config_back, tokenizer_back, roles_back = load("hf")
+assert weights_back == weights
+for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps",
+            "num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "tie_word_embeddings"):
+    assert config_back[key] == config[key], key
+assert tokenizer_back["model"]["merges"] == [m if isinstance(m, str) else " ".join(m)
+                                             for m in tokenizer["model"]["merges"]]
+assert tokenizer["model"]["vocab"].items() <= tokenizer_back["model"]["vocab"].items()
+assert [t["id"] for t in tokenizer_back["added_tokens"]] == [t["id"] for t in tokenizer["added_tokens"] if t["special"]]
+assert roles_back["eos_token"] == "<|endoftext|>" and roles_back["chat_template"] == roles["chat_template"]
 PY
 }
-check there_and_back there_and_back
+check gguf_to_hugging_face there_and_back
+head -c 700 there.gguf > cut.gguf
+expect refuses_a_cut_gguf 3 'cut.gguf: expected a GGUF file' python3 "$root/scripts/gguf_to_hf.py" cut.gguf cut
+check no_model_of_a_cut_gguf test ! -e cut
+expect refuses_gguf_without_arguments 2 'expected MODEL.gguf' python3 "$root/scripts/gguf_to_hf.py"
 
 # ---- what is refused, and leaves nothing -----------------------------------------------------------
 # refuses NAME CODE PATTERN TYPE [PYTHON]: of a copy of llama/final that the Python code changed
@@ -220,45 +190,14 @@ full_disk() { (ulimit -f 100 && trap '' XFSZ && export_as llama/final f32 x.gguf
 expect refuses_a_full_disk 4 'error: x.gguf' full_disk
 check nothing_is_left eval '! ls -A | grep -E "^x|tmp"'
 
-# ---- and back: scripts/gguf_to_hf.py ------------------------------------------------------------------
-there_and_back() {
-    export_as merges_smollm2 bf16 there_and_back.gguf &&
-        python3 "$root/scripts/gguf_to_hf.py" there_and_back.gguf hf && python3 - << 'PY'
-import json
-def load(directory):
-    data = open(directory + "/model.safetensors", "rb").read()
-    size = int.from_bytes(data[:8], "little")
-    weights = {name: (t["shape"], data[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]])
-               for name, t in json.loads(data[8:8 + size]).items() if name != "__metadata__"}
-    return [weights] + [json.load(open(directory + "/" + name)) for name in
-                        ("config.json", "tokenizer.json", "tokenizer_config.json")]
-weights, config, tokenizer, roles = load("merges_smollm2")
-weights_back, config_back, tokenizer_back, roles_back = load("hf")
-assert weights_back == weights
-for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps",
-            "num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "tie_word_embeddings"):
-    assert config_back[key] == config[key], key
-assert tokenizer_back["model"]["merges"] == [m if isinstance(m, str) else " ".join(m)
-                                             for m in tokenizer["model"]["merges"]]
-assert tokenizer["model"]["vocab"].items() <= tokenizer_back["model"]["vocab"].items()
-assert [t["id"] for t in tokenizer_back["added_tokens"]] == [t["id"] for t in tokenizer["added_tokens"] if t["special"]]
-assert roles_back["eos_token"] == "<|endoftext|>" and roles_back["chat_template"] == roles["chat_template"]
-PY
-}
-check gguf_to_hugging_face there_and_back
-head -c 700 there_and_back.gguf > cut.gguf
-expect refuses_a_cut_gguf 3 'cut.gguf: expected a GGUF file' python3 "$root/scripts/gguf_to_hf.py" cut.gguf cut
-check no_model_of_a_cut_gguf test ! -e cut
-expect refuses_gguf_without_arguments 2 'expected MODEL.gguf' python3 "$root/scripts/gguf_to_hf.py"
-
 # ---- llama.cpp ---------------------------------------------------------------------------------------
 # A document's loss and the greedy text, by llama.cpp and by ours
 llama_cpp_agrees() {  # llama_cpp_agrees MODEL_DIR TYPE
     rm -f asked.gguf && export_as "$1" "$2" asked.gguf || return
     "$train" --model "$1" --eval --train one > eval.txt || return
     "$train" --model "$1" --generate --temperature 0 --prompt 'line 7' --sample-tokens 12 > text.txt 2> /dev/null || return
-    python3 - "$2" << 'PY'
-import glob, re, sys, xllamacpp
+    python "$2" << 'PY'
+import xllamacpp
 ids = list(memoryview(open(glob.glob("one/*.bin")[0], "rb").read()[1024:]).cast("H"))
 p = xllamacpp.CommonParams()
 p.model.path, p.n_ctx, p.n_parallel, p.warmup, p.fit_params = "asked.gguf", 256, 1, False, False
@@ -281,8 +220,9 @@ PY
 }
 mkdir one_text && head -c 60 "text/doc 9.txt" > one_text/doc.txt
 prepare one_text --out one --val-frac 0
-needs xllamacpp llama_cpp_agrees_in_q8_0 llama_cpp_agrees llama/final q8_0
 for model in llama mistral qwen2 qwen3 smollm3 llama3; do
-    needs xllamacpp llama_cpp_agrees_on_$model llama_cpp_agrees $model/final f16
+    with_package llama_cpp xllamacpp || break
+    check llama_cpp_agrees_on_$model llama_cpp_agrees $model/final f16
+    [ $model != llama ] || check llama_cpp_agrees_in_q8_0 llama_cpp_agrees llama/final q8_0
 done
 finish

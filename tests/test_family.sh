@@ -3,14 +3,11 @@
 # resume, also with --recompute and on two ranks, files that are again of their type, and the CUDA
 # backend, emulated. That they compute what transformers does is shown by the goldens.
 . "$(dirname "$0")/lib.sh"
-scratch family
 cpu=$root/build/cpu/train_llama cuda=${TRAIN:-$root/build/emu/train_llama}
 [ -x "$cuda" ] || { bad program "$cuda is not built" && finish; }
 tiny_model llama 64 96 64
-uneven_texts text 5
-prepare text --out corpus --val-frac 0.1
-python3 - << 'PY'
-import json, os
+corpus 5
+python << 'PY'
 types = {
     "qwen2": dict(architectures=["Qwen2ForCausalLM"], sliding_window=64, use_sliding_window=False),
     "qwen3": dict(architectures=["Qwen3ForCausalLM"], tie_word_embeddings=False),
@@ -25,9 +22,9 @@ for name, keys in types.items():
     json.dump({**llama, "model_type": name, **keys}, open(name + "/config.json", "w"))
 PY
 
-# written.py TYPE DIR: is it of this type, with the tensors that make it one?
-cat > written.py <<'PY'
-import json, struct, sys
+# written TYPE DIR: is it of this type, with the tensors that make it one?
+written() {
+    check_python "$1_is_written_as_it_is" "$@" <<'PY'
 name, path = sys.argv[1:]
 given, config = (json.load(open(d + "/config.json")) for d in (name, path))
 for key in "model_type", "architectures", "head_dim", "tie_word_embeddings", "hidden_size":
@@ -36,9 +33,7 @@ for key, value in (given.get("rope_scaling") or {}).items():
     assert config["rope_scaling"][key] == value, key
 assert config["sliding_window"] is None
 assert config.get("no_rope_layer_interval") == (2 if name == "smollm3" else None)
-with open(path + "/model.safetensors", "rb") as f:
-    header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
-shapes = {n: t["shape"] for n, t in header.items() if n != "__metadata__"}
+shapes = {name: shape for name, (_, shape, _) in tensors(path + "/model.safetensors").items()}
 for layer in "01":
     at = "model.layers." + layer + ".self_attn."
     assert shapes[at + "q_proj.weight"] == [192, 64]
@@ -48,12 +43,13 @@ for layer in "01":
         assert shapes.get(at + n) == ([64] if name == "qwen3" else None), n
 assert ("lm_head.weight" in shapes) == (name == "qwen3")
 PY
+}
 common=(--from-scratch --train corpus --max-seqlen 96 --micro-batch-tokens 256 --batch-tokens 512
         --val-every 0 --num-samples 0 --lr 1e-2 --warmup-steps 1 --steps 2 --keep 0 --threads 1)
 for type in qwen2 qwen3 mistral smollm3; do
     run=("$cpu" --model $type "${common[@]}")
     check ${type}_trains "${run[@]}" --out $type-off --recompute off --save-every 1
-    check ${type}_is_written_as_it_is python3 written.py $type $type-off/final
+    written $type $type-off/final
     mkdir $type-full && cp -r $type-off/step-00000001 $type-full/
     check ${type}_resumes_and_recomputes "${run[@]}" --out $type-full --resume --recompute full
     same_state ${type}_resumed_has_the_same_bits $type-{off,full}/step-00000002
@@ -65,7 +61,7 @@ done
 check smollm3_on_an_older_gpu "$cuda" --model smollm3 "${common[@]}" --attention sm80 --out older
 same_losses smollm3_on_an_older_gpu_has_the_losses 0.00390625 0.03125 2 smollm3-off older
 
-if ranks_can_run "$cpu"; then
+if with_ranks ranks "$cpu"; then
     for type in qwen2 qwen3; do
         for n in 1 2; do
             check "${type}_on_$n" "${mpi[@]}" -n $n "$cpu" --model $type "${common[@]}" \
@@ -73,7 +69,5 @@ if ranks_can_run "$cpu"; then
         done
         same_state ${type}_shards_have_the_same_bits $type-ranks{1,2}/step-00000002
     done
-else
-    skip ranks "$no_ranks"
 fi
 finish

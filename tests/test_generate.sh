@@ -1,10 +1,7 @@
 #!/usr/bin/env bash
 # --generate: prompts from an argument, a file, a pipe and a terminal; a chat; what contradicts it.
-# --eval: transformers' loss on the documents of a golden model. Runs the sanitizer build; set TRAIN to
-# test another one.
+# --eval: transformers' loss on the documents of a golden model.
 . "$(dirname "$0")/lib.sh"
-scratch generate
-train=${TRAIN:-$root/build/asan/train_llama}
 export OMP_NUM_THREADS=2
 golden=$root/tests/golden/mha_untied
 
@@ -12,10 +9,8 @@ golden=$root/tests/golden/mha_untied
 # bytes, but for ChatML's tokens and one merge.
 tiny_model tiny 24 40 8
 sed -i 's/"initializer_range": 0.05/"initializer_range": 0.5/' tiny/config.json
-uneven_texts text 9
-prepare text --out corpus --val-frac 0.1
-python3 - << 'PY' || bad tokenizer ''
-import json
+corpus 9
+python << 'PY' || bad tokenizer ''
 t = json.load(open("corpus/tokenizer.json"))
 for i, name in enumerate(("<|im_start|>", "<|im_end|>")):
     t["added_tokens"].append(dict(t["added_tokens"][0], id=258 + i, content=name))
@@ -37,14 +32,10 @@ cp -r tiny kind && cp chat.json kind/tokenizer_config.json
 cp -r kind plain && cp chatml.jinja plain/chat_template.jinja
 cp -r tiny other && cp other.json other/tokenizer_config.json
 run() { timeout -k 10 "$limit_s" "$@"; }
-of() { local model=$1; shift; run "$train" --model "$model" --from-scratch --generate --sample-tokens 12 "$@"; }
+of() { run "$train" --model "$1" --from-scratch --generate --sample-tokens 12 "${@:2}"; }
 greedy() { of tiny --temperature 0 "$@"; }
 # text NAME COMMAND...: it succeeds; its standard output is NAME.txt
-text() {
-    local name=$1
-    shift
-    "$@" > "$name.txt" 2> err.txt < /dev/null || { cp err.txt out.txt; bad "$name" "exit code $?"; }
-}
+text() { "${@:2}" > "$1.txt" 2> err.txt < /dev/null || { cp err.txt out.txt; bad "$1" "exit code $?"; }; }
 
 # ---- where prompts come from ---------------------------------------------------------------------------
 text line greedy --prompt 'line 7'
@@ -60,18 +51,18 @@ run "$train" --model tiny --from-scratch --train corpus --allow-other-tokenizer 
 sed -n 's/ (ended)$//; /^--- sample/,/^done/p' samples.txt | grep -av '^done' > found.txt
 for i in 1 2; do echo "--- sample $i after step 0" && printf 'line 7' && cat line.txt; done > expected.txt
 same samples_begin_with_the_prompt found.txt expected.txt
+# bos NAME SED MEMBER: the text of tiny with another tokenizer, and with this in its config
+bos() {
+    rm -rf "$1" && cp -r tiny "$1" && sed -i "$2" "$1/tokenizer.json" && sed -i "s/}$/$3}/" "$1/tokenizer_config.json"
+    text "$1" of "$1" --temperature 0 --prompt 'line 7'
+}
 # BOS before a prompt as the tokenizer itself puts it there: by its post_processor, or as its config says
-cp -r tiny unprocessed
-sed -i 's/"post_processor": {/"unused": {/' unprocessed/tokenizer.json
-text no_bos of unprocessed --temperature 0 --prompt 'line 7'
+bos no_bos 's/"post_processor": {/"unused": {/' ''
 has no_bos_without_a_post_processor '^5 prompt tokens' err.txt
 differ bos_matters no_bos.txt line.txt
-sed -i 's/}$/, "add_bos_token": true}/' unprocessed/tokenizer_config.json
-text adds_bos of unprocessed --temperature 0 --prompt 'line 7'
+bos adds_bos 's/"post_processor": {/"unused": {/' ', "add_bos_token": true'
 same add_bos_token_adds_it adds_bos.txt line.txt
-cp -r tiny never
-sed -i 's/}$/, "add_bos_token": false}/' never/tokenizer_config.json
-text never of never --temperature 0 --prompt 'line 7'
+bos never '' ', "add_bos_token": false'
 same add_bos_token_leaves_it_out never.txt no_bos.txt
 printf 'line 7\nä\n\nof the\n' > prompts.txt
 text two greedy --prompt 'ä'
@@ -87,7 +78,6 @@ check every_prompt_of_many test "$(grep -ac '^--- ' all.txt)" -eq 150
 # a text may end inside a character; the next text begins without its bytes
 text ends greedy --prompt @many.txt --sample-tokens 1
 check_python texts_end_with_whole_characters << 'PY'
-import re
 texts = re.split(r"^--- \d+\n", open("ends.txt", encoding="utf-8", newline="").read(), flags=re.M)[1:]
 assert all(len(t[:-1]) <= 1 or t == "li\n" for t in texts), texts
 assert "\ufffd\n" in texts and len(set(texts)) > 5, texts
@@ -115,13 +105,8 @@ PY
 turn='<|im_start|>user
 hi<|im_end|>
 <|im_start|>assistant'
-python3 - << 'PY'
-import json
-for name in "kind", "plain":        # without BOS, as the template is
-    path = name + "/tokenizer_config.json"
-    config = json.load(open(path))
-    json.dump(dict(config, bos_token="<|im_start|>"), open(path, "w"))
-PY
+# without BOS, as the template is
+sed -i 's/"bos_token": "<|bos|>"/"bos_token": "<|im_start|>"/' {kind,plain}/tokenizer_config.json
 text plain of plain --temperature 0 --chat --prompt hi
 text plain_written of plain --temperature 0 --prompt "$turn
 "
@@ -135,7 +120,7 @@ same chat_begins_with_the_system_message kind.txt kind_written.txt
 differ chat_needs_its_system_message kind.txt plain.txt
 # the template begins the text: a BOS token would be one too many
 cp -r plain begun
-sed -i 's/<|im_start|>/<|bos|>/' begun/tokenizer_config.json
+sed -i 's/"bos_token": "<|im_start|>"/"bos_token": "<|bos|>"/' begun/tokenizer_config.json
 text begun of begun --temperature 0 --chat --prompt hi
 same chat_has_no_bos_token plain.txt begun.txt
 cp -r kind escaped
@@ -144,23 +129,21 @@ expect a_system_message_with_escapes 3 'expected the chat template of .* found a
 expect another_template 3 'error: other/tokenizer_config.json: expected the chat template' of other --chat --prompt a
 expect no_template 3 'error: tiny/tokenizer_config.json: .* found none' of tiny --chat --prompt a
 
-# a model that has learned to answer "ok" and to end its turn
-PYTHONPATH=$root/tests python3 - << 'PY'
-import shards
+# models that have learned to answer "ok" and to end the turn: of tokens,
+python << 'PY'
 turns = [258, *b"user\nhi", 259, *b"\n", 258, *b"assistant\nok", 259]
 shards.write("answers", [turns] * 50)
 PY
-run "$train" --model plain --from-scratch --train answers.bin --max-seqlen 64 --micro-batch-tokens 128 --out learned \
-    --steps 40 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad learned "exit code $?"
-text answer run "$train" --model learned/final --generate --temperature 0 --chat --prompt hi
-same an_answer_ends_its_turn answer.txt <(echo ok)
-# the same of bytes, from chats: the turn ends with what is several tokens
+# and bytes, from chats: there the turn ends with what is several tokens
 mkdir bytes && cp tiny/config.json corpus/tokenizer*.json bytes
 for _ in $(seq 50); do echo '{"prompt": "hi", "completion": "ok"}'; done > answers.jsonl
-run "$train" --model bytes --from-scratch --train answers.jsonl --max-seqlen 64 --micro-batch-tokens 128 --out taught \
-    --steps 60 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad taught "exit code $?"
-text byte_answer run "$train" --model taught/final --generate --temperature 0 --sample-tokens 40 --chat --prompt hi
-same an_answer_of_bytes_ends_its_turn byte_answer.txt <(echo ok)
+for learned in plain:answers.bin:learned bytes:answers.jsonl:taught; do
+    IFS=: read -r model answers out <<< "$learned"
+    run "$train" --model "$model" --from-scratch --train "$answers" --max-seqlen 64 --micro-batch-tokens 128 --out "$out" \
+        --steps 60 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad "$out" "exit code $?"
+    text "$out" run "$train" --model "$out/final" --generate --temperature 0 --sample-tokens 40 --chat --prompt hi
+    same "an_answer_ends_its_turn_$out" "$out.txt" <(echo ok)
+done
 # generation ends at every end token: of a list in config.json, and of generation_config.json
 ended() {       # ended NAME TEXT SED_OF_CONFIG GENERATION_CONFIG
     rm -rf ends && cp -r learned/final ends && sed -i "$3" ends/config.json && echo "$4" > ends/generation_config.json
@@ -171,39 +154,11 @@ ended() {       # ended NAME TEXT SED_OF_CONFIG GENERATION_CONFIG
 ended of_the_config ok 's/"eos_token_id": 257/"eos_token_id": [257, 107]/' '{}'
 ended of_generation_config o '' '{"eos_token_id": [257, 111]}'
 
-# A terminal. Of the list $1, bytes are typed, other texts and so many bytes are waited for; what came before a
-# text that begins with ! is printed.
-cat > terminal.py << 'PY'
-import os, pty, sys
-pid, fd = pty.fork()
-if pid == 0:
-    os.execv(sys.argv[2], sys.argv[2:])
-seen = b""
-for step in eval(sys.argv[1]):
-    if isinstance(step, bytes):
-        os.write(fd, step)
-        continue
-    if isinstance(step, int):
-        while len(seen) < step: seen += os.read(fd, 4096)
-        continue
-    mark = step.lstrip("!").encode()
-    while mark not in seen:
-        seen += os.read(fd, 4096)
-    before, seen = seen.split(mark, 1)
-    if step[0] == "!":
-        sys.stdout.buffer.write(before.replace(b"\r\n", b"\n") + b"\n")
-while True:
-    sys.stderr.buffer.write(seen)
-    try: seen = os.read(fd, 4096)
-    except OSError: break
-    if not seen: break
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-PY
-talk() { run python3 terminal.py "$1" "$train" --generate --temperature 0 --sample-tokens 12 "${@:2}"; }
+talk() { in_terminal 80 "$1" "$train" --generate --temperature 0 --sample-tokens 12 "${@:2}"; }
 two_lines='"> ", b"line 7\n", "line 7\r\n", "!\r\n> ", b"of the\n", "of the\r\n", "!\r\n> ", b"\4"'
 ask() { talk "$two_lines" "$@"; }
 terminal() { ask --from-scratch "$@"; }
-if has_terminals; then
+if with_terminals terminals; then
     text terminal terminal --model tiny
     cat line.txt three.txt > expected.txt
     same a_terminal_is_asked_line_by_line terminal.txt expected.txt
@@ -233,8 +188,6 @@ if has_terminals; then
     cat two_lines.txt two_lines.txt kind_lines.txt > expected.txt
     same pasted_lines_are_one_message pasted.txt expected.txt
     text too_long talk '"> ", b"'"$(seq -s ' ' 40)"'\n", "raise --max-seqlen", "> ", b"\4"' --model tiny --from-scratch --max-seqlen 32
-else
-    skip terminals 'no pseudo-terminals here'
 fi
 
 # ---- what is refused -----------------------------------------------------------------------------------
@@ -254,16 +207,16 @@ expect too_long 2 'raise --max-seqlen' of tiny --prompt 'line 7' --max-seqlen 6
 outcome dry_run 0 '^ *workspace ' of tiny --prompt a --dry-run
 
 # ---- --eval --------------------------------------------------------------------------------------------
-PYTHONPATH=$root/tests check_python shards "$golden" << 'PY'
-import shards, sys
+check_python shards "$golden" << 'PY'
 documents, loss = shards.golden(sys.argv[1])
 shards.write("golden", documents)
 open("loss.txt", "w").write(repr(loss))
 open("lengths.txt", "w").write(" ".join(str(len(d)) for d in documents))
 PY
 eval_golden() { run "$train" --model "$golden" --eval --val golden.bin --max-seqlen 96 "$@"; }
-cat > table.py << 'PY'
-import math, sys
+table() {       # table NAME DOCUMENTS TARGETS [LOSS]: what --eval printed into NAME.txt
+    check_python "$1_is_right" "$1.txt" "${@:2}" << 'PY'
+import math
 docs, targets = int(sys.argv[2]), int(sys.argv[3])
 rows = [l.split() for l in open(sys.argv[1]) if " to " in l]
 total = next(l.split() for l in open(sys.argv[1]) if l.startswith("all "))
@@ -279,23 +232,23 @@ for first, to, last, count, *_ in rows:     # a document's row is that of its wh
 if len(sys.argv) > 4:
     assert abs(float(total[3]) - float(open(sys.argv[4]).read())) < 1e-4, total
 PY
+}
 text eval eval_golden
-check eval_is_transformers_loss python3 table.py eval.txt 7 124 loss.txt
+table eval 7 124 loss.txt
 text eval_small eval_golden --micro-batch-tokens 10     # which takes 96
 same eval_in_any_micro_batches eval.txt eval_small.txt
 text eval_split eval_golden --max-seqlen 32 --micro-batch-tokens 32
-check eval_splits_with_true_targets python3 table.py eval_split.txt 7 124
+table eval_split 7 124
 text eval_drop eval_golden --max-seqlen 32 --long-docs drop
-check eval_drops python3 table.py eval_drop.txt 5 29
+table eval_drop 5 29
 text eval_cut eval_golden --max-seqlen 32 --long-docs truncate
-check eval_truncates python3 table.py eval_cut.txt 7 91
+table eval_cut 7 91
 expect eval_refuses_long_documents 3 'expected at most 32' eval_golden --max-seqlen 32 --long-docs error
 expect eval_and_steps 2 '--eval and --steps' eval_golden --steps 3
 check eval_writes_nothing test ! -e out
-ranks_can_run "$root/build/cpu/train_llama"
-if [ -z "$no_ranks" ]; then
-    text eval_ranks run mpirun --oversubscribe --allow-run-as-root -n 3 "$root/build/cpu/train_llama" \
-        --model "$golden" --eval --val golden.bin --max-seqlen 96 --micro-batch-tokens 96
-    check eval_of_three_ranks python3 table.py eval_ranks.txt 7 124 loss.txt
-else skip eval_of_three_ranks "$no_ranks"; fi
+if with_ranks eval_of_three_ranks "$release"; then
+    text eval_ranks run "${mpi[@]}" -n 3 "$release" --model "$golden" --eval --val golden.bin --max-seqlen 96 \
+        --micro-batch-tokens 96
+    table eval_ranks 7 124 loss.txt
+fi
 finish

@@ -8,7 +8,7 @@
 enum { NUM_DOCS = 300, VOCAB = 1000, CAPACITY = 300 };
 
 static char dir[64];  // of the data set
-static bool masked;   // it has a loss mask
+static int masked;    // it has a loss mask
 static int32_t lengths[NUM_DOCS];
 static int64_t bad_doc = -1;  // its token 1 is not in the vocabulary
 
@@ -47,26 +47,10 @@ static void write_shard(void) {
     shard_writer_free(&w);
 }
 
-// A test of the data set without a mask, and again with one.
-static void with_and_without_a_mask(void (*test)(void)) {
-    for (int i = 0; i < 2; i++) {
-        masked = i == 1;
-        write_shard();
-        test();
-    }
-    masked = false;
-    write_shard();
-}
-
-#define TEST_MASKS(name)                             \
-    static void name##_(void);                       \
-    TEST(name) { with_and_without_a_mask(name##_); } \
-    static void name##_(void)
-
 static void open_data(Dataset *ds) {
     Error err = {0};
     const DatasetOptions options = dataset_options();
-    if (!dir[0]) write_shard();
+    write_shard();
     CHECK_MSG(dataset_open(ds, dir, &options, &err), "%s", err.what);
 }
 
@@ -171,12 +155,10 @@ static void check_sums(const StepPlan *p, const StepPlan *sums, const LoaderSett
 }
 
 // In every layout, in memory that other steps have used, on any number of ranks
-TEST_MASKS(a_step_is_its_plan_filled_in) {
-    Dataset ds;
+static void check_steps(Dataset *ds) {
     StepData d = {0};
     Error err = {0};
     PlanState state = START;
-    open_data(&ds);
     for (int round = 0; round < 80; round++) {
         LoaderSettings s = settings_of((Layout)(round % 4));
         StepPlan sums = {0};
@@ -190,7 +172,7 @@ TEST_MASKS(a_step_is_its_plan_filled_in) {
             s.max_work = CAPACITY + 1;
         }
         for (s.rank = 0; s.rank < s.num_ranks; s.rank++) {
-            CHECK_MSG(loader_load_step(&d, &ds, &s, state, &err), "%s", err.what);
+            CHECK_MSG(loader_load_step(&d, ds, &s, state, &err), "%s", err.what);
             check_rank(&d, &s, &sums);
         }
         check_sums(&d.plan, &sums, &s);
@@ -199,40 +181,45 @@ TEST_MASKS(a_step_is_its_plan_filled_in) {
     }
     CHECK(state.sources[0].epoch > 1);
     step_data_free(&d);
-    dataset_close(&ds);
 }
 
-// From the beginning, and once more from the middle
-TEST_MASKS(the_thread_loads_the_same_as_a_plain_call) {
+// Steps from `from` on; *middle: the state before the last ones.
+static void check_thread(Dataset *ds, const LoaderSettings *s, int from, PlanState *middle) {
     enum { STEPS = 20 };
-    for (int layout = 0; layout < 4; layout++) {
+    Loader loader;
+    Error err = {0};
+    StepData plain = {0};
+    PlanState state = *middle;
+    CHECK(loader_start(&loader, ds, s, state, &err));
+    for (int step = from; step < STEPS; step++) {
+        CHECK_MSG(loader_load_step(&plain, ds, s, state, &err), "%s", err.what);
+        const StepData *d = loader_next(&loader, &err);
+        CHECK_MSG(d != NULL, "%s", err.what);
+        CHECK(d->plan.cursor_after.step == step + 1 && d->num_micro == plain.num_micro);
+        CHECK(d->local_tokens == plain.local_tokens);
+        for (int32_t m = 0; m < d->num_micro; m++) CHECK(same_batch(&d->micro[m], &plain.micro[m]));
+        state = d->plan.cursor_after;
+        CHECK(memcmp(&state, &plain.plan.cursor_after, sizeof state) == 0);
+        if (step + 1 == STEPS / 2) *middle = state;
+    }
+    loader_stop(&loader);
+    step_data_free(&plain);
+}
+
+TEST(steps_are_their_plans_with_a_thread_and_without) {
+    for (masked = 0; masked < 2; masked++) {
         Dataset ds;
-        Error err = {0};
-        const LoaderSettings s = settings_of((Layout)layout);
-        PlanState state = START, middle = START;
-        StepData plain = {0};
         open_data(&ds);
-        for (int from = 0; from < STEPS; from += STEPS / 2) {
-            Loader loader;
-            CHECK(loader_start(&loader, &ds, &s, state, &err));
-            for (int step = from; step < STEPS; step++) {
-                CHECK_MSG(loader_load_step(&plain, &ds, &s, state, &err), "%s", err.what);
-                const StepData *d = loader_next(&loader, &err);
-                CHECK_MSG(d != NULL, "%s", err.what);
-                CHECK(d->plan.cursor_after.step == step + 1 && d->num_micro == plain.num_micro);
-                CHECK(d->local_tokens == plain.local_tokens);
-                for (int32_t m = 0; m < d->num_micro; m++)
-                    CHECK(same_batch(&d->micro[m], &plain.micro[m]));
-                state = d->plan.cursor_after;
-                CHECK(memcmp(&state, &plain.plan.cursor_after, sizeof state) == 0);
-                if (step + 1 == STEPS / 2) middle = state;
-            }
-            loader_stop(&loader);
-            state = middle;
+        check_steps(&ds);
+        for (int layout = 0; layout < 4; layout++) {
+            const LoaderSettings s = settings_of((Layout)layout);
+            PlanState middle = START;
+            check_thread(&ds, &s, 0, &middle);
+            check_thread(&ds, &s, 10, &middle);
         }
-        step_data_free(&plain);
         dataset_close(&ds);
     }
+    masked = 0;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -254,7 +241,6 @@ TEST(a_bad_token_fails_only_its_step) {
         Error err = {0};
         StepPlan plan = {0};
         PlanState state = START;
-        write_shard();
         open_data(&ds);
         const DocIndex index = dataset_doc_index(&ds);
         CHECK(loader_start(&loader, &ds, &s, START, &err));
@@ -273,30 +259,6 @@ TEST(a_bad_token_fails_only_its_step) {
         dataset_close(&ds);
     }
     bad_doc = -1;
-    write_shard();
-}
-
-TEST(planning_errors_are_delivered) {
-    Dataset ds;
-    Loader loader;
-    Error err = {0};
-    LoaderSettings s = settings_of(LAYOUT_PADDED);
-    open_data(&ds);
-    const PlanState bad = {0, {{.doc_pos = NUM_DOCS + 1}}};
-    CHECK(loader_start(&loader, &ds, &s, bad, &err));
-    CHECK(loader_next(&loader, &err) == NULL && err.code == EXIT_CHECKPOINT_MISFIT);
-    loader_stop(&loader);
-    err = (Error){0};
-    s.plan.long_docs = LONG_ERROR;
-    CHECK(loader_start(&loader, &ds, &s, START, &err));
-    while (loader_next(&loader, &err)) continue;
-    CHECK(err.code == EXIT_BAD_INPUT && strstr(err.what, "expected at most 64"));
-    loader_stop(&loader);
-    err = (Error){0};
-    s.plan.micro_batch_tokens = 63;
-    CHECK(!loader_start(&loader, &ds, &s, START, &err) && err.code == EXIT_USAGE);
-    loader_stop(&loader);
-    dataset_close(&ds);
 }
 
 TEST(stopping_at_any_moment) {

@@ -3,12 +3,10 @@
 # the same texts, ranks, the CUDA backend (emulated), and starts that are refused. That they compute
 # what PEFT does is shown by the goldens of test_llama.c.
 . "$(dirname "$0")/lib.sh"
-scratch lora
 train=${TRAIN:-$root/build/cpu/train_llama} cuda=$root/build/emu/train_llama
 [ -x "$cuda" ] || { bad program "$cuda is not built" && finish; }
 tiny_model llama 64 96 64
-uneven_texts text 5
-prepare text --out corpus --val-frac 0.1
+corpus 5
 common=(--train corpus --max-seqlen 96 --micro-batch-tokens 256 --batch-tokens 512 --keep 0
         --num-samples 0 --warmup-steps 1 --threads 1)
 check the_base_is_trained "$train" --model llama --from-scratch "${common[@]}" --lr 1e-2 --steps 60 \
@@ -20,10 +18,7 @@ run=(--model base "${common[@]}" --lora 8 --lr 1e-2 --steps 4 --val-every 4)
 check trains "$train" "${run[@]}" --save-every 2 --out full
 same the_base_is_as_it_was base/model.safetensors base.safetensors
 check_python the_files_are_those_of_peft <<'PY'
-import json, struct
-with open("full/final/adapter_model.safetensors", "rb") as f:
-    header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
-shapes = {n: t["shape"] for n, t in header.items() if n != "__metadata__"}
+shapes = {name: shape for name, (_, shape, _) in tensors("full/final/adapter_model.safetensors").items()}
 sizes = {"self_attn.q_proj": (192, 64), "self_attn.k_proj": (64, 64), "self_attn.v_proj": (64, 64),
          "self_attn.o_proj": (64, 192), "mlp.gate_proj": (96, 64), "mlp.up_proj": (96, 64),
          "mlp.down_proj": (64, 96)}
@@ -35,10 +30,7 @@ assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 8, 1
 assert config["base_model_name_or_path"] == "base" and len(config["target_modules"]) == 7
 PY
 check_python it_learns_and_starts_from_the_base <<'PY'
-import json
-def val(run):
-    lines = [json.loads(line) for line in open(run + "/log.jsonl")]
-    return [line["loss"] for line in lines if line.get("event") == "val"]
+def val(run): return [v["loss"] for v in events(run, "val")]
 before, after = val("full")
 assert before == val("base-run")[-1] and after < before - 0.005, (before, after)
 PY
@@ -79,13 +71,11 @@ check on_a_cpu "$train" "${few[@]}" --out cpu
 same_losses a_gpu_has_the_losses 0.00390625 0.03125 2 gpu cpu
 check all_weights_on_a_gpu "$cuda" "${few[@]}" --lora 0 --steps 1 --out gpu-all
 check_python new_adapters_change_nothing_on_a_gpu <<'PY'
-import json
-loss = [next(l["loss"] for l in map(json.loads, open(run + "/log.jsonl")) if l.get("step") == 1)
-        for run in ("gpu", "gpu-all")]
+loss = [steps(run)[0]["loss"] for run in ("gpu", "gpu-all")]
 assert loss[0] == loss[1], loss
 PY
 check a_gpu_resumes "$cuda" --resume --out gpu --steps 3
-if ranks_can_run "$train"; then
+if with_ranks ranks "$train"; then
     for n in 1 2; do
         check "on_$n" "${mpi[@]}" -n $n "$train" "${run[@]}" --deterministic --out ranks$n --lora-targets q,v,up
     done
@@ -93,8 +83,6 @@ if ranks_can_run "$train"; then
     check on_2_merged "${mpi[@]}" -n 2 "$train" "${run[@]}" --deterministic --out merged2 --lora-merge
     check on_1_merged "$train" "${run[@]}" --deterministic --out merged1 --lora-merge
     same ranks_merge_alike merged{1,2}/final/model.safetensors
-else
-    skip ranks "$no_ranks"
 fi
 
 # ---- refused ----------------------------------------------------------------------------------------
@@ -122,9 +110,8 @@ expect a_given_model_is_taken 3 'nowhere' "$train" --model nowhere --adapter ful
 expect a_model_instead_of_adapters 3 'adapter_config.json' "$train" --adapter base "${greedy[@]}"
 while read -r key value; do
     rm -rf foreign && cp -r full/final foreign
-    python3 -c 'import json, sys
-path, key, value = "foreign/adapter_config.json", sys.argv[1], json.loads(sys.argv[2])
-json.dump({**json.load(open(path)), key: value}, open(path, "w"))' "$key" "$value"
+    python "$key" "$value" <<< 'path = "foreign/adapter_config.json"
+changed = {**json.load(open(path)), sys.argv[1]: json.loads(sys.argv[2])}; json.dump(changed, open(path, "w"))'
     expect "foreign_$key" 3 "adapter_config.json: $key" "$train" --adapter foreign "${greedy[@]}"
 done << 'KEYS'
 use_dora true

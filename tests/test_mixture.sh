@@ -1,11 +1,8 @@
 #!/usr/bin/env bash
 # Mixtures, end to end: shares and losses in the log, resuming bit for bit and with other weights, ranks,
 # what is refused.
-# Runs the sanitizer build; set TRAIN to test another one.
 . "$(dirname "$0")/lib.sh"
-scratch mixture
 ln -s "${TRAIN:-$root/build/asan/train_llama}" train_llama && train=./train_llama
-release=$root/build/cpu/train_llama
 said() { expect "$@" && cp out.txt said.txt; }
 cursors() { grep -A 5 '"epoch"' "$1"/*"$2/trainer_state.json" -h || echo "$1 has none"; }
 same_cursors() { same "$1" <(cursors "$2" "$4") <(cursors "$3" "$4"); }
@@ -27,16 +24,14 @@ said texts_are_a_source 0 '^source  a/tokens-3-one.txt: 10 %, [0-9]+ tokens, .* 
     "${run[@]}" --train web.bin:6,code:1:3,one.txt:1 --val $shards --out a --steps 8 --save-every 4
 has a_name_may_end_in_a_number '^source  code:1: 30 %' said.txt
 check_python shares_and_losses_in_the_log << 'PY'
-import json
-lines = [json.loads(line) for line in open("a/log.jsonl")]
-steps, total = [l for l in lines if "lr" in l], 0
+steps, total = steps("a"), 0
 for s in steps:
     total += s["real_tokens"]
     tokens = [source["tokens"] for source in s["sources"]]
     assert sum(tokens) == total and all(abs(t - w * total) <= 128 for t, w in zip(tokens, (0.6, 0.3, 0.1))), s
 assert [s["path"] for s in steps[0]["sources"]] == ["web.bin", "code:1", "a/tokens-3-one.txt"]
 assert steps[-1]["sources"][2]["epochs"] > 1 > steps[-1]["sources"][0]["epochs"] > 0, steps[-1]
-parts, alls = ([l for l in lines if l.get("event") == e] for e in ("val_source", "val"))
+parts, alls = events("a", "val_source"), events("a", "val")
 assert len(parts) == 2 * len(alls) == 6
 for a, two in zip(alls, zip(parts[::2], parts[1::2])):
     for key in ("docs", "real_tokens", "targets"): assert sum(p[key] for p in two) == a[key]
@@ -58,8 +53,7 @@ rm -r b/step-00000008
 expect other_weights 0 '^resume: --train .*/tokens-3-one.txt:0.1 -> .*/tokens-3-one.txt:0$' \
     "${run[@]}" --resume --train web.bin:1,code:1:3,one.txt:0 --out b --steps 10
 check_python shares_count_from_the_change << 'PY'
-import json
-steps = [l["sources"] for l in map(json.loads, open("b/log.jsonl")) if "lr" in l]
+steps = [s["sources"] for s in steps("b")]
 assert len(steps) == 10
 for s in steps[4:]:
     tokens = [p["tokens"] - before["tokens"] for p, before in zip(s, steps[3])]
@@ -70,7 +64,7 @@ for other in code:1:3,web.bin:6,b/tokens-3-one.txt:1 web.bin,code:1,b/tokens-3-o
 done
 
 # ---- ranks ------------------------------------------------------------------------------------------
-if ranks_can_run "$release"; then
+if with_ranks ranks_draw_the_same "$release"; then
     exact=("$release" "${common[@]}" --deterministic --steps 4 --train $shards)
     for n in 1 2 4; do check "runs_on_$n" "${mpi[@]}" -n $n "${exact[@]}" --out r$n; done
     for n in 2 4; do
@@ -79,7 +73,7 @@ if ranks_can_run "$release"; then
     done
     expect other_weights_on_a_rank 9 'found differences in train \(rank 1\)' \
         "${mpi[@]}" -n 1 "${exact[@]}" --out q : -n 1 "${exact[@]}" --train web.bin:5,code.bin:3 --out q
-else skip ranks_draw_the_same "$no_ranks"; fi
+fi
 
 # ---- modes, and what is refused ---------------------------------------------------------------------
 for mode in '--dry-run' '--compare 1' '--check-packing'; do

@@ -2,26 +2,21 @@
 # data/prepare.py: CSV, packed files, Parquet and data sets of a hub become the same JSON Lines; what is missing
 # or damaged is named. Chats: tests/test_chat.sh.
 . "$(dirname "$0")/lib.sh"
-scratch prepare
 python=$(python3 -c 'import sys; print(sys.executable)')
 run() { "$python" "$root/data/prepare.py" "$@"; }
 # like NAME ARGUMENTS...: the documents of lines.jsonl
 like() {
-    local name=$1
-    shift
-    check "$name" run "$@" --out out.jsonl
-    same "${name}_as_lines" out.jsonl expected.jsonl
+    check "$1" run "${@:2}" --out out.jsonl
+    same "$1_as_lines" out.jsonl expected.jsonl
     rm -f out.jsonl
 }
 # refused NAME CODE PATTERN ARGUMENTS...: and nothing is written
 refused() {
-    local name=$1 code=$2 pattern=$3
-    shift 3
-    expect "$name" "$code" "$pattern" run "$@" --out none.jsonl
-    [ -z "$(ls | grep none)" ] || bad "${name}_writes_nothing" "$(ls)"
+    expect "$1" "$2" "$3" run "${@:4}" --out none.jsonl
+    [ -z "$(ls | grep none)" ] || bad "$1_writes_nothing" "$(ls)"
 }
-python3 - << 'PY'
-import csv, gzip, json
+python << 'PY'
+import csv, gzip
 rows = [{"id": i, "text": "text %d, \"quoted\",\nof € \u2028 %s\n" % (i, "lines\n" * (i % 7))} for i in range(3000)]
 lines = "".join(json.dumps(r) + "\n" for r in rows).encode()
 open("lines.jsonl", "wb").write(lines)
@@ -91,9 +86,9 @@ PYTHONPATH=$work/missing refused without_datasets 2 'hf:lines.jsonl: needs the P
 # ---- Parquet ---------------------------------------------------------------------------------------------
 printf 'PAR1 not really' > cut.parquet
 PYTHONPATH=$work/missing refused without_pyarrow 2 'cut.parquet: needs the Python package pyarrow' cut.parquet
-if python3 -c 'import pyarrow.parquet' 2> /dev/null; then
-    python3 - << 'PY'
-import json, pyarrow, pyarrow.parquet
+if with_package parquet pyarrow; then
+    python << 'PY'
+import pyarrow, pyarrow.parquet
 records = [json.loads(line) for line in open("lines.jsonl")]
 pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), "lines.parquet", row_group_size=700)
 pyarrow.parquet.write_table(pyarrow.table({"text": ["one", None]}), "null.parquet")
@@ -101,11 +96,10 @@ PY
     like parquet lines.parquet
     refused cut_parquet 3 'cut.parquet: cannot read' cut.parquet
     refused null_if_strict 3 'null.parquet:2: expected a string "text", found null' null.parquet --strict
-else skip parquet 'the Python package pyarrow is not installed'; fi
+fi
 
 # ---- benchmarks: rows with the columns of the hub ----------------------------------------------------------
-python3 - << 'PY'
-import json
+python << 'PY'
 rows = {
     "hellaswag": {"ind": 4, "activity_label": "Removing ice", "ctx_a": "Then, he writes.", "ctx_b": "the MAN wipes",
                   "ctx": "-", "endings": [", at it. [title] Ice [step]  is  off", "it"], "label": "1"},
@@ -135,12 +129,12 @@ refused minus_one 3 'minus_one.jsonl:1: expected an answer of 2 choices, found -
 refused other_columns 3 "piqa.jsonl:1: expected a question of arc with its answer: KeyError: 'choices'" piqa.jsonl --bench arc
 refused other_benchmark 2 'invalid choice' piqa.jsonl --bench boolq
 refused bench_of_chats 2 'at most one of --bench, --chat' piqa.jsonl --bench piqa --chat
-if python3 -c 'import pyarrow.parquet' 2> /dev/null; then
+if with_package bench_of_parquet pyarrow; then
     python3 -c 'import json, pyarrow, pyarrow.parquet
 pyarrow.parquet.write_table(pyarrow.Table.from_pylist([json.loads(l) for l in open("arc.jsonl")]), "arc.parquet")'
     check bench_of_parquet run arc.parquet --bench arc --out question.jsonl
     same questions_of_parquet question.jsonl <(sed -n 2p questions.expected)
-else skip bench_of_parquet 'the Python package pyarrow is not installed'; fi
+fi
 
 # ---- the demo's documents ----------------------------------------------------------------------------------
 mkdir code
@@ -149,11 +143,11 @@ printf '    def g(self):\n        def inner(): pass\n\nasync def h(): pass' >> c
 printf 'def broken(:\n' > code/b.py
 # one of the three is for validation
 check functions python3 "$root/scripts/python_functions.py" code functions
-cat > functions.expected << 'JSONL'
+sort functions/*.jsonl > functions.sorted
+same functions_are_documents functions.sorted <(sort << 'JSONL'
 {"text": "@cache\ndef f(x):\n    return x  # \u00e9\n"}
 {"text": "    def g(self):\n        def inner(): pass\n"}
 {"text": "async def h(): pass"}
 JSONL
-sort functions/*.jsonl > functions.sorted
-same functions_are_documents functions.sorted <(sort functions.expected)
+)
 finish

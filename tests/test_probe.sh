@@ -3,12 +3,10 @@
 # hang (tests/attention_fault.c) are replaced by sm_80's, with a warning, and the run continues.
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)
-scratch probe
 faulty=$root/build/emu/train_llama_faulty
 [ -x "$faulty" ] || { bad program "$faulty is not built" && finish; }
 tiny_model tiny 64 96 64
-uneven_texts text 20
-prepare text --out corpus --val-frac 0.1
+corpus 20
 train() {       # train OPTION...
     "$faulty" --model tiny --from-scratch --train corpus --max-seqlen 200 --micro-batch-tokens 256 \
         --val-every 0 --num-samples 0 --steps 2 "$@"

@@ -2,10 +2,9 @@
 # Ranks that are killed, stopped, hang, fail, leave or drift in a job of three: the job's exit code,
 # one error that says where, no process left, an intact checkpoint, and a resume to the same bits. The
 # program is the release build linked with tests/phase_fault.c.
-. "$(dirname "$0")/lib.sh"
 [ -w /dev/shm ] && TMPDIR=/dev/shm      # a busy disk takes seconds for an fsync
-scratch failure
-train=$root/build/cpu/train_llama faulty=$root/build/cpu/train_llama_faulty
+. "$(dirname "$0")/lib.sh"
+train=$release faulty=$root/build/cpu/train_llama_faulty
 evidence() { tail -n 12 "$work/$1.txt"; }
 clean_up() {
     local left
@@ -18,9 +17,8 @@ ranks_can_run "$faulty" || skip_all ranks "$no_ranks"
 
 # ---- a tiny model, an uneven corpus, and the reference: the job without a fault ---------------------
 tiny_model tiny 24 40 8
-uneven_texts text 31
-prepare text --out text.bin --val-frac 0.1
-flags=(--model "$work/tiny" --from-scratch --train "$work/text.bin" --max-seqlen 128
+corpus 31
+flags=(--model "$work/tiny" --from-scratch --train "$work/corpus" --max-seqlen 128
        --micro-batch-tokens 256 --batch-tokens 1536 --val-tokens 1024 --val-every 2
        --num-samples 0 --schedule constant --warmup-steps 0 --lr 1e-3 --keep 0 --threads 1
        --deterministic --steps 6 --save-every 2 --heartbeat-seconds 5)
@@ -30,10 +28,8 @@ timeout -k 5 "$limit_s" "$train" "${flags[@]}" --out "$work/reference" > referen
 
 # ---- four jobs at a time: run NAME COMMAND... for each, wait, then check each ----------------------
 run() {
-    local name=$1
-    shift
     while [ "$(jobs -pr | wc -l)" -ge 4 ]; do wait -n; done
-    { timeout -k 5 "$limit_s" "$@" < /dev/null > "$name.txt" 2>&1; echo $? > "$name.code"; } &
+    { timeout -k 5 "$limit_s" "${@:2}" < /dev/null > "$1.txt" 2>&1; echo $? > "$1.code"; } &
 }
 start() { FAULT=$2 run "$1" "${job[@]}" --out "$work/$1" "${@:3}"; }    # start NAME FAULT FLAGS...
 # check NAME CODE ERRORS PATTERN: so many error: and hint: lines, a line that matches, no process, and
@@ -103,10 +99,9 @@ done
 
 # check_loop NAME CODE RESTARTS
 check_loop() {
-    local code
-    code=$(cat "$1.code")
-    if [ "$code" -eq "$2" ] && [ "$(grep -c 'restarting in' "$1.txt")" -eq "$3" ]
-    then ok "until_done_$1"; else bad "$1" "exit code $code"; fi
+    local found
+    found="$(cat "$1.code") $(grep -c 'restarting in' "$1.txt")"
+    judge "$1" "$([ "$found" = "$2 $3" ] || echo "exit code and restarts: $found")"
 }
 check_loop loop 0 1
 same until_done_same_bits {loop,reference}/final/model.safetensors

@@ -3,7 +3,6 @@
 # the trainer accepts every option: each recipe runs with --dry-run and stand-ins for the cluster's
 # programs.
 . "$(dirname "$0")/lib.sh"
-scratch recipes
 train=${TRAIN:-$root/build/cpu/train_llama}
 cd "$root" || exit 1
 
@@ -31,35 +30,32 @@ while [ "$1" != ./train_llama ]; do shift; done
 status=$?
 exit "${PLAY_STATUS:-$status}"
 SH
-cat > "$work/bin/scontrol" <<'SH'
-#!/usr/bin/env bash
-echo "scontrol $*" >> "$LAUNCHED"
-SH
+printf '#!/bin/sh\necho "scontrol $*" >> "$LAUNCHED"\n' > "$work/bin/scontrol"
 chmod +x "$work/bin/"*
 for name in srun mpirun; do cp "$work/bin/launch" "$work/bin/$name"; done
 export LAUNCHED=$work/launched.txt
 small=(--model . --from-scratch --train tiny --boundary-token 0 --dry-run)
-launched() { has "$1" "$2" "$LAUNCHED"; }       # launched NAME PATTERN: a call of a stand-in matches
 in_cluster() {  # in_cluster [VARIABLE=VALUE ...] SCRIPT
     : > "$LAUNCHED"
     (cd "$work/tree" && timeout -k 5 "$limit_s" env PATH="$work/bin:$PATH" SLURM_JOB_ID=4711 \
         SLURM_JOB_NODELIST=n "$@" "${small[@]}")
 }
 plan='plan +packed, 32 micro-batches of 32768'
-expect slurm_with_pmix 0 "$plan" in_cluster scripts/slurm.sbatch
-launched slurm_uses_pmix '^srun --mpi=pmix --kill-on-bad-exit=0$'
-expect slurm_with_mpirun 0 "$plan" in_cluster LAUNCH=mpirun scripts/slurm.sbatch
-launched slurm_uses_mpirun '^mpirun --bind-to none$'
+# NAME | exit code | a line | variables | what a stand-in is asked
+while IFS='|' read -r name code pattern variables call; do
+    outcome "$name" "$code" "$pattern" in_cluster $variables scripts/slurm.sbatch
+    has "${name}_launches" "$call" "$LAUNCHED"
+done << CASES
+slurm_with_pmix|0|$plan||^srun --mpi=pmix --kill-on-bad-exit=0$
+slurm_with_mpirun|0|$plan|LAUNCH=mpirun|^mpirun --bind-to none$
+slurm_out_of_time|75|$plan|PLAY_STATUS=75|^scontrol requeue 4711$
+slurm_lost_rank|8|$plan|PLAY_STATUS=8|^scontrol requeue 4711$
+CASES
 outcome slurm_other_launch 2 'expected pmix or mpirun' in_cluster LAUNCH=x scripts/slurm.sbatch
-expect slurm_out_of_time 75 "$plan" in_cluster PLAY_STATUS=75 scripts/slurm.sbatch
-launched slurm_requeues '^scontrol requeue 4711$'
-outcome slurm_lost_rank 8 "$plan" in_cluster PLAY_STATUS=8 scripts/slurm.sbatch
-launched slurm_requeues_after_a_lost_rank '^scontrol requeue 4711$'
-outcome slurm_after_too_many_restarts 8 "$plan" in_cluster PLAY_STATUS=8 SLURM_RESTART_COUNT=20 \
-    scripts/slurm.sbatch
+outcome slurm_after_too_many_restarts 8 "$plan" in_cluster PLAY_STATUS=8 SLURM_RESTART_COUNT=20 scripts/slurm.sbatch
 lacks slurm_does_not_requeue requeue "$LAUNCHED"
-expect eight_gpus 0 'plan +packed, 32 micro-batches of 32768' in_cluster scripts/run_8gpu.sh
-launched eight_ranks '^mpirun -n 8 --bind-to none$'
+expect eight_gpus 0 "$plan" in_cluster scripts/run_8gpu.sh
+has eight_ranks '^mpirun -n 8 --bind-to none$' "$LAUNCHED"
 expect unknown_options_are_refused 2 'error: --no-such-option: unknown option' in_cluster scripts/run_8gpu.sh --no-such-option
 
 # ---- one process ----------------------------------------------------------------------------------------
@@ -67,12 +63,9 @@ mkdir -p "$work/tree/data"
 cp data/prepare.py "$work/tree/data"
 continued=(scripts/continue_pretraining.sh . tiny)
 outcome continued_pretraining 0 'plan +packed, 16 micro-batches of 16384' in_cluster "${continued[@]}"
-outcome continued_pretraining_needs_texts 2 'a model and texts' scripts/continue_pretraining.sh .
 cp -r "$work/tree/tiny" "$work/tree/more"
 mix() { (cd "$work/tree" && scripts/mixture.sh . "$@" --from-scratch --boundary-token 0 --dry-run); }
 outcome mixture 0 '^source  more: 75 %' mix tiny:3,more:1 tiny:1,more:3
-outcome mixture_needs_two 2 'a model and two mixtures' scripts/mixture.sh . web:1
-outcome fine_tuning_needs_chats 2 'a file of chats' scripts/finetune_chat.sh .
 cp -r tests/golden/chat "$work/tree/chat"
 sed 's/"vocab_size": 264/"vocab_size": 384/' "$work/tree/config.json" > "$work/tree/chat/config.json"
 for i in 1 2 3 4 5 6 7 8; do
@@ -98,8 +91,13 @@ PY
 score() { (cd "$work/tree" && PYTHONPATH=$work/hub scripts/score.sh chat "$@" --from-scratch); }
 outcome scoring 0 '^bench . data/bench/arc.jsonl . acc [01]\.0000 .* 3 questions' score arc
 outcome scoring_fetches_once 0 '^bench . data/bench/arc.jsonl' env PYTHONPATH= bash -c 'cd "$1" && scripts/score.sh chat arc --from-scratch' - "$work/tree"
-outcome scoring_needs_a_benchmark 2 'a model and a benchmark' scripts/score.sh chat boolq
-outcome lora_fine_tuning_needs_chats 2 'a file of chats' scripts/finetune_lora.sh .
+while read -r usage pattern; do outcome "needs: $usage" 2 "$pattern" scripts/${usage//,/ }; done << USAGES
+continue_pretraining.sh,. a model and texts
+mixture.sh,.,web:1 a model and two mixtures
+finetune_chat.sh,. a file of chats
+finetune_lora.sh,. a file of chats
+score.sh,chat,boolq a model and a benchmark
+USAGES
 
 # ---- the demo's chats -------------------------------------------------------------------------------------
 mkdir "$work/wordnet"
@@ -115,7 +113,6 @@ printf '%s\nbrook v 1 0 1 1 %08d  \n' "$licence" $at > "$work/wordnet/index.verb
 chats() { python3 scripts/wordnet_chats.py "$1" "$work/words.jsonl" "${@:2}"; }
 outcome words 0 '1 chats' chats "$work/wordnet"
 check_python words_become_chats "$work/words.jsonl" <<'PY'
-import json, sys
 (chat,) = map(json.loads, open(sys.argv[1]))  # nobody counted a creek
 assert [m["content"] for m in chat["messages"]] == [
     "What does brook mean?", "brook (noun): a small stream.",

@@ -2,7 +2,6 @@
 # tests/run.sh itself: a suite that dies, lies or disappears makes the whole run fail, and so does,
 # under CI=true, a skip whose reason does not hold.
 . "$(dirname "$0")/lib.sh"
-scratch run
 run() { JOBS=2 "$root/tests/run.sh" "${@/#/$work/}"; }
 suite() {       # suite NAME COMMANDS
     printf '#!/usr/bin/env bash\n%s\n' "$2" > "$1" && chmod +x "$1"

@@ -57,24 +57,39 @@ static bool read_raw(const SafetensorsSet *s, const TensorInfo *t, void *out, ui
 }
 
 TEST(bytes_of_a_small_file) {
-    const TensorInfo t[2] = {{"b", "F32", 2, {1, 2}, 0, 0, 0}, {"a", "U8", 1, {3}, 0, 0, 0}};
-    const char *data = "\0\1\2\3\4\5\6\7\10\11\12";
+    const TensorInfo t[4] = {{"b", "F32", 2, {1, 2}, 0, 0, 0},
+                             {"a \"\\\n\xc3\xa9", "U8", 1, {3}, 0, 0, 0},
+                             {"e", "F32", 2, {0, 9}, 0, 0, 0},
+                             {"s", "F32", 0, {0}, 0, 0, 0}};
+    const char *data = "\0\1\2\3\4\5\6\7\10\11\12\13\14\15\16";
+    SafetensorsSet set;
     Error err = {0};
     uint64_t n = 0, header = 0;
-    const uint32_t crc = write_set(scratch("small"), t, 2, data, 11);
+    const uint32_t crc = write_set(scratch("small"), t, 4, data, 15);
     char *bytes = file_read_all(scratch("small"), 4096, &n, "", &err);
     CHECK(bytes && crc == crc32c(0, bytes, n));
     const char *expected =
         "{\"__metadata__\": {\"format\": \"pt\"}, "
         "\"b\": {\"dtype\": \"F32\", \"shape\": [1, 2], \"data_offsets\": [0, 8]}, "
-        "\"a\": {\"dtype\": \"U8\", \"shape\": [3], \"data_offsets\": [8, 11]}}";
+        "\"a \\\"\\\\\\n\xc3\xa9\": {\"dtype\": \"U8\", \"shape\": [3], \"data_offsets\": [8, "
+        "11]}, "
+        "\"e\": {\"dtype\": \"F32\", \"shape\": [0, 9], \"data_offsets\": [11, 11]}, "
+        "\"s\": {\"dtype\": \"F32\", \"shape\": [], \"data_offsets\": [11, 15]}}";
     memcpy(&header, bytes, 8);
-    bool aligned = header % 8 == 0 && n == 8 + header + 11;
+    bool aligned = header % 8 == 0 && n == 8 + header + 15;
     bool same = strncmp(bytes + 8, expected, strlen(expected)) == 0;
     bool padded = strspn(bytes + 8 + strlen(expected), " ") == header - strlen(expected);
-    bool kept = memcmp(bytes + 8 + header, data, 11) == 0;
+    bool kept = memcmp(bytes + 8 + header, data, 15) == 0;
     free(bytes);
     CHECK(aligned && same && padded && kept);
+    CHECK_MSG(safetensors_open(&set, scratch("small"), &err), "%s", err.what);
+    for (int i = 0; i < 4; i++) {
+        const TensorInfo *f = safetensors_find(&set, t[i].name);
+        CHECK(f && f->ndim == t[i].ndim && memcmp(f->shape, t[i].shape, sizeof f->shape) == 0);
+    }
+    CHECK(set.num_tensors == 4 && !safetensors_find(&set, "none"));
+    safetensors_close(&set);
+    safetensors_close(&set);
     for (int i = 0; i < 8; i++) {  // headers of any length
         TensorInfo one = {"12345678", "U8", 1, {3}, 0, 0, 0};
         one.name[i + 1] = 0;
@@ -83,29 +98,6 @@ TEST(bytes_of_a_small_file) {
         CHECK(bytes && bytes[0] % 8 == 0);
         free(bytes);
     }
-}
-
-TEST(written_tensors_are_read_back) {
-    const TensorInfo t[4] = {{"model.z", "F32", 2, {5, 7}, 0, 0, 0},
-                             {"model.a \"\\\n\xc3\xa9", "F32", 1, {3}, 0, 0, 0},
-                             {"empty", "F32", 2, {0, 9}, 0, 0, 0},
-                             {"scalar", "F32", 0, {0}, 0, 0, 0}};
-    SafetensorsSet s;
-    Error err = {0};
-    float data[39], out[39];
-    for (int i = 0; i < 39; i++) data[i] = (float)test_rng_normal();
-    write_set(scratch("set"), t, 4, data, sizeof data);
-    CHECK_MSG(safetensors_open(&s, scratch("set"), &err), "%s", err.what);
-    CHECK(s.num_tensors == 4 && s.num_files == 1 && !safetensors_find(&s, "none"));
-    for (uint64_t i = 0, at = 0, n; i < 4; at += n, i++) {
-        const TensorInfo *f = safetensors_find(&s, t[i].name);
-        CHECK(f && f->ndim == t[i].ndim && memcmp(f->shape, t[i].shape, sizeof f->shape) == 0);
-        n = tensor_num_elements(f);
-        CHECK(f->end - f->begin == 4 * n && safetensors_read_f32(&s, f, out, 0, n, &err));
-        CHECK(memcmp(out, data + at, 4 * n) == 0);
-    }
-    safetensors_close(&s);
-    safetensors_close(&s);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -170,7 +162,10 @@ TEST(every_f16_and_bf16) {
         }
 }
 
-TEST(f32_and_f64) {
+TEST(f32_and_f64_and_no_integers) {
+    SafetensorsSet s;
+    Error err = {0};
+
     static double wide[10007];
     static float narrow[10007], out[10007];
     for (int i = 0; i < 10007; i++) wide[i] = narrow[i] = (float)(test_rng_normal() * 1e10);
@@ -181,21 +176,11 @@ TEST(f32_and_f64) {
         CHECK(read_one(out, 10007) == 2);
         for (int i = 0; i < 10007; i++) CHECK(same_float(out[i], narrow[i]));
     }
-}
-
-TEST(integers_are_not_read_as_floats) {
-    static const int32_t data[4] = {1, 2, 3, 4};
-    int32_t raw[4];
-    float out[4];
-    SafetensorsSet s;
-    Error err = {0};
-    write_one("I32", data, 4, 4);
+    write_one("I32", narrow, 4, 4);
     CHECK(safetensors_open(&s, scratch("one"), &err));
-    const TensorInfo *t = safetensors_find(&s, "x");
-    const bool refused = !safetensors_read_f32(&s, t, out, 0, 4, &err);
-    const bool read = read_raw(&s, t, raw, 16) && memcmp(raw, data, 16) == 0;
+    CHECK(!safetensors_read_f32(&s, safetensors_find(&s, "x"), out, 0, 4, &err));
+    CHECK_MSG(strstr(err.what, "found I32"), "%s", err.what);
     safetensors_close(&s);
-    CHECK(refused && strstr(err.what, "found I32") && read);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -224,7 +209,6 @@ static const Header headers[] = {
     {"", 0, "header: expected 2"},
     {"{", 0, "header: expected 2"},
     {" {}", 0, "expected {"},
-    {"{}x", 0, "expected JSON"},
     {"{'x':null}", 0, "x: expected {dtype"},
     {"{" F32_AT("", "[1]", 0, 4) "}", 4, "tensor name"},
     {"{'x':{'dtype':'F32','shape':[1]}}", 4, "x: expected {dtype"},
@@ -255,7 +239,6 @@ static const Header headers[] = {
     {"{" F32_AT("x", "[1]", 0, 4) "," F32_AT("y", "[1]", 0, 4) "}", 4, "hole or overlap"},
     {"{" F32_AT("x", "[3]", 0, 12) "," F32_AT("y", "[1]", 4, 8) "}", 12, "hole or overlap"},
     {"{" F32_AT("e", "[0]", 2, 2) "," F32_AT("x", "[1]", 0, 4) "}", 4, "hole or overlap"},
-    {"{" F32_AT("x", "[1]", 0, 4) "," F32_AT("x", "[1]", 4, 8) "}", 8, "duplicate object"},
     {"{" F32_AT("x", "[1]", 0, 4) "," F32_AT("\\u0078", "[1]", 4, 8) "}", 8, "duplicate object"},
 };
 
@@ -265,24 +248,6 @@ TEST(hostile_headers) {
         bool ok = opens_built(headers[i].header, headers[i].data_bytes, &err);
         CHECK_MSG(ok == !headers[i].expected, "case %zu %s: %s", i, headers[i].header, err.what);
         CHECK_MSG(ok || strstr(err.what, headers[i].expected), "case %zu: %s", i, err.what);
-    }
-}
-
-TEST(header_lengths_are_bounded_before_reading) {
-    static const uint64_t lengths[] = {
-        0, 1, 33, 100000001, 1ull << 32, 1ull << 62, 1ull << 63, UINT64_MAX, UINT64_MAX - 7};
-    char bytes[64];
-    Error err;
-    memset(bytes, ' ', sizeof bytes);
-    memcpy(bytes + 8, "{}", 2);
-    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        memcpy(bytes, &lengths[i], 8);
-        put_file(scratch("length"), bytes, 40);
-        CHECK(!opens(scratch("length"), &err));
-    }
-    for (size_t n = 0; n < 8; n++) {
-        put_file(scratch("length"), bytes, n);
-        CHECK(!opens(scratch("length"), &err));
     }
 }
 
@@ -303,11 +268,12 @@ TEST(names_of_any_length) {
 
 static void make_shards(void) {
     const TensorInfo ab[2] = {{"a", "F32", 1, {2}, 0, 0, 0}, {"b", "F32", 1, {1}, 0, 0, 0}},
-                     c = {"c", "F32", 1, {3}, 0, 0, 0};
+                     ca[2] = {{"c", "F32", 1, {3}, 0, 0, 0}, {"a", "F32", 1, {2}, 0, 0, 0}};
     Error err = {0};
     CHECK(dir_remove_tree(scratch("dir"), &err) && dir_create_all(scratch("dir"), &err));
     write_set(scratch("dir/s1"), ab, 2, "aaaaaaaabbbb", 12);
-    write_set(scratch("dir/s2"), &c, 1, "cccccccccccc", 12);
+    write_set(scratch("dir/s2"), ca, 1, "cccccccccccc", 12);
+    write_set(scratch("dir/twice"), ca, 2, "ccccccccccccaaaaaaaa", 20);
 }
 
 static bool opens_index(const char *index, Error *err) {
@@ -345,31 +311,17 @@ TEST(inconsistent_indexes) {
         {"{'weight_map':{'a':'/etc/passwd'}}", "plain file name"},
         {"{'weight_map':{'a':'..'}}", "plain file name"},
         {"{'weight_map':{'a':''}}", "plain file name"},
-        {"{'weight_map':{'a':'s1','a':'s2'}}", "duplicate"},
+        {"{'weight_map':{'a':'s1','b':'s1','c':'twice'}}", "weight_map: "},
         {"{'weight_map':{'a':'model.safetensors.index.json'}}", "header"},
     };
-    make_shards();
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        Error err;
-        CHECK_MSG(!opens_index(bad[i][0], &err), "case %zu", i);
-        CHECK_MSG(strstr(err.what, bad[i][1]), "case %zu: %s", i, err.what);
-    }
-}
-
-TEST(one_tensor_in_two_files) {
-    const TensorInfo ca[2] = {{"c", "F32", 1, {3}, 0, 0, 0}, {"a", "F32", 1, {2}, 0, 0, 0}};
-    Error err;
-    make_shards();
-    write_set(scratch("dir/s2"), ca, 2, "ccccccccccccaaaaaaaa", 20);
-    CHECK(!opens_index("{'weight_map':{'a':'s1','b':'s1','c':'s2'}}", &err));
-    CHECK_MSG(strstr(err.what, "weight_map: "), "%s", err.what);
-}
-
-TEST(directories_without_a_model) {
     Error err;
     make_shards();
     CHECK(!opens(scratch("dir"), &err) && strstr(err.what, "index.json, found neither"));
     CHECK(!opens(scratch("not there"), &err) && err.hint[0]);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        CHECK_MSG(!opens_index(bad[i][0], &err), "case %zu", i);
+        CHECK_MSG(strstr(err.what, bad[i][1]), "case %zu: %s", i, err.what);
+    }
 }
 
 TEST_MAIN()

@@ -1,18 +1,15 @@
 #!/usr/bin/env bash
 # Samples, validation and the command line, end to end: prompts of any lengths in buffers of any size,
 # a validation loss equal to transformers' on exactly the documents reported, hints that name existing
-# options. Runs the sanitizer build; set TRAIN to test another one.
+# options.
 . "$(dirname "$0")/lib.sh"
-scratch user
-train=${TRAIN:-$root/build/asan/train_llama}
 export OMP_NUM_THREADS=2
 golden=$root/tests/golden/mha_untied
 cp -r "$golden" model
 
 # ---- shards: random documents of given lengths, or those of a golden model ------------------------------
-export PYTHONPATH=$root/tests
 check_python shards "$golden" <<'PY'
-import random, shards, sys
+import random
 rng = random.Random(1)
 for name, lengths in (("train", range(3, 61, 2)), ("uneven", (2, 40, 40, 30, 1)), ("forties", [40] * 5)):
     shards.write(name, [[1 + rng.randrange(63) for _ in range(n)] for n in lengths])
@@ -22,8 +19,12 @@ run=("$train" --model model --train train.bin --max-seqlen 64 --micro-batch-toke
 quiet=("${run[@]}" --num-samples 0)
 
 # ---- samples: prompts of any lengths in buffers of any size ----------------------------------------------
-cat > texts.py <<'PY'
-import re, shards, struct, sys
+# samples MAX_SEQLEN MICRO_BATCH_TOKENS COUNT TOKENS
+samples() {
+    check "samples_$1_$2_$3_$4" "${run[@]}" --val uneven.bin --steps 0 --max-seqlen "$1" \
+        --micro-batch-tokens "$2" --num-samples "$3" --sample-tokens "$4"
+    cp out.txt texts.txt
+    check_python "samples_$1_$2_$3_$4_are_complete" "$1" "$3" "$4" <<'PY'
 max_seqlen, count, written = (int(x) for x in sys.argv[1:])
 tokens = struct.unpack("<113H", open("uneven.bin", "rb").read()[1024:])
 ends = (0,) + shards.ends_of("uneven")
@@ -37,11 +38,6 @@ for i, (_, ended, line) in enumerate(found):
     full = min(max_seqlen, prompt + written)
     assert prompt < len(ids) <= full and ids[-1] == 0 if ended else len(ids) == full, (i, ids)
 PY
-samples() {     # samples MAX_SEQLEN MICRO_BATCH_TOKENS COUNT TOKENS
-    check "samples_$1_$2_$3_$4" "${run[@]}" --val uneven.bin --steps 0 --max-seqlen "$1" \
-        --micro-batch-tokens "$2" --num-samples "$3" --sample-tokens "$4"
-    cp out.txt texts.txt
-    check "samples_$1_$2_$3_$4_are_complete" python3 texts.py "$1" "$3" "$4"
 }
 samples 20 64 3 16
 samples 64 64 7 5
@@ -58,49 +54,36 @@ same every_round_begins_with_the_prompts first.txt second.txt
 
 # ---- validation: exactly the documents that the start line reports -------------------------------------
 # val OUT ARGUMENTS...: one training step; the validations are in its log
-val() {
-    local out=$1
-    shift
-    within "${quiet[@]}" --out "$out" --steps 1 "$@" || bad "$out" "$(exit_code $?)"
-}
+val() { within "${quiet[@]}" --out "$1" --steps 1 "${@:2}" || bad "$1" "$(exit_code $?)"; }
 all=(--val golden.bin --val-tokens 100000)
 val v64 "${all[@]}"
-grep -q '^val .* 7 documents, 131 tokens' out.txt && grep -q '^ *validation takes all of them$' out.txt &&
-    ok start_line_reports_all || bad start_line_reports_all ''
+has start_line_reports_all '^val .* 7 documents, 131 tokens' out.txt
+has start_line_says_all '^ *validation takes all of them$' out.txt
 val v131 --val golden.bin --val-tokens 131 --micro-batch-tokens 131
 val v4096 --val golden.bin --micro-batch-tokens 4096 --layout padded --batch-tokens 8192
 val few --val golden.bin --val-tokens 100
 has start_line_reports_how_many '^ *validation takes [3-6] documents, [0-9]* tokens of them$' out.txt
 val one --val golden.bin --val-tokens 1
-val split "${all[@]}" --max-seqlen 32
-val drop "${all[@]}" --max-seqlen 32 --long-docs drop
-val cut "${all[@]}" --max-seqlen 32 --long-docs truncate
 val forties --val forties.bin --val-tokens 100000
 # when: before, during and after training; a resumed run does not repeat them
 check val_every_2 "${quiet[@]}" --val golden.bin --out every --steps 5 --val-every 2 --save-every 2 --keep 0
 cp -r every resumed && rm -r resumed/final resumed/step-0000000[45]
 check val_resumed "${quiet[@]}" --val golden.bin --out resumed --steps 5 --val-every 2 --resume
 check_python validation_is_as_reported "$golden" <<'PY'
-import json, shards, sys
-def validations(run):
-    return [l for l in map(json.loads, open(run + "/log.jsonl")) if l.get("event") == "val"]
 def set_of(run):
-    v = validations(run)[0]
+    v = events(run, "val")[0]
     assert v["step"] == 0, v
     return v["docs"], v["real_tokens"], v["targets"]
 expected = shards.golden(sys.argv[1])[1]           # transformers' loss
 for run in "v64", "v131", "v4096":
     assert set_of(run) == (7, 131, 124), run
-    assert abs(validations(run)[0]["loss"] - expected) <= 1e-6 * expected, (run, expected)
+    assert abs(events(run, "val")[0]["loss"] - expected) <= 1e-6 * expected, (run, expected)
 docs, tokens, targets = set_of("few")
 assert 3 <= docs < 7 and tokens <= 100 and targets == tokens - docs, (docs, tokens, targets)
 assert set_of("one")[0] == 1
-assert set_of("split") == (7, 131, 124)            # segments keep their next token as a target
-assert set_of("drop") == (5, 34, 29)               # each once, none from a second epoch
-assert set_of("cut") == (7, 98, 91)
 assert set_of("forties") == (5, 200, 195)          # five micro-batches of 64, not four
 for run in "every", "resumed":
-    assert [v["step"] for v in validations(run)] == [0, 2, 4, 5], run
+    assert [v["step"] for v in events(run, "val")] == [0, 2, 4, 5], run
 PY
 outcome val_never 0 '^ *no validation$' "${quiet[@]}" --val golden.bin --out never --steps 2 --val-every 0
 lacks val_every_0_never_validates '"event": "val"|^val after' never/log.jsonl out.txt
@@ -116,38 +99,27 @@ check steps_0_does_not_change_the_run diff -r v64 aside
 wild=("${quiet[@]}" --from-scratch --lr 1e30 --grad-clip 0 --warmup-steps 0 --val golden.bin)
 expect five_skips_end_the_run 7 'diverged: 5 steps in a row' "${wild[@]}" --out skips --steps 30 --val-every 4
 check_python five_skips_are_logged <<'PY'
-import json
-lines = [json.loads(l) for l in open("skips/log.jsonl")]
-skipped = [l["skipped"] for l in lines if "event" not in l]
+skipped = [l["skipped"] for l in steps("skips")]
 assert skipped[-5:] == [True] * 5 and not any(skipped[:-5]), skipped
-assert all(l["spike"] for l in lines if "event" not in l and l["loss"] is None)
+assert all(l["spike"] for l in steps("skips") if l["loss"] is None)
 PY
-if grep -q -e '-nan' out.txt; then bad nan_has_no_sign ''; else ok nan_has_no_sign; fi
+lacks nan_has_no_sign -nan out.txt
 check jump "${quiet[@]}" --from-scratch --out jump --steps 30 --val-every 0 --schedule constant \
     --warmup-steps 29 --lr 3 --micro-batch-tokens 256
 cp out.txt jump.txt
 check_python spikes_are_marked <<'PY'
-import json
-spikes = [l["spike"] for l in map(json.loads, open("jump/log.jsonl")) if "event" not in l]
+spikes = [l["spike"] for l in steps("jump")]
 marked = [l.endswith("| SPIKE\n") for l in open("jump.txt") if l.startswith("step ")]
 assert marked == spikes and 1 <= sum(marked) < 15, marked
 PY
 
 # ---- weights with other names or shapes ------------------------------------------------------------------
-cat > rename.py <<'PY'
-import json, struct, sys
-source, out, before, after = sys.argv[1:]
-data = open(source, "rb").read()
-n = struct.unpack("<Q", data[:8])[0]
-header = {after + k[len(before):] if k.startswith(before) else k: v
-          for k, v in json.loads(data[8:8 + n]).items()}
-text = json.dumps(header).encode()
-text += b" " * (-len(text) % 8)
-open(out, "wb").write(struct.pack("<Q", len(text)) + text + data[8 + n:])
-PY
 for prefix in '' 'base_model.model.model.'; do
     rm -rf other && mkdir other && cp model/config.json other
-    python3 rename.py model/model.safetensors other/model.safetensors model. "$prefix" || bad rename ''
+    python "$prefix" << 'PY'
+put_tensors("other/model.safetensors", {re.sub(r"^model\.", sys.argv[1], name): t
+                                        for name, t in tensors("model/model.safetensors").items()})
+PY
     for extra in '' --dry-run; do
         expect "prefix_$prefix$extra" 3 \
             "other: tensors have another prefix: expected model.embed_tokens.weight, found ${prefix}embed" \
@@ -190,24 +162,24 @@ check options_of_other_trainers_have_a_hint test ! -s unknown.txt
 "$train" --learning-rate 1 2>&1 | cat - help.txt | grep -c -- '--learning-rate' | grep -qx 1 &&
     ok hints_are_not_in_the_help || bad hints_are_not_in_the_help ''
 expect steps_with_an_exponent 0 'step +1/20 ' "${quiet[@]}" --out exponent --steps 2e1 --val-every 0
-grep -q '| 1 doc |' out.txt && ! grep -q '| 1 docs' out.txt && ok one_doc || bad one_doc ''
+has one_doc '\| 1 doc \|' out.txt
+lacks one_docs '\| 1 docs' out.txt
 outcome low_fill_is_reported 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro-batch-tokens' \
     "${quiet[@]}" --dry-run
 outcome steps_per_epoch_are_reported 0 '^plan .*, about [12][0-9] steps an epoch$' "${quiet[@]}" --dry-run
 outcome good_fill 0 'total' "${quiet[@]}" --dry-run --micro-batch-tokens 512
 lacks good_fill_is_not_reported '^fill' out.txt
-check log_has_sensible_digits python3 -c '
-import re
+check_python log_has_sensible_digits <<'PY'
 for number in re.findall(r": -?([0-9.]+)(?:e-?[0-9]+)?[,}]", open("every/log.jsonl").read()):
     digits = number.replace(".", "").lstrip("0")
-    assert "." not in number or len(digits) <= 9, number'
+    assert "." not in number or len(digits) <= 9, number
+PY
 
 # ---- the report of a real log ------------------------------------------------------------------------------
 outcome report 0 '^wrote every/report.html: every/log.jsonl: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}$' \
     python3 "$root/scripts/report.py" every
 has the_report_has_the_command '<td>command</td><td>.*train_llama.* --out every' every/report.html
 check_python smoothing_has_no_bias "$root" <<'PY'
-import sys
 sys.path.insert(0, sys.argv[1] + "/scripts")
 from report import smooth
 for n in 1, 2, 7, 100, 1000:

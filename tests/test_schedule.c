@@ -4,51 +4,43 @@
 #include "../data/runs/run_options.h"
 #include "test.h"
 
-static Options schedule(ScheduleKind kind) {
-    return (Options){.schedule = (int)kind,
-                     .steps = 80,
-                     .warmup_steps = 10,
-                     .lr = 0.5f,
-                     .min_lr_frac = 0.1f,
-                     .decay_frac = 0.25f};
-}
-
-static bool near(float a, double b) { return fabs((double)a - b) <= 1e-7 * fabs(b); }
-
-TEST(warm_up_is_linear_and_starts_above_zero) {
-    for (int kind = SCHEDULE_CONSTANT; kind <= SCHEDULE_WSD_SQRT; kind++) {
-        Options s = schedule((ScheduleKind)kind);
-        CHECK(near(learning_rate(&s, 0), 0.05) && near(learning_rate(&s, 8), 0.45));
-        CHECK(near(learning_rate(&s, 9), 0.5) && near(learning_rate(&s, 10), 0.5));
-    }
-}
-
-TEST(decays_end_at_the_minimum) {
-    Options constant = schedule(SCHEDULE_CONSTANT), linear = schedule(SCHEDULE_LINEAR);
-    Options cosine = schedule(SCHEDULE_COSINE);
-    CHECK(near(learning_rate(&constant, 79), 0.5));
-    CHECK(near(learning_rate(&linear, 45), 0.5 * (0.1 + 0.9 * 0.5)));
-    CHECK(near(learning_rate(&linear, 80), 0.05));
-    CHECK(near(learning_rate(&cosine, 45), 0.5 * (0.1 + 0.9 * 0.5)));
-    CHECK(near(learning_rate(&cosine, 80), 0.05) && near(learning_rate(&cosine, 500), 0.05));
-}
-
-TEST(wsd_is_stable_then_decays) {
-    Options linear = schedule(SCHEDULE_WSD), root = schedule(SCHEDULE_WSD_SQRT);
-    CHECK(near(learning_rate(&linear, 60), 0.5) && near(learning_rate(&root, 60), 0.5));
-    CHECK(near(learning_rate(&linear, 65), 0.5 * (0.1 + 0.9 * 0.75)));
-    CHECK(near(learning_rate(&root, 65), 0.5 * (0.1 + 0.9 * 0.5)));
-    CHECK(near(learning_rate(&linear, 80), 0.05) && near(learning_rate(&root, 80), 0.05));
-}
-
-TEST(schedules_of_few_steps) {  // only warm-up; no decay; one step
-    Options s = schedule(SCHEDULE_WSD);
-    s.warmup_steps = 80;
-    CHECK(near(learning_rate(&s, 79), 0.5));
-    s.warmup_steps = 0, s.decay_frac = 0;
-    CHECK(near(learning_rate(&s, 79), 0.5));
-    s.steps = 1, s.decay_frac = 1;
-    CHECK(near(learning_rate(&s, 0), 0.5));
+TEST(learning_rates_warm_up_and_decay) {  // from 0.5 to 0.05
+    enum { ALL = -1 };
+    static const struct {
+        int kind, warmup, steps, at;
+        float decay_frac;
+        double expected;
+    } cases[] = {{ALL, 10, 80, 0, 0.25f, 0.05},
+                 {ALL, 10, 80, 8, 0.25f, 0.45},
+                 {ALL, 10, 80, 9, 0.25f, 0.5},
+                 {ALL, 10, 80, 10, 0.25f, 0.5},
+                 {SCHEDULE_CONSTANT, 10, 80, 79, 0.25f, 0.5},
+                 {SCHEDULE_LINEAR, 10, 80, 45, 0.25f, 0.5 * (0.1 + 0.9 * 0.5)},
+                 {SCHEDULE_LINEAR, 10, 80, 80, 0.25f, 0.05},
+                 {SCHEDULE_COSINE, 10, 80, 45, 0.25f, 0.5 * (0.1 + 0.9 * 0.5)},
+                 {SCHEDULE_COSINE, 10, 80, 500, 0.25f, 0.05},
+                 {SCHEDULE_WSD, 10, 80, 60, 0.25f, 0.5},
+                 {SCHEDULE_WSD, 10, 80, 65, 0.25f, 0.5 * (0.1 + 0.9 * 0.75)},
+                 {SCHEDULE_WSD, 10, 80, 80, 0.25f, 0.05},
+                 {SCHEDULE_WSD_SQRT, 10, 80, 60, 0.25f, 0.5},
+                 {SCHEDULE_WSD_SQRT, 10, 80, 65, 0.25f, 0.5 * (0.1 + 0.9 * 0.5)},
+                 {SCHEDULE_WSD_SQRT, 10, 80, 80, 0.25f, 0.05},
+                 {SCHEDULE_WSD, 80, 80, 79, 0.25f, 0.5},  // only warm-up
+                 {SCHEDULE_WSD, 0, 80, 79, 0, 0.5},       // no decay
+                 {SCHEDULE_WSD, 0, 1, 0, 1, 0.5}};        // one step
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int kind = SCHEDULE_CONSTANT; kind <= SCHEDULE_WSD_SQRT; kind++) {
+            const Options o = {.schedule = kind,
+                               .steps = cases[i].steps,
+                               .warmup_steps = cases[i].warmup,
+                               .lr = 0.5f,
+                               .min_lr_frac = 0.1f,
+                               .decay_frac = cases[i].decay_frac};
+            const double found = learning_rate(&o, cases[i].at), expected = cases[i].expected;
+            if (cases[i].kind == ALL || cases[i].kind == kind)
+                CHECK_MSG(fabs(found - expected) <= 1e-7 * expected, "case %zu, kind %d: %g", i,
+                          kind, found);
+        }
 }
 
 TEST(options_that_decide_together) {

@@ -1,4 +1,4 @@
-// Decoding of tokenizer.json, encoding of prompts, the byte tokenizer, and what is refused.
+// Decoding of tokenizer.json, encoding of prompts and chats, the byte tokenizer, what is refused.
 #include <sys/mman.h>
 #include <unistr.h>
 
@@ -6,6 +6,7 @@
 #include "../data/base/json.h"
 #include "../data/base/path.h"
 #include "../data/models/bpe.h"
+#include "../data/models/chat.h"
 #include "../data/models/tokenizer.h"
 #include "scratch.h"
 #include "test.h"
@@ -94,47 +95,30 @@ TEST(tokens_decode) {
     }
 }
 
-// tokenizer.json of the byte tokenizer: id = byte, BOS 256, EOS 257
-static void byte_tokenizer(char *text, size_t capacity) {
-    size_t n = (size_t)snprintf(text, capacity,
-                                "{'added_tokens': [{'id': 256, 'content': '<|bos|>', "
-                                "'special': true}, {'id': 257, 'content': '<|eos|>', "
-                                "'special': true}], 'decoder': {'type': 'ByteLevel'}, "
-                                "'model': {'type': 'BPE', 'merges': [], 'vocab': {");
-    for (int byte = 0; byte < 256; byte++)
-        n += (size_t)snprintf(text + n, capacity - n, "%s'\\u%04x': %d", byte ? ", " : "",
-                              (unsigned)gpt2_code_point(byte), byte);
-    n += (size_t)snprintf(text + n, capacity - n, "}}}");
-    CHECK(n < capacity);
-}
-
-TEST(byte_tokenizer_goes_both_ways) {
-    Tokenizer t;
-    Error err = {0};
-    int32_t ids[300];
-    char text[256], json[8192];
-    byte_tokenizer(json, sizeof json);
-    CHECK_MSG(open_text(&t, json, &err), "%s", err.what);
-    CHECK(t.vocab_size == 258 && t.bos == 256 && t.eos == 257 && t.byte_ids);
-    for (int i = 0; i < 256; i++) text[i] = (char)i;
-    CHECK(tokenizer_encode(&t, text, 256, ids, 257, &err) == 257 && ids[0] == 256);
-    for (int i = 0; i < 256; i++) {
-        size_t n = 0;
-        CHECK(ids[i + 1] == i && tokenizer_bytes(&t, i, &n)[0] == i && n == 1);
-    }
-    CHECK(decodes(&t, 256, "<|bos|>") && decodes(&t, 257, "<|eos|>"));
-    CHECK(t.special[256] && t.special[257] && !t.special[255]);
-    CHECK(tokenizer_encode(&t, text, 0, ids, 1, &err) == 1);
-    CHECK(tokenizer_encode(&t, text, 256, ids, 256, &err) == -1 && err.code == EXIT_USAGE);
-    memset(&err, 0, sizeof err);
-    CHECK(tokenizer_encode(&t, text, 0, ids, 0, &err) == -1);
-    tokenizer_free(&t);
-}
-
 // ------------------------------------------------------------------------------------------------
 // BPE: as Hugging Face encodes the same texts (dev/reference/make_tokenizer_golden.py)
 
 enum { ROOM = 4096 };
+
+typedef struct {
+    Tokenizer t;
+    Bpe *bpe;
+    BpeEncoder *e;
+} Encoder;
+
+static void encoder_open(Encoder *e, const char *json) {
+    Error err = {0};
+    e->t = must_open(json);
+    e->bpe = bpe_open(&e->t, &err);
+    CHECK_MSG(e->bpe, "%s", err.what);
+    e->e = bpe_encoder_open(e->bpe);
+}
+
+static void encoder_close(Encoder *e) {
+    bpe_encoder_close(e->e);
+    bpe_close(e->bpe);
+    tokenizer_free(&e->t);
+}
 
 static void check_case(const Tokenizer *t, const json_t *item) {
     static int32_t ids[ROOM];
@@ -238,7 +222,7 @@ static void toy_name(const Toy *toy, int32_t id, char *out) {
     gpt2_encode((const unsigned char *)toy->tokens[id].bytes, toy->tokens[id].n, out);
 }
 
-static void toy_open(const Toy *toy, Tokenizer *t) {
+static void toy_open(const Toy *toy, Encoder *e) {
     char name[2 * TOY_LENGTH + 1], other[2 * TOY_LENGTH + 1];
     json_t *vocab = json_object(), *merges = json_array(), *added = json_array();
     for (int32_t id = 0; id < toy->num_tokens; id++) {
@@ -261,7 +245,7 @@ static void toy_open(const Toy *toy, Tokenizer *t) {
                   "type", "BPE", "ignore_merges", (int)toy->ignore_merges, "vocab", vocab, "merges",
                   merges),
         0);
-    *t = must_open(json);
+    encoder_open(e, json);
     free(json);
 }
 
@@ -309,30 +293,25 @@ static int toy_encode(const Toy *toy, const char *p, size_t n, int32_t *ids) {
 TEST(bpe_encodes_as_the_naive_encoder) {
     for (int round = 0; round < 150; round++) {
         static Toy toy;
-        Tokenizer t;
+        Encoder e;
         Error err = {0};
         toy_make(&toy);
-        toy_open(&toy, &t);
-        Bpe *bpe = bpe_open(&t, &err);
-        CHECK_MSG(bpe, "%s", err.what);
-        BpeEncoder *e = bpe_encoder_open(bpe);
+        toy_open(&toy, &e);
         for (int i = 0; i < 40; i++) {
             char text[TOY_TEXT + 1] = "";
             int32_t expected[TOY_TEXT];
             size_t n = test_rng_below(i % 4 ? 6 : TOY_TEXT), count = 0;
             for (size_t k = 0; k < n; k++)
                 text[k] = "abc12\0><"[test_rng_below(toy.narrow ? 2 : 8)];
-            bpe_clear(e);
-            CHECK_MSG(bpe_encode(e, (const unsigned char *)text, n, &err), "%s", err.what);
+            bpe_clear(e.e);
+            CHECK_MSG(bpe_encode(e.e, (const unsigned char *)text, n, &err), "%s", err.what);
             const int wanted = toy_encode(&toy, text, n, expected);
-            const int32_t *ids = bpe_ids(e, &count);
+            const int32_t *ids = bpe_ids(e.e, &count);
             CHECK_MSG(
                 (int)count == wanted && (!wanted || !memcmp(ids, expected, count * sizeof *ids)),
                 "round %d: '%s': %zu ids, %d wanted", round, text, count, wanted);
         }
-        bpe_encoder_close(e);
-        bpe_close(bpe);
-        tokenizer_free(&t);
+        encoder_close(&e);
     }
 }
 
@@ -419,19 +398,15 @@ TEST(texts_encode_as_in_hugging_face) {
 TEST(a_word_of_two_gib_is_refused) {
     const size_t n = (size_t)INT32_MAX + 1;
     Error err = {0};
-    Tokenizer t = must_open(
-        "{'pre_tokenizer': {'type': 'ByteLevel', 'use_regex': false},"
-        " 'model': {'vocab': {'a': 0, 'b': 1, 'ab': 2}, 'merges': ['a b']}}");
+    Encoder e;
+    encoder_open(&e,
+                 "{'pre_tokenizer': {'type': 'ByteLevel', 'use_regex': false},"
+                 " 'model': {'vocab': {'a': 0, 'b': 1, 'ab': 2}, 'merges': ['a b']}}");
     const unsigned char *zeros =  // of no memory, as nothing is written
         mmap(NULL, n, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     CHECK(zeros != MAP_FAILED);
-    Bpe *bpe = bpe_open(&t, &err);
-    CHECK_MSG(bpe, "%s", err.what);
-    BpeEncoder *e = bpe_encoder_open(bpe);
-    CHECK(!bpe_encode(e, zeros, n, &err) && strstr(err.what, "a word of 2147483648 bytes"));
-    bpe_encoder_close(e);
-    bpe_close(bpe);
-    tokenizer_free(&t);
+    CHECK(!bpe_encode(e.e, zeros, n, &err) && strstr(err.what, "a word of 2147483648 bytes"));
+    encoder_close(&e);
     munmap((void *)zeros, n);
 }
 
@@ -506,14 +481,14 @@ TEST(bad_utf8_is_replaced_as_python_does) {
     }
 }
 
-static void check_round_trip(BpeEncoder *e, const Tokenizer *t, const char *text) {
+static void check_round_trip(Encoder *e, const char *text) {
     Error err = {0};
     size_t count = 0, at = 0;
-    bpe_clear(e);
-    CHECK(bpe_encode(e, (const unsigned char *)text, strlen(text), &err));
-    const int32_t *ids = bpe_ids(e, &count);
+    bpe_clear(e->e);
+    CHECK(bpe_encode(e->e, (const unsigned char *)text, strlen(text), &err));
+    const int32_t *ids = bpe_ids(e->e, &count);
     for (size_t i = 0, n; i < count; i++, at += n) {
-        const unsigned char *bytes = tokenizer_bytes(t, ids[i], &n);
+        const unsigned char *bytes = tokenizer_bytes(&e->t, ids[i], &n);
         CHECK_MSG(strncmp(text + at, (const char *)bytes, n) == 0, "%s at %zu", text, at);
     }
     CHECK(text[at] == 0);
@@ -521,32 +496,28 @@ static void check_round_trip(BpeEncoder *e, const Tokenizer *t, const char *text
 
 // Words that share their first bytes and a place in the cache, and some as long as it takes
 TEST(cached_words_are_not_mistaken) {
-    Error err = {0};
+    Encoder e;
     char text[64];
-    Tokenizer t = must_open(
+    encoder_open(
+        &e,
         "{'pre_tokenizer': {'type': 'ByteLevel', 'use_regex': false}, 'decoder': {'type':"
         " 'ByteLevel'}, 'model': {'vocab': {'a': 0, 'b': 1, 'c': 2, 'i': 3, 'aa': 4, 'aaaa': 5,"
         " 'aaaaaaaa': 6}, 'merges': ['a a', 'aa aa', 'aaaa aaaa']}}");
-    Bpe *bpe = bpe_open(&t, &err);
-    CHECK_MSG(bpe, "%s", err.what);
-    BpeEncoder *e = bpe_encoder_open(bpe);
     for (int i = 0; i < 6561; i++) {
         strcpy(text, "aaaaaaaa");
         for (int digit = 0, rest = i; digit < 8; digit++, rest /= 3)
             text[8 + digit] = "abc"[rest % 3];
         text[16] = 0;
-        check_round_trip(e, &t, text);
+        check_round_trip(&e, text);
     }
     for (size_t n = 20; n < 28; n++)
         for (int last = 0; last < 2; last++) {
             memset(text, 'a', n);
             text[n - 1] = "ai"[last];
             text[n] = 0;
-            check_round_trip(e, &t, text);
+            check_round_trip(&e, text);
         }
-    bpe_encoder_close(e);
-    bpe_close(bpe);
-    tokenizer_free(&t);
+    encoder_close(&e);
 }
 
 TEST(wrong_files_are_refused) {
@@ -578,6 +549,25 @@ TEST(wrong_files_are_refused) {
         CHECK_MSG(!open_text(&t, bad[i], &err), "%s", bad[i]);
         CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, "tokenizer.json"), "%s", err.what);
         CHECK(t.bytes == NULL && t.offset == NULL);
+    }
+}
+
+// Where a template has none, and where it decides what else is written
+TEST(a_system_message_is_in_the_first_question) {
+    static const struct {
+        ChatStyle style;
+        const char *system, *end;  // of what is written
+    } cases[] = {{CHAT_MISTRAL, NULL, "<s>[INST]q[/INST]"},
+                 {CHAT_MISTRAL, "S", "<s>[INST]S\n\nq[/INST]"},
+                 {CHAT_SMOLLM3, "/no_think",
+                  "trained by Hugging Face.\n\n<|im_start|>user\nq<|im_end|>\n"
+                  "<|im_start|>assistant\n<think>\n\n</think>\n"}};
+    for (int i = 0; i < 3; i++) {
+        const ChatTemplate t = {.style = cases[i].style, .bos = "<s>", .end = "<|im_end|>"};
+        Parts p = {0};
+        chat_ask(&t, cases[i].system, "q", true, false, &p);
+        CHECK_MSG(path_ends_with((char *)p.bytes, cases[i].end), "%s", (char *)p.bytes);
+        parts_free(&p);
     }
 }
 

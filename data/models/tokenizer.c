@@ -20,7 +20,8 @@ void tokenizer_free(Tokenizer *t) {
 // ------------------------------------------------------------------------------------------------
 // Alphabets
 
-int gpt2_code_point(int byte) {
+// Of a byte in GPT-2's alphabet: itself when it is printable, else the next one from 256 on
+static int gpt2_code_point(int byte) {
     return byte < 33                   ? 256 + byte
            : byte >= 127 && byte < 161 ? 162 + byte
            : byte == 173               ? 323

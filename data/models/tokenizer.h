@@ -49,11 +49,8 @@ char *tokenizer_chat_template(const char *dir, char *path, Error *err);
 // ------------------------------------------------------------------------------------------------
 // For bpe.c
 
-// GPT-2's alphabet writes every byte as one printable character, so that BPE never sees a raw byte:
-// the code point of every byte, itself when printable, else the next one from 256 on.
-int gpt2_code_point(int byte);
-
-// Bytes (n) to text in the alphabet, of at most 2 n bytes and a 0.
+// Bytes (n) to text in GPT-2's alphabet, of at most 2 n bytes and a 0: it writes every byte as one
+// printable character, so that BPE never sees a raw byte.
 void gpt2_encode(const unsigned char *bytes, size_t n, char *out);
 
 // Whether `value` or anything in it has "type": name; a decoder may be a sequence of several.

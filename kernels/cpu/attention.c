@@ -42,6 +42,7 @@
 
 #define TILE 64     // queries and keys of a tile of scores
 #define KEY_SPAN 4  // key tiles of an item of the dK, dV pass
+#define AHEAD 8     // rows prefetched
 #define ALIGN 64    // bytes
 #define LOG2E ((real)1.44269504088896340736)
 #define LN2 ((real)0.69314718055994530942)

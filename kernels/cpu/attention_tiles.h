@@ -16,6 +16,7 @@
 #define store NAME(store)
 #define splat NAME(splat)
 #define keep NAME(keep)
+#define prefetch NAME(prefetch)
 #define sees NAME(sees)
 #define pow2 NAME(pow2)
 #define block NAME(block)
@@ -134,10 +135,17 @@ static TARGET void gemm(real *c, ptrdiff_t c_row, const real *alpha, View a, con
 // -------------------------------------------------------------------------------------------------
 // Packing
 
+// The row of a head AHEAD tokens on: rows lie a token apart, too far for the hardware's prefetchers
+INLINE void prefetch(const floatX *p, ptrdiff_t row, int d) {
+    p += AHEAD * row;
+    for (int x = 0; x < d; x += ALIGN / (int)sizeof(floatX)) __builtin_prefetch(p + x);
+}
+
 // dst (n, padded) = scale * src (n, d), zero-filled to the padded width
 static TARGET void pack(real *dst, int padded, const floatX *src, ptrdiff_t src_row, int n, int d,
                         real scale) {
     for (int r = 0; r < n; r++, dst += padded, src += src_row) {
+        prefetch(src, src_row, d);
         int x = 0;
         for (; x + LANES <= d; x += LANES) store(dst + x, load(src + x) * scale);
         for (; x < d; x++) dst[x] = src[x] * scale;
@@ -180,6 +188,7 @@ static TARGET void transpose(real *dst, const real *src, int n, int padded) {
 static TARGET void unpack(floatX *dst, ptrdiff_t dst_row, const real *src, int padded, int n, int d,
                           real scale, const real *factor) {
     for (int r = 0; r < n; r++, dst += dst_row, src += padded) {
+        prefetch(dst, dst_row, d);
         real f = factor ? scale * factor[r] : scale;
         int x = 0;
         for (; x + LANES <= d; x += LANES) store(dst + x, load(src + x) * f);
