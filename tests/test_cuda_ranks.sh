@@ -39,7 +39,7 @@ if [ -x "$bin/test_cuda_nccl" ]; then
     expect a_part_beyond_the_buffer 9 'expected a part of 64 bytes of rank 1, found 64 from 128 on' \
         "${mpi[@]}" -n 2 "$bin/test_cuda_nccl" --beyond
     if [ -n "$emulated" ]; then
-        EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_the_compute_stream_lags 2 asynchronous
+        EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_the_compute_stream_lags 2
         EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_the_communication_stream_lags 2
     fi
 else bad calls "$bin/test_cuda_nccl is not built"; fi
