@@ -411,33 +411,7 @@ TEST(descriptors) {
     descriptor_case<1, 1, 128, 64>("a_mn_64x64", "b_mn_128x64");
 }
 
-// The kernels' own products, which make their descriptors themselves
-template <int D, int N>
-__global__ void transposed_kernel(float *out, const uint32_t *a, const uint32_t *b) {
-#if SM90A
-    const uint32_t at = shared_begin();
-    to_shared(0, a, 64 * D * 2);
-    to_shared(64 * D * 2, b, N * D * 2);
-    float c[N / 2];
-    wgmma_fence();
-    multiply_transposed<D, 64, N>(c, at, at + 64 * D * 2);
-    finish(out, c);
-#endif
-}
-template <int D, int N>
-static void transposed_case(const char *a_name, const char *b_name) {
-    begin_wgmma();
-    const Matrix a(64, D), b(N, D);
-    check_product(run(64 * N, transposed_kernel<D, N>, WARPGROUP, (64 + N) * D * 2,
-                      shared_image(a_name, a), shared_image(b_name, b)),
-                  accumulators(N), WARPGROUP, a, b);
-}
-TEST(multiply_transposed_d64) { transposed_case<64, 64>("a_64x64", "b_64x64"); }
-TEST(multiply_transposed_d128) { transposed_case<128, 64>("a_64x128", "b_64x128"); }
-TEST(multiply_transposed_d64_keys128) { transposed_case<64, 128>("a_64x64", "b_128x64"); }
-TEST(multiply_transposed_d128_keys128) { transposed_case<128, 128>("a_64x128", "b_128x128"); }
-
-// The left operand is accumulators, as P and dS are.
+// A product of the kernels, whose left operand is accumulators, as P and dS are
 template <int D, int N>
 __global__ void add_kernel(float *out, const float *accumulators, const uint32_t *b) {
 #if SM90A
@@ -465,12 +439,14 @@ static void add_case(const char *b_name) {
         run(64 * D, add_kernel<D, N>, WARPGROUP, N * D * 2, to_device(x), shared_image(b_name, b)),
         accumulators(D), WARPGROUP, a, b);
 }
-TEST(multiply_add_d64) { add_case<64, 64>("b_mn_64x64"); }
-TEST(multiply_add_d128) { add_case<128, 64>("b_mn_128x64"); }
-TEST(multiply_add_d64_keys128) { add_case<64, 128>("b_mn_64x128"); }
+TEST(multiply_add) {
+    add_case<64, 64>("b_mn_64x64");
+    add_case<128, 64>("b_mn_128x64");
+    add_case<64, 128>("b_mn_64x128");
+}
 
-// A in registers: to_operand's maps, and the masks of the diagonal's block
-__global__ void registers_kernel(bf16 *operand, float *masks, const float *rows_and_columns) {
+// A in registers: to_operand's maps
+__global__ void registers_kernel(bf16 *operand, const float *rows_and_columns) {
 #if SM90A
     float x[32];
     for (int which = 0; which < 2; which++) {  // rows, then columns
@@ -480,15 +456,9 @@ __global__ void registers_kernel(bf16 *operand, float *masks, const float *rows_
         for (int i = 0; i < 16; i++)
             memcpy(operand + (which * 128 + threadIdx.x) * 32 + i * 2, &a[i / 4][i % 4], 4);
     }
-    clear(x);
-    mask_diagonal(x);
-    for (int i = 0; i < 32; i++) masks[threadIdx.x * 32 + i] = x[i];
-    clear(x);
-    mask_earlier_queries(x, 0);
-    for (int i = 0; i < 32; i++) masks[(128 + threadIdx.x) * 32 + i] = x[i];
 #endif
 }
-TEST(operand_registers_and_masks) {
+TEST(operand_registers) {
     begin_wgmma();
     const Map c("wgmma_c64"), a("wgmma_a");
     std::vector<float> in(8192);
@@ -496,17 +466,11 @@ TEST(operand_registers_and_masks) {
         const size_t at = (size_t)(i % 128 * 32 + i / 128);
         in[at] = (float)(c(i) % 64), in[4096 + at] = (float)(c(i) / 64);
     }
-    bf16 *operand = to_device(std::vector<bf16>(8192));
-    float *masks = to_device(std::vector<float>(8192));
-    registers_kernel<<<1, 128>>>(operand, masks, to_device(in));
-    const std::vector<bf16> r = to_host(operand, 8192);
-    const std::vector<float> m = to_host(masks, 8192);
+    const std::vector<bf16> r = run(8192, registers_kernel, 128, 0, to_device(in));
     for (int i = 0; i < 4096; i++) {
-        const size_t at = (size_t)(i % 128 * 32 + i / 128);
+        const size_t from = (size_t)(i % 128 * 32 + i / 128);
         const int element = a(i % 1024), row = element % 64, k = element / 64 + i / 1024 * 16;
-        CHECK(__bfloat162float(r[at]) == row && __bfloat162float(r[4096 + at]) == k);
-        CHECK((m[at] == -INFINITY) == (c(i) / 64 > c(i) % 64));
-        CHECK((m[4096 + at] == -INFINITY) == (c(i) % 64 > c(i) / 64));
+        CHECK(at(r, from) == row && at(r, 4096 + from) == k);
     }
 }
 
