@@ -115,26 +115,26 @@ static int count_names(const char *part) {
 // ------------------------------------------------------------------------------------------------
 // Save, find, prune
 
-static bool removes_all;
 static int out_of_order;
 
-// A checkpoint gets its name when its manifest, and then the directory, have been synced. Of one that
-// has its name the manifest is removed first. At the end of a run all get other names, for good,
-// before one is removed.
+// A checkpoint gets its name when its manifest, and then the directory, have been synced. Of one
+// that has its name the manifest is removed first. At the end of a run all get temporary names, for
+// good, before one is removed.
 static void watch_order(const char *call, int fd, const char *path, const char *to,
                         const void *data, size_t n, off_t at) {
     char manifest[IO_PATH_MAX + 16];
-    const bool is_manifest = path_ends_with(path, "/manifest.json"), is_old = strstr(path, ".old-"),
-               renames = strcmp(call, "rename") == 0;
-    (void)fd, (void)to, (void)data, (void)n, (void)at;
-    if (renames && strstr(path, ".tmp-")) out_of_order += syncs < 2;
+    const bool is_manifest = path_ends_with(path, "/manifest.json"),
+               is_temp = strstr(path, ".tmp-"), renames = strcmp(call, "rename") == 0;
+    (void)fd, (void)data, (void)n, (void)at;
+    if (renames && is_temp) out_of_order += syncs < 2;
     if (strcmp(call, "sync") == 0) syncs++;
-    if (renames || (is_manifest && strcmp(call, "create") == 0)) syncs = 0;
+    if (renames ? strstr(to, ".tmp-") != NULL : is_manifest && strcmp(call, "create") == 0)
+        syncs = 0;
     if (strcmp(call, "unlink") != 0) return;
-    out_of_order += is_old && removes_all && syncs == 0;
+    out_of_order += is_temp && syncs == 0;
     CHECK(path_parent(manifest, IO_PATH_MAX, path, &(Error){0}));
     strcat(manifest, "/manifest.json");
-    if (!is_manifest && !is_old && !strstr(path, ".tmp-")) out_of_order += path_exists(manifest);
+    if (!is_manifest && !is_temp && !strstr(path, ".old-")) out_of_order += path_exists(manifest);
 }
 
 // Saves in any order, also over what a process of the same number left, damage, removals and
@@ -158,8 +158,12 @@ TEST(any_operations_leave_what_is_expected) {
                 CHECK(dir_create_all(other, &err));
             }
             if (what < 3) must_save(k, NULL), of[k] = GOOD;
-            if (what == 0) CHECK(path_printf(other, sizeof other, &err, "%s/old", path));
-            CHECK(what != 0 || !path_exists(other));
+            if (what == 0) {  // the manifest is not what the directory happens to have first
+                CHECK(path_printf(other, sizeof other, &err, "%s/old", path) &&
+                      !path_exists(other));
+                CHECK(path_join(other, sizeof other, path, "state.json", &err));
+                CHECK(rename(other, scratch("x")) == 0 && rename(scratch("x"), other) == 0);
+            }
             if (what == 3) must_save(k, "final"), final = k;
             if (what == 4 && of[k] == GOOD) {
                 CHECK(path_join(other, sizeof other, path, "state.json", &err));
@@ -182,8 +186,7 @@ TEST(any_operations_leave_what_is_expected) {
             if (what == 7) CHECK(checkpoint_prune(out_dir(), k, keep, &err));
             for (int i = k, kept = 0; what == 7 && keep > 0 && i > 0; i--)
                 if (of[i] == WITHOUT_MANIFEST || (of[i] && kept++ >= keep)) of[i] = NONE;
-            removes_all = what == 8;
-            if (removes_all) {
+            if (what == 8) {
                 CHECK(path_printf(other, sizeof other, &err, "%s.tmp-4711", path));
                 CHECK(dir_create_all(other, &err) && checkpoint_remove_all(out_dir(), &err));
                 memset(of, NONE, sizeof of);
