@@ -129,6 +129,22 @@ await_line() {
         sleep 0.02
     done
 }
+# start_long COMMAND...: in the background as $job, until its first step; its output in long.txt
+start_long() {
+    rm -f long.txt
+    "$@" > long.txt 2>&1 &
+    job=$!
+    await_line $job '^(step|layout)' long.txt || bad "$*" 'ended before its first step'
+}
+# end_long SIGNAL...: it gets them all at once, perhaps in two threads. Sets $status; its output in out.txt
+end_long() {
+    local signal
+    for signal in STOP "$@" CONT; do kill "-$signal" $job; done
+    wait $job
+    status=$?
+    job=
+    cp long.txt out.txt
+}
 # await_gone TEXT: waits until no command line contains TEXT; false after $limit_s seconds
 await_gone() {
     local start=$SECONDS

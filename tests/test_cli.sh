@@ -157,36 +157,18 @@ expect no_weights 3 'hint: .*save_pretrained converts' "$train" --model tiny "${
 expect a_model_of_the_hub 3 'hint: hf download org/name --local-dir org/name' "$train" --model org/name
 
 # ---- the output directory: errors of a disk are in tests/test_faults.c -------------------------------------
-"${run[@]}" --out lock --steps 100000 > long.txt 2>&1 &
-owner=$!
-await_line $owner '^step' long.txt || bad long_run 'ended before its first step'
+start_long "${run[@]}" --out lock --steps 100000
 expect second_writer 10 'lock' "${run[@]}" --out lock --steps 1 --overwrite
-kill -TERM $owner
-wait $owner
-status=$?
-cp long.txt out.txt
-if [ $status -eq 75 ] && ls -d lock/step-* > /dev/null 2>&1; then ok sigterm_saves_and_exits_75; else bad sigterm_saves_and_exits_75 "$status"; fi
-grep -q '^stopping after this step, then saving' long.txt && ok first_signal_says_so || bad first_signal_says_so
-# a file of its own: before the shell has emptied an old one, its lines are not this run's;
-# both signals are delivered when the process continues: in one step, perhaps to two threads at once
-"${run[@]}" --out quit --steps 100000 > quit.txt 2>&1 &
-quitter=$!
-await_line $quitter '^step' quit.txt
-kill -STOP $quitter
-kill -USR1 $quitter
-kill -TERM $quitter
-kill -CONT $quitter
-wait $quitter
-status=$?
-grep -q '^quit: steps after 0 are lost' quit.txt &&
-    [ $status -gt 128 ] && [ -z "$(ls -d quit/step-* 2> /dev/null)" ] && ok second_signal_quits ||
-    bad second_signal_quits "exit code $status"
-"${run[@]}" --compare=1000 > long.txt 2>&1 &
-comparer=$!
-await_line $comparer '^layout' long.txt
-kill -TERM $comparer
-wait $comparer
-check compare_stops_at_the_first_signal test $? -eq 143
+end_long TERM
+check sigterm_saves_and_exits_75 eval "[ $status -eq 75 ] && ls -d lock/step-*"
+has first_signal_says_so '^stopping after this step, then saving' long.txt
+start_long "${run[@]}" --out quit --steps 100000
+end_long USR1 TERM
+check second_signal_quits eval "[ $status -gt 128 ] && ! ls -d quit/step-*"
+has what_is_lost_is_said '^quit: steps after 0 are lost' long.txt
+start_long "${run[@]}" --compare=1000
+end_long TERM
+check compare_stops_at_the_first_signal test $status -eq 143
 expect prompt_too_long 2 'prompt: [0-9]+ tokens' "${run[@]}" --out p --steps 1 --prompt "$(seq -s ' ' 200)"
 mv corpus/tokenizer.json tokenizer.aside
 expect prompt_without_tokenizer 2 'needs a tokenizer' "${run[@]}" --out p --steps 1 --prompt x

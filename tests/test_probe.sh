@@ -16,16 +16,16 @@ outcome right 0 'attention sm90' train --out right
 lacks right_without_a_warning '^warning: the attention' out.txt
 differ sm90_has_other_bits {sm80,right}/step-00000002/model.safetensors
 export WRONG_ATTENTION
-for WRONG_ATTENTION in result gradient crash hang; do
-    case $WRONG_ATTENTION in
-        result | gradient) words='give other results than those of sm80' ;;
-        crash) words=fail ;;
-        hang) words='do not return' ;;
-    esac
+while read -r WRONG_ATTENTION words; do
     outcome "$WRONG_ATTENTION" 0 "^warning: the attention kernels of sm90 $words on this GPU; sm80's" \
-        train --out $WRONG_ATTENTION
-    same_state "${WRONG_ATTENTION}_has_the_bits_of_sm80" {sm80,$WRONG_ATTENTION}/step-00000002
-done
+        train --out "$WRONG_ATTENTION"
+    same_state "${WRONG_ATTENTION}_has_the_bits_of_sm80" {sm80,"$WRONG_ATTENTION"}/step-00000002
+done << 'WRONG'
+result give other results than those of sm80
+gradient give other results than those of sm80
+crash fail
+hang do not return
+WRONG
 WRONG_ATTENTION=crash
 outcome no_probe_of_sm80 0 'attention sm80' train --attention sm80 --out other
 lacks sm80_without_a_warning '^warning: the attention' out.txt
