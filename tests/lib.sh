@@ -163,6 +163,8 @@ ranks_can_run() {
     [ -z "$no_ranks" ]
 }
 
+ranks() { within "${mpi[@]}" -n "$@" || bad "${*: -4}" "$(exit_code $?)"; }    # ranks N COMMAND...
+
 # prepare TEXTS --out DIR [--val-frac SHARE]: shards in bytes of a file or the files of a directory, that
 # share of them, chosen by content, for validation
 prepare() {

@@ -139,15 +139,13 @@ expect out_holds_another_run 2 'found a run' "${run[@]}" --out a
 expect too_big_for_the_machine 5 'tokens [0-9]+ fits|does not fit' "${huge[@]}" --out big
 check nothing_written_when_too_big test ! -e big
 # the sanitizer needs more address space than that; bash: the limit is its own
-if [ -x "$release" ]; then
-    limited() { bash -c 'ulimit -v 1500000 && exec "$@"' limited "$release" "$@"; }
-    expect optimizer_does_not_fit 5 '^error: memory: [0-9]+ MiB for (gradients|optimizer) refused' limited \
-        --model smollm2-135m --train corpus --allow-other-tokenizer --max-seqlen 64 --micro-batch-tokens 64 --out big
-    has a_hint_for_the_optimizer '^hint: .* a smaller model' out.txt
-    export OMP_STACKSIZE=2G
-    outcome openmp_gets_no_thread 5 '^error: host memory: refused to OpenMP' limited "${data[@]}" --threads 2 --out big
-    unset OMP_STACKSIZE
-else skip optimizer_does_not_fit 'build/cpu/train_llama is not built'; fi
+limited() { bash -c 'ulimit -v 1500000 && exec "$@"' limited "$release" "$@"; }
+expect optimizer_does_not_fit 5 '^error: memory: [0-9]+ MiB for (gradients|optimizer) refused' limited \
+    --model smollm2-135m --train corpus --allow-other-tokenizer --max-seqlen 64 --micro-batch-tokens 64 --out big
+has a_hint_for_the_optimizer '^hint: .* a smaller model' out.txt
+export OMP_STACKSIZE=2G
+outcome openmp_gets_no_thread 5 '^error: host memory: refused to OpenMP' limited "${data[@]}" --threads 2 --out big
+unset OMP_STACKSIZE
 
 # ---- bad input files --------------------------------------------------------------------------------------
 expect no_such_model 3 'smollm2-135m, smollm2-360m' "$train" --model smolm2-135m

@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # The probe of Hopper's attention at the start of a run, emulated: kernels that are wrong, crash or
-# hang (tests/attention_fault.c) are replaced by sm_80's, with a warning, and the run continues.
+# hang (tests/run_fault.c) are replaced by sm_80's, with a warning, and the run continues.
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)
 faulty=$root/build/emu/train_llama_faulty
-[ -x "$faulty" ] || { bad program "$faulty is not built" && finish; }
 tiny_model tiny 64 96 64
 corpus 20
 train() {       # train OPTION...
