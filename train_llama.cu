@@ -43,6 +43,7 @@
 #include "data/runs/packing_check.h"
 #include "data/runs/run_data.h"
 #include "data/runs/run_options.h"
+#include "data/runs/saver.h"
 #include "data/shards/dataset.h"
 #include "data/texts/texts.h"
 #include "kernels/comm/agree.h"
@@ -73,7 +74,10 @@ typedef struct {
     RunLog log;
     TrainingState at, good;  // now, and before the steps that were skipped last
     Generator samples;
-    Checkpoint checkpoint;
+    Saver saver;
+    const char *save_name;  // "final": the model alone; NULL: step-NNNNNNNN, with all state
+    double save_ms;         // when it began
+    int64_t last_saved;     // step; -1: none
     int failed_saves, stopped_by;
 } Run;
 
@@ -172,25 +176,6 @@ static DeviceRoom open_device(const Options *o, LlamaModel *m) {
     const DeviceRoom room = {device_memory().bytes_now, device_memory_free(), {0}};
     comm_barrier();  // every rank has read it before one allocates its model
     return room;
-}
-
-// Of the checkpoint, which --model must match where it is given
-static LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_given) {
-    Error err = {0};
-    LlamaConfig config, saved;
-    if (!at->dir[0] || model_given) must(llama_config_find(&config, o->model, &err), &err);
-    if (!at->dir[0]) return config;
-    must(llama_config_read(&saved, at->dir, &err), &err);
-    if (!model_given) return saved;
-    saved.bos = config.bos, saved.eos = config.eos, saved.pad = config.pad;  // no part of the maths
-    char *a = llama_config_text(&saved, "float32"), *b = llama_config_text(&config, "float32");
-    const bool same = strcmp(a, b) == 0;
-    free(a);
-    free(b);
-    if (!same)
-        exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
-                  "%s: expected the model %s, found another config.json", at->dir, o->model);
-    return config;
 }
 
 // Texts become shards in --out, and --train and --val the directories of these. Rank 0 writes.
@@ -372,6 +357,7 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
                i == (int)m->settings.recompute ? " (chosen)" : "");
     printf("\n");
     print_memory(m, room);
+    if (run->saver.bytes) print_bytes("host snapshot", run->saver.bytes);
 }
 
 static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Options *o) {
@@ -396,70 +382,75 @@ static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Opti
 // ------------------------------------------------------------------------------------------------
 // Checkpoints
 
-// Saves weights or moments. Collective: every rank sends its shard to rank 0 (skipped if rank 0 has
-// already failed).
-static bool save_parameters(Checkpoint *ck, Parameters p, bool moments, ModelDtype dtype, bool ok,
-                            Error *err) {
-    comm_broadcast(&ok, sizeof ok);
-    if (ok && is_rank_0())
-        return moments ? model_files_write_moments(p, ck, err)
-                       : model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ck, err);
-    if (ok) parameters_save(p, moments, "F32", NULL, NULL, err);
+// All files on rank 0; the others only read the parameters, in the same order. context: a Run
+static bool write_checkpoint(const void *context, Parameters p, Error *err) {
+    const Run *run = context;
+    const char *name = run->save_name;
+    Checkpoint ck = {0};
+    Error pruning = {0};
+    const Options *o = run->o;
+    const PlanSettings *plan = &run->data->loader_settings.plan;
+    const ModelDtype dtype = name ? (ModelDtype)o->final_dtype : MODEL_FP32;
+    const int64_t step = run->at.cursor.step;
+    const bool adapters = o->lora > 0 && !(name && o->lora_merge);
+    bool ok = is_rank_0() && dir_lock_check(&run->out->lock, o->out, err) &&
+              log_sync(&run->log, err) && checkpoint_begin(&ck, o->out, step, name, err) &&
+              model_files_write(&run->data->files, &run->model->config, dtype, &ck, err) &&
+              (!adapters || checkpoint_write_text(&ck, "adapter_config.json",
+                                                  lora_config_text(&o->adapters, o->model), err));
+    ok = model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ok ? &ck : NULL, err);
+    if (!name) ok = model_files_write_moments(p, ok ? &ck : NULL, err);
+    ok = ok &&
+         (name || state_write(&ck, &run->at, plan, &run->data->train, UNPAD_VERSION,
+                              run_option_table, err)) &&
+         dir_lock_check(&run->out->lock, o->out, err) && checkpoint_publish(&ck, err);
+    checkpoint_abort(&ck);
+    if (ok && !name && !checkpoint_prune(o->out, step, o->keep, &pruning)) error_print(&pruning);
     return ok;
 }
 
-// Everything beside parameters that --resume needs
-static bool save_state(Run *run, Error *err) {
-    return state_write(&run->checkpoint, &run->at, &run->data->loader_settings.plan,
-                       &run->data->train, UNPAD_VERSION, run_option_table, err);
-}
-
-// name NULL: step-NNNNNNNN with the training state; "final": the model alone. All ranks; the return
-// value is meaningful on rank 0 only.
-static bool save_checkpoint(Run *run, const char *name, Error *err) {
-    const Options *o = run->o;
-    Checkpoint *ck = &run->checkpoint;
+// A save while training waits. All ranks; the return value is meaningful on rank 0 only.
+static bool save_and_wait(Run *run, const char *name, Error *err) {
     LlamaModel *m = run->model;
-    const ModelDtype dtype = name ? (ModelDtype)o->final_dtype : MODEL_FP32;
-    const LoraConfig *lora = &m->settings.lora;
-    const bool merge = name && o->lora_merge, adapters = lora->rank > 0 && !merge;
+    const bool merge = name && run->o->lora_merge;
+    run->save_name = name;
     comm_phase("save", run->at.cursor.step);
-    bool ok = !is_rank_0() ||
-              (dir_lock_check(&run->out->lock, o->out, err) && log_sync(&run->log, err) &&
-               checkpoint_begin(ck, o->out, run->at.cursor.step, name, err) &&
-               model_files_write(&run->data->files, &m->config, dtype, ck, err) &&
-               (!adapters || checkpoint_write_text(ck, "adapter_config.json",
-                                                   lora_config_text(lora, o->model), err)));
-    ok = save_parameters(ck, merge ? llama_frozen_parameters(m, true) : llama_parameters(m), false,
-                         dtype, ok, err);
-    if (name == NULL) ok = save_parameters(ck, llama_parameters(m), true, dtype, ok, err);
-    if (is_rank_0()) {
-        ok = ok && (name || save_state(run, err)) && dir_lock_check(&run->out->lock, o->out, err) &&
-             checkpoint_publish(ck, err);
-        checkpoint_abort(ck);
-    }
+    const Parameters p = merge ? llama_frozen_parameters(m, true) : llama_parameters(m);
+    const bool ok = write_checkpoint(run, p, err);
     comm_barrier();  // where the others hear that rank 0 writes
     return ok || !is_rank_0();
 }
 
-// A failed save leaves the older checkpoints. Training continues and tries again; it gives up after
-// MAX_FAILED_SAVES in a row, or at once when the weights are not worth saving.
-static void save_or_warn(Run *run, bool last) {
-    Error err = {0};
-    const double start_ms = now_ms();
-    const int64_t step = run->at.cursor.step;
+// Reports the save that has ended since, if any; wait: waits for it. A failed one leaves the older
+// checkpoints. Training continues and tries again; it gives up after MAX_FAILED_SAVES in a row, or
+// at once when the weights are not worth saving.
+static void end_save(Run *run, bool wait, bool last) {
+    Saver *s = &run->saver;
+    const Run *saved = s->context;
+    if (wait && s->running) comm_phase("await save", run->at.cursor.step);
+    if (!saver_ended(s, wait) || !is_rank_0()) return;
+    run->failed_saves = s->ok ? 0 : run->failed_saves + 1;
+    if (run->failed_saves >= MAX_FAILED_SAVES || s->err.code == EXIT_DIVERGED) last = true;
+    if (!s->ok && last) error_exit(&s->err);
+    if (!s->ok) return error_print(&s->err);
+    run->last_saved = saved->at.cursor.step;
+    printf("saved %s/step-%08ld in %.1f s\n", run->o->out, run->last_saved,
+           (now_ms() - run->save_ms) * 1e-3);
+}
+
+// Training goes on when the parameters are in the snapshot. All ranks.
+static void start_save(Run *run, bool last) {
+    static Run copy;
+    end_save(run, true, false);
+    run->save_ms = now_ms();
     check_ranks_still_agree(run);
     run->at.log_bytes = run->log.size_bytes;
-    if (save_checkpoint(run, NULL, &err)) {
-        run->failed_saves = 0;
-        if (!is_rank_0()) return;
-        printf("saved %s/step-%08ld in %.1f s\n", run->o->out, step, (now_ms() - start_ms) * 1e-3);
-        if (!checkpoint_prune(run->o->out, step, run->o->keep, &err)) error_print(&err);
-        return;
-    }
-    if (++run->failed_saves >= MAX_FAILED_SAVES || last || err.code == EXIT_DIVERGED)
-        error_exit(&err);
-    error_print(&err);
+    comm_phase("save", run->at.cursor.step);
+    run->save_name = NULL;
+    copy = *run;
+    saver_start(&run->saver, write_checkpoint, &copy, llama_parameters(run->model));
+    end_save(run, last, last);
+    comm_barrier();  // where the others hear that rank 0 writes
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -527,8 +518,9 @@ static void leave_if_diverged(Run *run, const StepScalars *s) {
     Error err = {0};
     run->at.skips_in_a_row = s->scale == 0 ? run->at.skips_in_a_row + 1 : 0;
     if (run->at.skips_in_a_row < MAX_SKIPS) return;
+    end_save(run, true, false);
     run->at = run->good;
-    if (save_checkpoint(run, NULL, &err) && is_rank_0())
+    if (save_and_wait(run, NULL, &err) && is_rank_0())
         printf("saved %s/step-%08ld: --resume=DIR with another --out computes these steps again\n",
                run->o->out, run->at.cursor.step);
     exit_with(EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
@@ -570,7 +562,7 @@ static void print_samples(Run *run) {
     comm_barrier();  // where the others hear that rank 0 works
 }
 
-// Validation, samples and a checkpoint after `step` steps, where they are due; true when it saved.
+// Validation, samples and a checkpoint after `step` steps, where they are due; true when it saves.
 static bool pause_training(Run *run, int64_t step) {
     const Options *o = run->o;
     const bool last = step == o->steps;
@@ -578,7 +570,7 @@ static bool pause_training(Run *run, int64_t step) {
     if (every(step, o->sample_every) || last) print_samples(run);
     if (last) return false;
     // last, so that the log it refers to holds all of this step
-    if (every(step, o->save_every)) save_or_warn(run, false);
+    if (every(step, o->save_every)) start_save(run, false);
     return every(step, o->save_every);
 }
 
@@ -640,7 +632,8 @@ static void train(Run *run) {
     RunTotals totals = {0};
     Data *d = run->data;
     const int64_t first = run->at.cursor.step;
-    int64_t last_saved = run->resume->in_place ? first : -1;
+    int64_t last_save = run->resume->in_place ? first : -1;
+    run->last_saved = last_save;
     if (first >= run->o->steps)
         printf("step %ld of --steps %ld is reached: nothing to train\n", first, run->o->steps);
     must(loader_start(&loader, &d->train, &d->loader_settings, run->at.cursor, &err), &err);
@@ -648,16 +641,18 @@ static void train(Run *run) {
     stop_text = "\nstopping after this step, then saving; again: quit without saving\n";
     while (run->at.cursor.step < run->o->steps && !stop_requested(run)) {
         snprintf(quit_text, sizeof quit_text, "quit: steps after %ld are lost\n",
-                 last_saved > first ? last_saved : first);
+                 run->last_saved > first ? run->last_saved : first);
         train_one_step(run, &loader, &totals);
         const double start_ms = now_ms();
-        if (pause_training(run, run->at.cursor.step)) last_saved = run->at.cursor.step;
+        end_save(run, false, false);
+        if (pause_training(run, run->at.cursor.step)) last_save = run->at.cursor.step;
         totals.pauses_ms += now_ms() - start_ms;
     }
     loader_stop(&loader);
     print_trained(&totals, d->train.masked);
     mixture_print(&d->train.sources, &run->at.cursor, (double)totals.tokens / (double)totals.steps);
-    if (last_saved != run->at.cursor.step) save_or_warn(run, true);
+    if (last_save != run->at.cursor.step) start_save(run, true);
+    end_save(run, true, true);
 }
 
 static void finish(Run *run, const DeviceRoom *room) {
@@ -669,7 +664,7 @@ static void finish(Run *run, const DeviceRoom *room) {
         comm_finalize();
         exit(EXIT_RESUMABLE);
     }
-    must(save_checkpoint(run, "final", &err), &err);
+    must(save_and_wait(run, "final", &err), &err);
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);  // ru_maxrss is in KiB
     printf("peak memory: device %.1f MiB (planned %.1f MiB), process %.1f MiB\n",
@@ -972,6 +967,10 @@ int main(int argc, char **argv) {
     const char *weights = weights_dir(o, &at);
     plan_model(&model, &config, o, &data, &run.samples, &room);
     load_work_lists(&data.loader_settings, &model);
+    if (is_rank_0() && o->save_every > 0 && run_trains(o))  // beside the models, if on the host
+        saver_open(&run.saver, model.num_elements,
+                   (size_t)comm_local_ranks() * llama_memory_total(&model) *
+                       (device_memory_code() == EXIT_HOST_MEMORY));
     print_plan(&run, &room, weights);
     must(llama_check(&model, weights, o->model, &err), &err);
     check_memory(&model, &room, o);

@@ -5,8 +5,8 @@
 //   FAULT='slow:0:save:4 stop:2:forward:6'     several
 // Faults: kill, stop; spin; fail (exit code 3); exit (code 7, without a word); signal (USR1, as a
 // user sends it); quiet (no progress for SLOW_MS); slow (each later fsync takes SLOW_MS); drift
-// (changes one weight in this step and all later ones); flip (one bit of the next attention); nan
-// (each later attention gives NaN).
+// (changes one weight in this step and all later ones); hold (fsyncs wait until two more steps have
+// begun); flip (one bit of the next attention); nan (each later attention gives NaN).
 //
 // Wrong attention while sm90 is selected: WRONG_ATTENTION=result|gradient|hang|crash
 #include <signal.h>
@@ -26,11 +26,14 @@ uint64_t __real_comm_gather_begin(floatX *weights, const size_t *first, size_t f
 uint64_t __wrap_comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to);
 int __real_fsync(int fd);
 int __wrap_fsync(int fd);
+size_t __real_host_memory_free(void);
+size_t __wrap_host_memory_free(void);
 void __real_attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
                               HeadShape heads);
 void __wrap_attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
                               HeadShape heads);
 
+static _Atomic int64_t step_now, held_until;
 static int drifting, fsync_ms, signalled, flips, flip_attention, nan_attention;
 
 static void do_fault(const char *what) {
@@ -41,6 +44,7 @@ static void do_fault(const char *what) {
     if (strcmp(what, "exit") == 0) exit(7);
     if (strcmp(what, "quiet") == 0) sleep_ms(slow_ms);
     if (strcmp(what, "slow") == 0) fsync_ms = slow_ms;
+    if (strcmp(what, "hold") == 0) held_until = step_now + 2;
     if (strcmp(what, "drift") == 0) drifting = 1;
     if (strcmp(what, "flip") == 0 && !flips++) flip_attention = 1;
     if (strcmp(what, "nan") == 0) nan_attention = 1;
@@ -51,8 +55,7 @@ static void do_fault(const char *what) {
 }
 
 void __wrap_comm_phase(const char *phase, int64_t step) {
-    static int64_t now;
-    if (step >= 0) now = step;
+    if (step >= 0) step_now = step;
     __real_comm_phase(phase, step);
     for (const char *fault = getenv("FAULT"); fault; fault = strchr(fault, ' ')) {
         char what[16], where[16];
@@ -60,14 +63,18 @@ void __wrap_comm_phase(const char *phase, int64_t step) {
         long when;
         fault += *fault == ' ';
         if (sscanf(fault, "%15[^:]:%d:%15[^:]:%ld", what, &rank, where, &when) != 4) abort();
-        if (rank == comm_rank() && when == now && strcmp(where, phase) == 0) do_fault(what);
+        if (rank == comm_rank() && when == step_now && strcmp(where, phase) == 0) do_fault(what);
     }
 }
 
 int __wrap_fsync(int fd) {
     if (fsync_ms) sleep_ms(fsync_ms);
+    while (step_now < held_until) sleep_ms(1);
     return __real_fsync(fd);
 }
+
+// With NO_ROOM nothing is known to be free.
+size_t __wrap_host_memory_free(void) { return getenv("NO_ROOM") ? 0 : __real_host_memory_free(); }
 
 // The weights have arrived when the real call returns: on the CPU, and in the emulator without
 // streams.

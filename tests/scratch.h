@@ -64,21 +64,23 @@ __attribute__((unused)) static const char *json_of(const char *text) {
     return copy;
 }
 
-// Between the two calls stdout goes to a file; the second one returns what it has, to be freed.
+// Between the two calls stdout goes to a file; the second one returns what it has, valid until the
+// next call.
 static int scratch_stdout;
 __attribute__((unused)) static void capture_begin(void) {
     fflush(stdout);
     scratch_stdout = dup(1);
     CHECK(freopen(scratch("captured"), "w", stdout));
 }
-__attribute__((unused)) static char *capture_end(void) {
+__attribute__((unused)) static const char *capture_end(void) {
+    static char text[1 << 16];
     fflush(stdout);
     dup2(scratch_stdout, 1);
     close(scratch_stdout);
+    setvbuf(stdout, NULL, _IOLBF, 0);  // as it was before freopen
     FILE *f = fopen(scratch("captured"), "r");
     CHECK(f);
-    char *text = calloc(1 << 16, 1);
-    text[fread(text, 1, (1 << 16) - 1, f)] = 0;
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
     fclose(f);
     return text;
 }

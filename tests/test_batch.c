@@ -108,10 +108,7 @@ TEST(token_order_is_sorted_by_token_then_position) {
         }
         const DocView doc = {text, N, -1, NULL};
         batch_pack(&b, &doc, 1);
-        for (int i = 1; i < N; i++) {
-            const int32_t p = b.token_order[i - 1], q = b.token_order[i];
-            CHECK(text[p] < text[q] || (text[p] == text[q] && p < q));
-        }
+        CHECK(batch_is_valid(&b, INT32_MAX));
     }
     batch_free(&b);
 }

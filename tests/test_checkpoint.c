@@ -1,9 +1,12 @@
-// data/runs/checkpoint.h: damage is found, and a save in which a call fails leaves nothing half.
+// data/runs/checkpoint.h: damage is found; a save, or a conversion of texts, in which a call fails
+// leaves nothing half.
 // Allocations that fail, kills and power cuts: test_faults.c and test_power.c.
 #include "../data/base/hash.h"
 #include "../data/models/safetensors.h"
 #include "../data/runs/checkpoint.h"
 #include "../data/runs/out_dir.h"
+#include "../data/shards/dataset.h"
+#include "../data/texts/texts.h"
 #include "fault.c"
 #include "scratch.h"
 #include "test.h"
@@ -309,6 +312,50 @@ TEST(every_io_call_of_a_save_fails_in_turn) {
         } while (calls >= nth);
         CHECK_MSG(calls >= 28, "%ld calls", calls);
     }
+}
+
+// From I/O call number nth on, all fail; 0: none.
+static bool convert(const char *text, long nth, Error *err) {
+    static volatile sig_atomic_t no_signal;
+    char in[256], dir[256];
+    const char *spec = in;
+    snprintf(in, sizeof in, "%s", scratch("text.txt"));
+    snprintf(dir, sizeof dir, "%s", out_dir());
+    put_file(in, text, strlen(text));
+    OutDir out = {.path = dir};
+    const Options o = {.threads = 1};
+    const Texts t = {&o, "demo", 264, true, false, &out, &no_signal};
+    fault_arm(FAULT_IO, nth, EIO, true);
+    const bool ok = texts_to_shards(&spec, "tokens", 0.01, &t, err);
+    const bool made = ok && strcmp(spec, in) != 0;  // else it is refused as shards, later
+    if (out.locked) dir_unlock(&out.lock);
+    free((char *)spec);
+    return made;
+}
+
+// Those of the texts before may stay until the new ones have their name.
+TEST(shards_of_a_failed_conversion_are_whole_or_none) {
+    long nth = 0, calls;
+    do {
+        Error err = {0};
+        fresh_run(0);
+        CHECK_MSG(convert("one", 0, &err), "%s", err.what);
+        const bool ok = convert("three", ++nth, &err);
+        calls = fault_disarm();
+        const bool is_there = path_exists(scratch("out/tokens"));
+        CHECK(is_there || !ok);
+        if (!is_there) continue;
+        Dataset ds;
+        Error why = {0};
+        const DatasetOptions options = dataset_options();
+        CHECK_MSG(dataset_open(&ds, scratch("out/tokens"), &options, &why), "call %ld: %s", nth,
+                  why.what);
+        CHECK_MSG(ds.num_tokens == 5 + 2 || (!ok && ds.num_tokens == 3 + 2), "call %ld: %ld tokens",
+                  nth, ds.num_tokens);
+        CHECK(path_exists(scratch("out/tokens/texts.key")));
+        dataset_close(&ds);
+    } while (calls >= nth);
+    CHECK_MSG(calls > 60, "%ld calls", calls);
 }
 
 TEST(what_cannot_be_looked_at_exists) {

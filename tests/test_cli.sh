@@ -171,5 +171,17 @@ expect prompt_too_long 2 'prompt: [0-9]+ tokens' "${run[@]}" --out p --steps 1 -
 mv corpus/tokenizer.json tokenizer.aside
 expect prompt_without_tokenizer 2 'needs a tokenizer' "${run[@]}" --out p --steps 1 --prompt x
 mv tokenizer.aside corpus/tokenizer.json
+# while a save is written, training goes on; without memory for that it waits: the same files
+saves=("${FAULTY:-$root/build/cpu/train_llama_faulty}" "${common[@]}" --steps 8 --save-every 3 --keep 0)
+expect saves 0 '^done' "${saves[@]}" --out whole
+first() { grep -oE '^(step +4/|saved .*-00000003)' out.txt | head -n 1; }
+FAULT=hold:0:save:3 expect save_beside_training 0 '^  host snapshot' "${saves[@]}" --out beside
+check steps_go_on test "$(first)" = 'step     4/'
+NO_ROOM=1 expect save_without_room 0 '^done' "${saves[@]}" --out waits
+check steps_wait test "$(first)" = 'saved waits/step-00000003'
+for save in beside waits; do
+    check "same_files_$save" diff -r -x manifest.json -x log.jsonl -x .lock -I '"log_bytes"' -I '"out"' whole $save
+done
+same_losses steps_and_losses 0 0 8 whole beside waits
 
 finish

@@ -1,13 +1,13 @@
-// Conformance of the wrappers in kernels/cuda/ptx.cuh, which holds all inline PTX and which an
-// emulated build replaces: each case checks every value against its own formula, on the emulator
-// and on a GPU. Those of tensor cores and ldmatrix: test_layout.cu, test_tensor_cores.cu.
+// Every wrapper in kernels/cuda/ptx.cuh, which holds all inline PTX and which an emulated build
+// replaces, on the emulator and on a GPU: against formulas, and the maps of ldmatrix, mma.sync and
+// wgmma, also of what attention_sm90.cuh builds on them, against dev/witnesses/layout.txt, which
+// NVIDIA's CuTe headers have printed. What tensor cores compute: test_tensor_cores.cu.
 #include <cuda.h>
 #include <math.h>
+#include <string>
 
 #include "cuda_test.h"
 #include "../kernels/cuda/attention_sm90.cuh"
-
-constexpr unsigned ALL = 0xffffffffu;
 
 // What a block writes to the first argument, of n elements that are 0 before
 template <class T, class... P, class... A>
@@ -23,48 +23,20 @@ static std::vector<T> run(size_t n, void (*kernel)(T *, P...), int threads, int 
 static float at(const std::vector<bf16> &v, size_t i) { return __bfloat162float(v[i]); }
 
 // ------------------------------------------------------------------------------------------------
-// Warp primitives and arithmetic
+// Arithmetic
 
-__global__ void shuffle_kernel(int *out) {
-    int t = threadIdx.x;
-    out[t] = __shfl_xor_sync(ALL, t, 5);
-    out[32 + t] = __shfl_xor_sync(ALL, t, 24, 16);
-    out[64 + t] = __shfl_sync(ALL, t, 9, 16);
-    out[96 + t] = __any_sync(ALL, t == 7) + 2 * __any_sync(ALL, t > 31);
-}
-
-TEST(shuffles_and_votes) {
-    begin(8, 99);
-    const std::vector<int> r = run(128, shuffle_kernel, 32, 0);
-    for (int t = 0; t < 32; t++) {
-        CHECK(r[t] == (t ^ 5));
-        CHECK(r[32 + t] == ((t ^ 24) / 16 <= t / 16 ? (t ^ 24) : t));
-        CHECK(r[64 + t] == t / 16 * 16 + 9);
-        CHECK(r[96 + t] == 1);
-    }
-}
-
-// A pair has its first argument in the low half; ex2 flushes what would be subnormal.
-__global__ void pack_kernel(bf16 *packed) {
-    int t = threadIdx.x;
-    ((__nv_bfloat162 *)packed)[t] = __floats2bfloat162_rn((float)t, (float)(t + 64));
-}
+// What would be subnormal becomes 0.
 __global__ void ex2_kernel(float *power, const float *x) {
     power[threadIdx.x] = ex2(x[threadIdx.x]);
 }
 
-TEST(pack_bf16_and_ex2) {
+TEST(ex2) {
     begin(8, 99);
     std::vector<float> x(256);
-    for (int i = 0; i < 256; i++) x[i] = (float)(i - 128);
-    x[255] = -INFINITY;
-    const std::vector<bf16> halves = run(512, pack_kernel, 256, 0);
+    for (int i = 0; i < 256; i++) x[i] = i == 255 ? -INFINITY : (float)(i - 128);
     const std::vector<float> p = run(256, ex2_kernel, 256, 0, to_device(x));
-    for (int i = 0; i < 256; i++) {
-        CHECK(at(halves, 2 * i) == (float)i);
-        if (i <= 192) CHECK(at(halves, 2 * i + 1) == (float)(i + 64));
+    for (int i = 0; i < 256; i++)
         CHECK_MSG(p[i] == (x[i] < -126 ? 0.0f : ldexpf(1.0f, i - 128)), "2^%g = %g", x[i], p[i]);
-    }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -248,6 +220,258 @@ TEST(setmaxnreg) {
     begin_wgmma();
     const std::vector<int> r = run(384, setmaxnreg_kernel, 384, 0);
     for (int t = 0; t < 384; t++) CHECK(r[t] == t * 3);
+}
+
+// ------------------------------------------------------------------------------------------------
+// The maps of layout.txt
+
+static std::vector<std::string> words_of(const char *kind, const char *name) {
+    std::vector<std::string> words;
+    char line[1024];
+    FILE *f = fopen("dev/witnesses/layout.txt", "r");
+    CHECK_MSG(f != NULL, "dev/witnesses/layout.txt: run this program from the repository root");
+    const std::string wanted = std::string(kind) + " " + name + " ";
+    while (fgets(line, sizeof line, f)) {
+        if (strncmp(line, wanted.c_str(), wanted.size()) != 0) continue;
+        for (char *w = strtok(line + wanted.size(), " \n"); w; w = strtok(NULL, " \n"))
+            words.push_back(w);
+    }
+    fclose(f);
+    CHECK_MSG(!words.empty(), "dev/witnesses/layout.txt has no %s", wanted.c_str());
+    return words;
+}
+
+struct Map {  // linear over bits: the image of each bit
+    std::vector<int> images;
+    explicit Map(const char *name) {
+        for (const std::string &w : words_of("map", name)) images.push_back(atoi(w.c_str()));
+    }
+    int operator()(int i) const {
+        int sum = 0;
+        for (size_t bit = 0; bit < images.size(); bit++)
+            if (i >> bit & 1) sum ^= images[bit];
+        return sum;
+    }
+};
+
+// ------------------------------------------------------------------------------------------------
+// Matrices of small integers, column-major: element (i, j) at i + rows * j
+
+struct Matrix {
+    int rows, columns;
+    std::vector<int> x;
+    Matrix(int rows_, int columns_) : rows(rows_), columns(columns_), x((size_t)rows * columns) {
+        for (int &v : x) v = (int)test_rng_below(17) - 8;
+    }
+    int at(int i, int j) const { return x[(size_t)(i + rows * j)]; }
+};
+// a times the transpose of b
+static int product(const Matrix &a, const Matrix &b, int i, int j) {
+    int sum = 0;
+    for (int k = 0; k < a.columns; k++) sum += a.at(i, k) * b.at(j, k);
+    return sum;
+}
+
+// Registers of all threads, thread by thread: value v is the element map(thread + threads * v).
+static std::vector<bf16> fragments(const Map &map, const Matrix &m, int threads, int values) {
+    std::vector<bf16> r((size_t)threads * values);
+    for (int i = 0; i < threads * values; i++)
+        r[(size_t)(i % threads * values + i / threads)] =
+            __float2bfloat16((float)m.x[(size_t)map(i)]);
+    return r;
+}
+// Accumulators of all threads hold a product.
+static void check_product(const std::vector<float> &d, const Map &map, int threads, const Matrix &a,
+                          const Matrix &b) {
+    const int values = (int)d.size() / threads;
+    for (int i = 0; i < (int)d.size(); i++) {
+        const int element = map(i), row = element % a.rows, column = element / a.rows;
+        const float found = d[(size_t)(i % threads * values + i / threads)];
+        CHECK_MSG(found == product(a, b, row, column),
+                  "thread %d, value %d: (%d, %d) is %g, not %d", i % threads, i / threads, row,
+                  column, found, product(a, b, row, column));
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Tensor cores of sm_80
+
+__global__ void mma_kernel(float *d, const uint32_t *a, const uint32_t *b) {
+    const int t = threadIdx.x;
+    float x[4] = {0, 0, 0, 0};
+    const uint32_t left[4] = {a[t * 4], a[t * 4 + 1], a[t * 4 + 2], a[t * 4 + 3]};
+    mma_16816(x, left, b[t * 2], b[t * 2 + 1]);
+    for (int i = 0; i < 4; i++) d[t * 4 + i] = x[i];
+}
+
+TEST(mma_m16n8k16) {
+    begin(8, 99);
+    const Matrix a(16, 16), b(8, 16);
+    const uint32_t *left = (uint32_t *)to_device(fragments(Map("mma_a"), a, 32, 8)),
+                   *right = (uint32_t *)to_device(fragments(Map("mma_b"), b, 32, 4));
+    check_product(run(128, mma_kernel, 32, 0, left, right), Map("mma_c"), 32, a, b);
+}
+
+// Lane l points at elements 8 l to 8 l + 7.
+__global__ void ldmatrix_kernel(uint32_t *out) {
+    __shared__ __align__(16) uint16_t rows[256];
+    const int t = threadIdx.x;
+    for (int i = t; i < 256; i += 32) rows[i] = (uint16_t)i;
+    __syncthreads();
+    uint32_t r[4];
+    ldmatrix_x4(r, smem_u32(rows) + t * 16);
+    for (int i = 0; i < 4; i++) out[t * 4 + i] = r[i];
+    ldmatrix_x4_trans(r, smem_u32(rows) + t * 16);
+    for (int i = 0; i < 4; i++) out[128 + t * 4 + i] = r[i];
+}
+
+TEST(ldmatrix) {
+    begin(8, 99);
+    const std::vector<uint32_t> words = run(256, ldmatrix_kernel, 32, 0);
+    const uint16_t *r = (const uint16_t *)words.data();
+    const Map straight("ldmatrix"), transposed("ldmatrix_trans");
+    for (int i = 0; i < 256; i++) {
+        const size_t at = (size_t)(i % 32 * 8 + i / 32);
+        CHECK(r[at] == straight(i));
+        CHECK(r[256 + at] == transposed(i));
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Tensor cores of sm_90a
+
+static Map accumulators(int n) { return Map(n == 64 ? "wgmma_c64" : "wgmma_c128"); }
+
+// A tile on the device, as CuTe lays it into shared memory
+static const uint32_t *shared_image(const char *name, const Matrix &m) {
+    std::vector<bf16> image(m.x.size());
+    const Map byte_of(name);
+    for (size_t i = 0; i < m.x.size(); i++)
+        image[(size_t)byte_of((int)i) / 2] = __float2bfloat16((float)m.x[i]);
+    return (uint32_t *)to_device(image);
+}
+
+#if SM90A
+__device__ __forceinline__ void to_shared(int at, const uint32_t *image, int bytes) {
+    for (int i = threadIdx.x; i < bytes / 4; i += WARPGROUP)
+        reinterpret_cast<uint32_t *>(smem + at)[i] = image[i];
+    fence_proxy_async();
+    __syncthreads();
+}
+template <int N>
+__device__ __forceinline__ void finish(float *out, float (&d)[N]) {
+    wgmma_wait<0>();
+    wgmma_pin(d);
+    for (int i = 0; i < N; i++) out[threadIdx.x * N + i] = d[i];
+}
+#endif
+
+// With CuTe's descriptors
+template <int TA, int TB, int N, int DEPTH>
+__global__ void descriptor_kernel(float *out, const uint32_t *a, const uint32_t *b,
+                                  const uint64_t *words) {
+#if SM90A
+    constexpr int A_BYTES = 64 * DEPTH * 2, STEPS = DEPTH / 16;
+    to_shared(0, a, A_BYTES);
+    to_shared(A_BYTES, b, N * DEPTH * 2);
+    const uint64_t at = shared_begin() >> 4;
+    uint64_t left[STEPS], right[STEPS];
+    for (int i = 0; i < STEPS; i++)
+        left[i] = words[i] + at, right[i] = words[STEPS + i] + at + (A_BYTES >> 4);
+    float d[N / 2];
+    clear(d);
+    wgmma_pin(d);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) wgmma_ss<TA, TB>(d, left[i], right[i], 1);
+    wgmma_commit();
+    finish(out, d);
+#endif
+}
+
+template <int TA, int TB, int N, int DEPTH>
+static void descriptor_case(const char *a_name, const char *b_name) {
+    begin_wgmma();
+    const Matrix a(64, DEPTH), b(N, DEPTH);
+    std::vector<uint64_t> words;
+    for (const char *name : {a_name, b_name})
+        for (const std::string &w : words_of("descriptors", name))
+            words.push_back(strtoull(w.c_str(), NULL, 16));
+    CHECK(words.size() == DEPTH / 8);
+    check_product(run(64 * N, descriptor_kernel<TA, TB, N, DEPTH>, WARPGROUP, (64 + N) * DEPTH * 2,
+                      shared_image(a_name, a), shared_image(b_name, b), to_device(words)),
+                  accumulators(N), WARPGROUP, a, b);
+}
+TEST(descriptors) {
+    descriptor_case<0, 0, 64, 64>("a_64x64", "b_64x64");
+    descriptor_case<0, 0, 64, 128>("a_64x128", "b_64x128");
+    descriptor_case<0, 0, 128, 64>("a_64x64", "b_128x64");
+    descriptor_case<0, 0, 128, 128>("a_64x128", "b_128x128");
+    descriptor_case<1, 1, 64, 64>("a_mn_64x64", "b_mn_64x64");
+    descriptor_case<1, 1, 128, 64>("a_mn_64x64", "b_mn_128x64");
+}
+
+// A product of the kernels, whose left operand is accumulators, as P and dS are
+template <int D, int N>
+__global__ void add_kernel(float *out, const float *accumulators, const uint32_t *b) {
+#if SM90A
+    to_shared(0, b, N * D * 2);
+    float x[N / 2], c[D / 2];
+    uint32_t a[N / 16][4];
+    for (int i = 0; i < N / 2; i++) x[i] = accumulators[threadIdx.x * (N / 2) + i];
+    to_operand(a, x);
+    clear(c);
+    wgmma_pin(c);
+    wgmma_fence();
+    multiply_add<N, N>(c, a, shared_begin());
+    finish(out, c);
+#endif
+}
+template <int D, int N>
+static void add_case(const char *b_name) {
+    begin_wgmma();
+    const Matrix a(64, N), b(D, N);
+    const Map map = accumulators(N);
+    std::vector<float> x(64 * N);
+    for (int i = 0; i < 64 * N; i++)
+        x[(size_t)(i % WARPGROUP * N / 2 + i / WARPGROUP)] = (float)a.x[(size_t)map(i)];
+    check_product(
+        run(64 * D, add_kernel<D, N>, WARPGROUP, N * D * 2, to_device(x), shared_image(b_name, b)),
+        accumulators(D), WARPGROUP, a, b);
+}
+TEST(multiply_add) {
+    add_case<64, 64>("b_mn_64x64");
+    add_case<128, 64>("b_mn_128x64");
+    add_case<64, 128>("b_mn_64x128");
+}
+
+// A in registers: to_operand's maps
+__global__ void registers_kernel(bf16 *operand, const float *rows_and_columns) {
+#if SM90A
+    float x[32];
+    for (int which = 0; which < 2; which++) {  // rows, then columns
+        uint32_t a[4][4];
+        for (int i = 0; i < 32; i++) x[i] = rows_and_columns[(which * 128 + threadIdx.x) * 32 + i];
+        to_operand(a, x);
+        for (int i = 0; i < 16; i++)
+            memcpy(operand + (which * 128 + threadIdx.x) * 32 + i * 2, &a[i / 4][i % 4], 4);
+    }
+#endif
+}
+TEST(operand_registers) {
+    begin_wgmma();
+    const Map c("wgmma_c64"), a("wgmma_a");
+    std::vector<float> in(8192);
+    for (int i = 0; i < 4096; i++) {
+        const size_t at = (size_t)(i % 128 * 32 + i / 128);
+        in[at] = (float)(c(i) % 64), in[4096 + at] = (float)(c(i) / 64);
+    }
+    const std::vector<bf16> r = run(8192, registers_kernel, 128, 0, to_device(in));
+    for (int i = 0; i < 4096; i++) {
+        const size_t from = (size_t)(i % 128 * 32 + i / 128);
+        const int element = a(i % 1024), row = element % 64, k = element / 64 + i / 1024 * 16;
+        CHECK(at(r, from) == row && at(r, 4096 + from) == k);
+    }
 }
 
 TEST_MAIN()

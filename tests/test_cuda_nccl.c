@@ -166,22 +166,6 @@ TEST(asynchronous_calls_follow_earlier_work_and_precede_their_wait) {
     device_free(sum);
 }
 
-TEST(host_memory) {
-    start();
-    int32_t mine[3] = {rank, 10 * rank, -rank}, all[3 * 64];
-    unsigned char bytes[1000] = {0};
-    CHECK(comm_max(100 - rank) == 100);
-    CHECK(comm_max(rank) == ranks - 1);
-    comm_all_gather_host(all, mine, sizeof mine);
-    for (int r = 0; r < ranks; r++) CHECK(all[3 * r] == r && all[3 * r + 2] == -r);
-    const size_t n = sizeof bytes / (size_t)ranks, at = (size_t)rank * n;
-    for (size_t i = at; i < at + n; i++) bytes[i] = (unsigned char)(i + 1);
-    comm_merge(bytes, sizeof bytes, at, n);
-    comm_broadcast(bytes, sizeof bytes);
-    for (size_t i = 0; i < n * (size_t)ranks; i++) CHECK(bytes[i] == (unsigned char)(i + 1));
-    comm_barrier();
-}
-
 int main(int argc, char **argv) {
     const DeviceOptions options = {0, 0};
     comm_init();

@@ -123,6 +123,6 @@ for seed in $(seq "${SEEDS:-1}"); do
     done
 done
 for arch in 80 90; do
-    outcome "layout_txt_with_exact_sm_$arch" 0 ' 0 failed' env EMU_EXACT=1 EMU_ARCH=$arch build/emu/test_layout
+    outcome "layout_txt_with_exact_sm_$arch" 0 ' 0 failed' env EMU_EXACT=1 EMU_ARCH=$arch build/emu/test_conform
 done
 finish

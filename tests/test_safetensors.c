@@ -251,24 +251,6 @@ TEST(hostile_headers) {
     }
 }
 
-TEST(header_lengths_are_bounded_before_reading) {
-    static const uint64_t lengths[] = {
-        0, 1, 33, 100000001, 1ull << 32, 1ull << 62, 1ull << 63, UINT64_MAX, UINT64_MAX - 7};
-    char bytes[64];
-    Error err;
-    memset(bytes, ' ', sizeof bytes);
-    memcpy(bytes + 8, "{}", 2);
-    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        memcpy(bytes, &lengths[i], 8);
-        put_file(scratch("length"), bytes, 40);
-        CHECK(!opens(scratch("length"), &err));
-    }
-    for (size_t n = 0; n < 8; n++) {
-        put_file(scratch("length"), bytes, n);
-        CHECK(!opens(scratch("length"), &err));
-    }
-}
-
 TEST(names_of_any_length) {
     char header[600], name[300];
     for (size_t n = 150; n < 250; n++) {

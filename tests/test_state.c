@@ -87,7 +87,7 @@ static char *written_state(const Same *same, const Option *options, Error *err) 
 TEST(missing_fields_mean_the_behaviour_of_older_versions) {
     Error err = {0};
     const Option none[] = {OPTION_END};
-    const Same same = usual();
+    Same same = usual();
     char *text = written_state(&same, none, &err);
     CHECK_MSG(text, "%s", err.what);
     CHECK(read_without(text, &same, "") == 0);
@@ -101,17 +101,10 @@ TEST(missing_fields_mean_the_behaviour_of_older_versions) {
     CHECK(read_without(text, &same, "packer") == 0);
     CHECK(read_without(text, &same, "loss_mean") == 0);
     free(text);
-}
-
-// Another packer puts other documents into the micro-batches, unless there is only one.
-TEST(plans_of_the_packer_before_are_refused) {
-    Error err = {0};
-    const Option none[] = {OPTION_END};
-    Same same = usual();
+    // another packer puts other documents into the micro-batches, unless there is only one
     same.plan.num_micro = 2;
-    char *text = written_state(&same, none, &err);
-    CHECK_MSG(text, "%s", err.what);
-    CHECK(read_without(text, &same, "") == 0);
+    text = written_state(&same, none, &err);
+    CHECK_MSG(text && read_without(text, &same, "") == 0, "%s", err.what);
     CHECK(read_without(text, &same, "packer") == EXIT_CHECKPOINT_MISFIT);
     free(text);
 }

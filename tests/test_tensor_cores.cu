@@ -20,16 +20,8 @@ static u64 mix(u64 z) {
     return z ^ z >> 31;
 }
 
-enum {
-    HALVES = 1,
-    PAIRS = 2,
-    COARSE = 4,
-    SPECIAL = 8,
-    ZEROS = 16,
-    RAMP = 32,
-    CANCEL = 64,
-    NO_MANTISSA = 128
-};
+enum { HALVES = 1, PAIRS = 2, COARSE = 4, SPECIAL = 8 };
+enum { ZEROS = 16, RAMP = 32, CANCEL = 64, NO_MANTISSA = 128 };
 struct Exponents {
     unsigned lo, span;
 };
@@ -250,39 +242,30 @@ static std::vector<float> run(const Instruction &what, const Tiles &t, int depth
     return to_host(out, n);
 }
 
-// The table's lines for an instruction on an architecture, in order
-struct Line {
-    int depth;
-    size_t tiles;
-    u64 inputs, outputs;
-};
-static std::vector<Line> table(const char *name, const char *arch) {
-    std::vector<Line> lines;
-    char line[256], a_name[16], an_arch[16];
-    Line l;
-    FILE *f = fopen("dev/witnesses/arithmetic.txt", "r");
-    CHECK_MSG(f != NULL, "dev/witnesses/arithmetic.txt: run this program from the repository root");
-    while (fgets(line, sizeof line, f))
-        if (sscanf(line, "%15s %15s %d %zu %*s %llx %llx", a_name, an_arch, &l.depth, &l.tiles,
-                   &l.inputs, &l.outputs) == 6 &&
-            strcmp(a_name, name) == 0 && strcmp(an_arch, arch) == 0)
-            lines.push_back(l);
-    fclose(f);
-    return lines;
-}
-
+// All lines of the table for an instruction on an architecture: of single tiles, and of chains
 static void hold_against_table(const Instruction &what, const char *arch) {
     const Tiles t(what.m, what.n, what.tiles, what.first_stream);
-    const u64 inputs = hash_of(t.a, 0) + hash_of(t.b, 1) + hash_of(t.c, 2);
-    const std::vector<Line> lines = table(what.name, arch);
-    CHECK(lines.size() == 2);  // and a chain
-    for (const Line &l : lines) {
-        CHECK(l.tiles == what.tiles);
-        CHECK_MSG(inputs == l.inputs, "other inputs than the witness had");
-        const u64 outputs = hash_of(run(what, t, l.depth), 0);
-        CHECK_MSG(outputs == l.outputs, "%s of %s, depth %d: listed %016llx, found %016llx",
-                  what.name, arch, l.depth, l.outputs, outputs);
+    const u64 found_inputs = hash_of(t.a, 0) + hash_of(t.b, 1) + hash_of(t.c, 2);
+    char line[256], name[16], line_arch[16];
+    int depth, lines = 0;
+    size_t tiles;
+    u64 inputs, outputs;
+    FILE *f = fopen("dev/witnesses/arithmetic.txt", "r");
+    CHECK_MSG(f != NULL, "dev/witnesses/arithmetic.txt: run this program from the repository root");
+    while (fgets(line, sizeof line, f)) {
+        if (sscanf(line, "%15s %15s %d %zu %*s %llx %llx", name, line_arch, &depth, &tiles, &inputs,
+                   &outputs) != 6 ||
+            strcmp(name, what.name) != 0 || strcmp(line_arch, arch) != 0)
+            continue;
+        CHECK_MSG(tiles == what.tiles && found_inputs == inputs,
+                  "other inputs than the witness had");
+        const u64 found = hash_of(run(what, t, depth), 0);
+        CHECK_MSG(found == outputs, "%s of %s, depth %d: listed %016llx, found %016llx", name, arch,
+                  depth, outputs, found);
+        lines++;
     }
+    fclose(f);
+    CHECK(lines == 2);
 }
 
 // The GPU must be one that the table has; the emulator becomes one.

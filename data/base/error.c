@@ -1,6 +1,7 @@
 #include "error.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -107,7 +108,10 @@ void (*error_hook)(const Error *err);
 void error_exit(const Error *err) {
     static atomic_flag taken = ATOMIC_FLAG_INIT;
     static _Thread_local bool ends;
-    while (!ends && atomic_flag_test_and_set(&taken)) pause();  // another thread ends the process
+    while (!ends && atomic_flag_test_and_set(&taken)) {  // another thread ends the process
+        if (gettid() != getpid()) pthread_exit(NULL);    // and may wait for this one
+        pause();
+    }
     ends = true;
     if (error_hook) error_hook(err);
     error_print(err);

@@ -19,8 +19,10 @@
 // Reading
 
 void (*io_progress)(void);
+_Atomic uint64_t io_parts;
 
 static void io_moved(void) {
+    io_parts++;
     if (io_progress) io_progress();
 }
 

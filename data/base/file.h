@@ -85,5 +85,6 @@ bool io_fsync(int fd);
 
 // Called after each part of a long read or write, for a watchdog; NULL: not called.
 extern void (*io_progress)(void);
+extern _Atomic uint64_t io_parts;  // so many so far
 
 #endif

@@ -17,6 +17,17 @@ void *host_calloc(size_t count, size_t size, const char *what_for) {
     return p;
 }
 
+size_t host_memory_free(void) {
+    FILE *f = fopen("/proc/meminfo", "r");
+    char line[128];
+    unsigned long long kib = 0;
+    if (!f) return 0;
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
+    fclose(f);
+    return (size_t)kib * 1024;
+}
+
 char *host_copy(const char *text, const char *what_for) {
     const size_t size = strlen(text) + 1;
     return memcpy(host_calloc(size, 1, what_for), text, size);

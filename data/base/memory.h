@@ -19,6 +19,9 @@ static inline bool checked_add(uint64_t a, uint64_t b, uint64_t *out) {
 // names what the memory was for.
 void *host_calloc(size_t count, size_t size, const char *what_for);
 
+// Bytes that the machine can still give; 0: unknown.
+size_t host_memory_free(void);
+
 // The text again, and a stream into one (*text, which the caller frees after fclose); exit 5 too.
 char *host_copy(const char *text, const char *what_for);
 FILE *host_stream(char **text, size_t *size, const char *what_for);

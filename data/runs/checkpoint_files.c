@@ -78,7 +78,7 @@ static bool write_tensors(Parameters p, const char *dtype, bool moments, const c
                           Checkpoint *ck, Error *err) {
     char path[IO_PATH_MAX];
     FileWriter w;
-    const bool room = checkpoint_path(ck, name, path, sizeof path, err);
+    const bool room = ck && checkpoint_path(ck, name, path, sizeof path, err);
     if (!parameters_save(p, moments, dtype, room ? path : NULL, &w, err)) return false;
     checkpoint_register(ck, name, w.size_bytes, w.crc);
     return true;

@@ -37,12 +37,12 @@ bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtyp
 
 // Writes the weights: the file that p names, or model.safetensors, or in order files of at most
 // max_file_bytes of tensors, or a single larger one, with model.safetensors.index.json. All blocks
-// are read even after a failure.
+// are read even after a failure; ck NULL: they are only read, and the result is false.
 #define MODEL_FILE_BYTES 5000000000ull  // as transformers
 bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file_bytes,
                                Checkpoint *ck, Error *err);
 
-// Writes the optimizer's moments: optimizer.safetensors.
+// Writes the optimizer's moments, likewise: optimizer.safetensors.
 bool model_files_write_moments(Parameters p, Checkpoint *ck, Error *err);
 
 // ------------------------------------------------------------------------------------------------

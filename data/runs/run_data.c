@@ -4,6 +4,7 @@
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "../base/hash.h"
@@ -208,4 +209,22 @@ void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vo
         exit_with(EXIT_USAGE, "give a list without weights",
                   "%s: --eval reads every document once, expected no weights", path);
     check_tokenizers(o, (NamedData){path, val}, (NamedData){0});
+}
+
+LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_given) {
+    Error err = {0};
+    LlamaConfig config, saved;
+    if (!at->dir[0] || model_given) must(llama_config_find(&config, o->model, &err), &err);
+    if (!at->dir[0]) return config;
+    must(llama_config_read(&saved, at->dir, &err), &err);
+    if (!model_given) return saved;
+    saved.bos = config.bos, saved.eos = config.eos, saved.pad = config.pad;  // no part of the maths
+    char *a = llama_config_text(&saved, "float32"), *b = llama_config_text(&config, "float32");
+    const bool same = strcmp(a, b) == 0;
+    free(a);
+    free(b);
+    if (!same)
+        exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
+                  "%s: expected the model %s, found another config.json", at->dir, o->model);
+    return config;
 }

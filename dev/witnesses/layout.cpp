@@ -1,5 +1,5 @@
 // The maps of tensor-core operands as NVIDIA's CuTe headers have them, printed by a host program;
-// tests/test_layout.cu holds kernels/cuda/ptx.cuh, the kernels' own products and the emulator to
+// tests/test_conform.cu holds kernels/cuda/ptx.cuh, the kernels' own products and the emulator to
 // them. Built and run by dev/witnesses/run.sh.
 //
 // Every map is linear over bits: index i goes to the XOR of the listed numbers over the bits set in
@@ -75,7 +75,7 @@ int main(int argc, char **argv) {
     if (!out) return fprintf(stderr, "usage: layout FILE\n"), 2;
     fprintf(out,
             "# Written by dev/witnesses/layout.cpp from CUTLASS %d.%d.%d; checked by "
-            "tests/test_layout.cu.\n",
+            "tests/test_conform.cu.\n",
             CUTLASS_MAJOR, CUTLASS_MINOR, CUTLASS_PATCH);
 
     typedef MMA_Traits<SM80_16x8x16_F32BF16BF16F32_TN> Mma;

@@ -9,6 +9,7 @@
 
 #include "../../data/base/clock.h"
 #include "../../data/base/error.h"
+#include "../../data/base/memory.h"
 #include "../comm/comm.h"
 #include "common.h"
 
@@ -144,16 +145,7 @@ DeviceMemory device_memory(void) { return memory; }
 
 int device_memory_code(void) { return EXIT_HOST_MEMORY; }
 
-size_t device_memory_free(void) {
-    FILE *f = fopen("/proc/meminfo", "r");
-    char line[128];
-    unsigned long long kib = 0;
-    if (!f) return 0;
-    while (fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
-    fclose(f);
-    return (size_t)kib * 1024 / (size_t)comm_local_ranks();
-}
+size_t device_memory_free(void) { return host_memory_free() / (size_t)comm_local_ranks(); }
 
 size_t master_lo_bytes(void) { return 0; }
 

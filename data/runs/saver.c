@@ -1,0 +1,79 @@
+#include "saver.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/clock.h"
+#include "../base/file.h"
+#include "../base/memory.h"
+#include "checkpoint_files.h"
+
+static void wait_at_exit(int code, void *saver) {
+    const Saver *s = saver;
+    (void)code;
+    if (s->running) pthread_join(s->thread, NULL);  // refused if it is the thread that exits
+}
+
+void saver_open(Saver *s, size_t stride, size_t taken) {
+    const size_t bytes = (ARENA_V + 1) * stride * sizeof(float), room = host_memory_free();
+    s->stride = stride;
+    s->snapshot = bytes + taken <= room - room / 16 ? malloc(bytes) : NULL;
+    s->bytes = s->snapshot ? bytes : 0;
+    on_exit(wait_at_exit, s);
+}
+
+static float *snapshot_at(const Saver *s, ParameterArena arena, size_t offset) {
+    return s->snapshot + (size_t)arena * s->stride + offset;
+}
+
+static void take(void *saver, ParameterArena arena, size_t offset, float *values, size_t n) {
+    const Saver *s = saver;
+    (void)values;  // of which nothing is written
+    s->parameters.get(s->parameters.context, arena, offset, snapshot_at(s, arena, offset), n);
+}
+
+static void give(void *saver, ParameterArena arena, size_t offset, float *values, size_t n) {
+    memcpy(values, snapshot_at(saver, arena, offset), n * sizeof *values);
+}
+
+static void take_snapshot(Saver *s) {
+    Error none = {0};
+    Parameters p = s->parameters;
+    p.context = s;
+    p.get = take;
+    model_files_write_weights(p, MODEL_FP32, MODEL_FILE_BYTES, NULL, &none);
+    model_files_write_moments(p, NULL, &none);
+    p.get = give;
+    s->parameters = p;
+}
+
+static void *run_save(void *saver) {
+    Saver *s = saver;
+    s->ok = s->write(s->context, s->parameters, &s->err);
+    s->done = true;
+    return NULL;
+}
+
+void saver_start(Saver *s, SaveFunction write, const void *context, Parameters p) {
+    assert(!s->running && !s->done);
+    s->write = write;
+    s->context = context;
+    s->parameters = p;
+    s->err = (Error){0};
+    if (s->snapshot) take_snapshot(s);
+    s->running = s->snapshot && pthread_create(&s->thread, NULL, run_save, s) == 0;
+    if (!s->running) run_save(s);
+}
+
+bool saver_ended(Saver *s, bool wait) {
+    for (uint64_t seen = 0; wait && s->running && !s->done; sleep_ms(1)) {
+        if (seen != io_parts && io_progress) io_progress();
+        seen = io_parts;
+    }
+    if (!s->done) return false;
+    if (s->running) pthread_join(s->thread, NULL);
+    s->done = false;
+    s->running = false;
+    return true;
+}

@@ -1,0 +1,37 @@
+// Writes a checkpoint in a thread while training goes on, from a snapshot of the parameters in host
+// memory.
+#ifndef UNPAD_SAVER_H
+#define UNPAD_SAVER_H
+
+#include <pthread.h>
+
+#include "../base/error.h"
+#include "../models/weights.h"
+
+typedef bool (*SaveFunction)(const void *context, Parameters p, Error *err);
+
+typedef struct {
+    size_t bytes, stride;  // bytes of the snapshot; 0: there is none, saves are waited for
+    float *snapshot;       // (ARENA_V + 1, stride)
+    SaveFunction write;
+    const void *context;
+    Parameters parameters;
+    pthread_t thread;
+    bool running, ok;
+    _Atomic bool done;
+    Error err;
+} Saver;
+
+// Allocates a snapshot of parameter arenas of `stride` elements, if the host has room for it beside
+// `taken` bytes that are allocated later. A program that exits waits for the thread.
+void saver_open(Saver *s, size_t stride, size_t taken);
+
+// Calls `write`, in the thread when the parameters are in the snapshot; without one, before it
+// returns. Until the save has ended context must not change, and no other one be started.
+void saver_start(Saver *s, SaveFunction write, const void *context, Parameters p);
+
+// True once after each save: it has ended, with s->ok and s->err. wait: until it has; io_progress
+// is called as the thread makes progress.
+bool saver_ended(Saver *s, bool wait);
+
+#endif
