@@ -1,5 +1,5 @@
-// Faults of runs, for tests: wraps comm_phase, the gather of the weights, fsync and attention_forward
-// (--wrap), so that the program itself has no code for it. At a given phase:
+// Faults of runs, for tests: wraps comm_phase, the gather of the weights, fsync, attention_forward
+// and more (--wrap), so that the program itself has no code for it. At a given phase:
 //
 //   FAULT=kill:2:reduce:5      rank 2, on entering the reduce of step 5
 //   FAULT='slow:0:save:4 stop:2:forward:6'     several
