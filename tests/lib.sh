@@ -129,6 +129,22 @@ await_line() {
         sleep 0.02
     done
 }
+# start_long COMMAND...: in the background as $job, until its first step; its output in long.txt
+start_long() {
+    rm -f long.txt
+    "$@" > long.txt 2>&1 &
+    job=$!
+    await_line $job '^(step|layout)' long.txt || bad "$*" 'ended before its first step'
+}
+# end_long SIGNAL...: it gets them all at once, perhaps in two threads. Sets $status; its output in out.txt
+end_long() {
+    local signal
+    for signal in STOP "$@" CONT; do kill "-$signal" $job; done
+    wait $job
+    status=$?
+    job=
+    cp long.txt out.txt
+}
 # await_gone TEXT: waits until no command line contains TEXT; false after $limit_s seconds
 await_gone() {
     local start=$SECONDS
@@ -146,6 +162,8 @@ ranks_can_run() {
     elif ! ldd "$1" | grep -q libmpi; then no_ranks="$1 is built without MPI"; fi
     [ -z "$no_ranks" ]
 }
+
+ranks() { within "${mpi[@]}" -n "$@" || bad "${*: -4}" "$(exit_code $?)"; }    # ranks N COMMAND...
 
 # prepare TEXTS --out DIR [--val-frac SHARE]: shards in bytes of a file or the files of a directory, that
 # share of them, chosen by content, for validation

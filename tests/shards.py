@@ -6,10 +6,12 @@
     shards.py flip FILE OFFSET   flips the lowest bit of that byte
 """
 import glob
-import json
 import os
+import pathlib
 import struct
 import sys
+
+from runs import tensors
 
 BLOCK = 4096  # tokens that share a checksum
 
@@ -35,13 +37,11 @@ def sealed(body):
 
 
 def load(path):
-    with open(path, "rb") as f:
-        return f.read()
+    return pathlib.Path(path).read_bytes()
 
 
 def store(path, data):
-    with open(path, "wb") as f:
-        f.write(data)
+    pathlib.Path(path).write_bytes(data)
 
 
 def flip(path, offset):
@@ -131,15 +131,9 @@ def read(directory, split="train"):
 
 def golden(directory):
     """The documents of a golden model, and transformers' loss on them."""
-    data = load(directory + "/expected.safetensors")
-    size = struct.unpack_from("<Q", data)[0]
-    header = json.loads(data[8:8 + size])
-
-    def values(name, kind):
-        a, b = header[name]["data_offsets"]
-        return struct.unpack("<%d%s" % ((b - a) // struct.calcsize(kind), kind), data[8 + size + a:8 + size + b])
-    tokens, ends = values("tokens", "i"), values("cu_seqlens", "i")
-    return [tokens[a:b] for a, b in zip(ends, ends[1:])], values("loss_fp64", "d")[0]
+    of = {name: data for name, (_, _, data) in tensors(directory + "/expected.safetensors").items()}
+    tokens, ends = (memoryview(of[name]).cast("i").tolist() for name in ("tokens", "cu_seqlens"))
+    return [tokens[a:b] for a, b in zip(ends, ends[1:])], struct.unpack("<d", of["loss_fp64"])[0]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 # Chats through data/prepare.py --chat and the trainer: which tokens are trained, held against transformers by
 # tests/golden/chat; what is left out; templates that misbehave.
 . "$(dirname "$0")/lib.sh"
-python3 -c 'import jinja2' 2> /dev/null || skip_all chat 'the Python package jinja2 is not installed'
+with_package chat jinja2 || finish
 run() { python3 "$root/data/prepare.py" --chat "$@"; }
 tokenize() { "$train" --model "$1" --from-scratch --train "$2" --out "$3" "${@:4}" --overwrite --steps 0 --val-every 0 --num-samples 0; }
 

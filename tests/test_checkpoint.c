@@ -115,6 +115,28 @@ static int count_names(const char *part) {
 // ------------------------------------------------------------------------------------------------
 // Save, find, prune
 
+static int out_of_order;
+
+// A checkpoint gets its name when its manifest, and then the directory, have been synced. Of one
+// that has its name the manifest is removed first. At the end of a run all get temporary names, for
+// good, before one is removed.
+static void watch_order(const char *call, int fd, const char *path, const char *to,
+                        const void *data, size_t n, off_t at) {
+    char manifest[IO_PATH_MAX + 16];
+    const bool is_manifest = path_ends_with(path, "/manifest.json"),
+               is_temp = strstr(path, ".tmp-"), renames = strcmp(call, "rename") == 0;
+    (void)fd, (void)data, (void)n, (void)at;
+    if (renames && is_temp) out_of_order += syncs < 2;
+    if (strcmp(call, "sync") == 0) syncs++;
+    if (renames ? strstr(to, ".tmp-") != NULL : is_manifest && strcmp(call, "create") == 0)
+        syncs = 0;
+    if (strcmp(call, "unlink") != 0) return;
+    out_of_order += is_temp && syncs == 0;
+    CHECK(path_parent(manifest, IO_PATH_MAX, path, &(Error){0}));
+    strcat(manifest, "/manifest.json");
+    if (!is_manifest && !is_temp && !strstr(path, ".old-")) out_of_order += path_exists(manifest);
+}
+
 // Saves in any order, also over what a process of the same number left, damage, removals and
 // replacements that were cut short, pruning, and the end of it all, against what should be there
 TEST(any_operations_leave_what_is_expected) {
@@ -125,6 +147,7 @@ TEST(any_operations_leave_what_is_expected) {
         Error err = {0};
         fresh_run(0);
         put_file(scratch("out/log.jsonl"), "x", 1);
+        fault_watch = watch_order;
         for (int op = 0; op < 30; op++) {
             const int k = 1 + (int)test_rng_below(MOST), keep = (int)test_rng_below(4);
             const uint32_t what = test_rng_below(op % 15 ? 8 : 9);
@@ -135,8 +158,12 @@ TEST(any_operations_leave_what_is_expected) {
                 CHECK(dir_create_all(other, &err));
             }
             if (what < 3) must_save(k, NULL), of[k] = GOOD;
-            if (what == 0) CHECK(path_printf(other, sizeof other, &err, "%s/old", path));
-            CHECK(what != 0 || !path_exists(other));
+            if (what == 0) {  // the manifest is not what the directory happens to have first
+                CHECK(path_printf(other, sizeof other, &err, "%s/old", path) &&
+                      !path_exists(other));
+                CHECK(path_join(other, sizeof other, path, "state.json", &err));
+                CHECK(rename(other, scratch("x")) == 0 && rename(scratch("x"), other) == 0);
+            }
             if (what == 3) must_save(k, "final"), final = k;
             if (what == 4 && of[k] == GOOD) {
                 CHECK(path_join(other, sizeof other, path, "state.json", &err));
@@ -171,12 +198,14 @@ TEST(any_operations_leave_what_is_expected) {
                 there += of[i] != NONE;
                 bad += of[i] > GOOD;
             }
+            CHECK_MSG(out_of_order == 0, "round %d, operation %d (%u of %d)", round, op, what, k);
             CHECK_MSG(newest() == (last > 0 || !there ? last : -2) && damaged_seen == bad,
                       "round %d, operation %d (%u of %d)", round, op, what, k);
             CHECK(count_names("") == 3 + there + (final > 0));  // with ., .. and log.jsonl
             CHECK(final < 0 ||
                   (checkpoint_verify(scratch("out/final"), &step, &err) && step == final));
         }
+        fault_watch = NULL;
     }
 }
 

@@ -139,15 +139,13 @@ expect out_holds_another_run 2 'found a run' "${run[@]}" --out a
 expect too_big_for_the_machine 5 'tokens [0-9]+ fits|does not fit' "${huge[@]}" --out big
 check nothing_written_when_too_big test ! -e big
 # the sanitizer needs more address space than that; bash: the limit is its own
-if [ -x "$release" ]; then
-    limited() { bash -c 'ulimit -v 1500000 && exec "$@"' limited "$release" "$@"; }
-    expect optimizer_does_not_fit 5 '^error: memory: [0-9]+ MiB for (gradients|optimizer) refused' limited \
-        --model smollm2-135m --train corpus --allow-other-tokenizer --max-seqlen 64 --micro-batch-tokens 64 --out big
-    has a_hint_for_the_optimizer '^hint: .* a smaller model' out.txt
-    export OMP_STACKSIZE=2G
-    outcome openmp_gets_no_thread 5 '^error: host memory: refused to OpenMP' limited "${data[@]}" --threads 2 --out big
-    unset OMP_STACKSIZE
-else skip optimizer_does_not_fit 'build/cpu/train_llama is not built'; fi
+limited() { bash -c 'ulimit -v 1500000 && exec "$@"' limited "$release" "$@"; }
+expect optimizer_does_not_fit 5 '^error: memory: [0-9]+ MiB for (gradients|optimizer) refused' limited \
+    --model smollm2-135m --train corpus --allow-other-tokenizer --max-seqlen 64 --micro-batch-tokens 64 --out big
+has a_hint_for_the_optimizer '^hint: .* a smaller model' out.txt
+export OMP_STACKSIZE=2G
+outcome openmp_gets_no_thread 5 '^error: host memory: refused to OpenMP' limited "${data[@]}" --threads 2 --out big
+unset OMP_STACKSIZE
 
 # ---- bad input files --------------------------------------------------------------------------------------
 expect no_such_model 3 'smollm2-135m, smollm2-360m' "$train" --model smolm2-135m
@@ -157,36 +155,18 @@ expect no_weights 3 'hint: .*save_pretrained converts' "$train" --model tiny "${
 expect a_model_of_the_hub 3 'hint: hf download org/name --local-dir org/name' "$train" --model org/name
 
 # ---- the output directory: errors of a disk are in tests/test_faults.c -------------------------------------
-"${run[@]}" --out lock --steps 100000 > long.txt 2>&1 &
-owner=$!
-await_line $owner '^step' long.txt || bad long_run 'ended before its first step'
+start_long "${run[@]}" --out lock --steps 100000
 expect second_writer 10 'lock' "${run[@]}" --out lock --steps 1 --overwrite
-kill -TERM $owner
-wait $owner
-status=$?
-cp long.txt out.txt
-if [ $status -eq 75 ] && ls -d lock/step-* > /dev/null 2>&1; then ok sigterm_saves_and_exits_75; else bad sigterm_saves_and_exits_75 "$status"; fi
-grep -q '^stopping after this step, then saving' long.txt && ok first_signal_says_so || bad first_signal_says_so
-# a file of its own: before the shell has emptied an old one, its lines are not this run's;
-# both signals are delivered when the process continues: in one step, perhaps to two threads at once
-"${run[@]}" --out quit --steps 100000 > quit.txt 2>&1 &
-quitter=$!
-await_line $quitter '^step' quit.txt
-kill -STOP $quitter
-kill -USR1 $quitter
-kill -TERM $quitter
-kill -CONT $quitter
-wait $quitter
-status=$?
-grep -q '^quit: steps after 0 are lost' quit.txt &&
-    [ $status -gt 128 ] && [ -z "$(ls -d quit/step-* 2> /dev/null)" ] && ok second_signal_quits ||
-    bad second_signal_quits "exit code $status"
-"${run[@]}" --compare=1000 > long.txt 2>&1 &
-comparer=$!
-await_line $comparer '^layout' long.txt
-kill -TERM $comparer
-wait $comparer
-check compare_stops_at_the_first_signal test $? -eq 143
+end_long TERM
+check sigterm_saves_and_exits_75 eval "[ $status -eq 75 ] && ls -d lock/step-*"
+has first_signal_says_so '^stopping after this step, then saving' long.txt
+start_long "${run[@]}" --out quit --steps 100000
+end_long USR1 TERM
+check second_signal_quits eval "[ $status -gt 128 ] && ! ls -d quit/step-*"
+has what_is_lost_is_said '^quit: steps after 0 are lost' long.txt
+start_long "${run[@]}" --compare=1000
+end_long TERM
+check compare_stops_at_the_first_signal test $status -eq 143
 expect prompt_too_long 2 'prompt: [0-9]+ tokens' "${run[@]}" --out p --steps 1 --prompt "$(seq -s ' ' 200)"
 mv corpus/tokenizer.json tokenizer.aside
 expect prompt_without_tokenizer 2 'needs a tokenizer' "${run[@]}" --out p --steps 1 --prompt x

@@ -3,7 +3,7 @@
 # masks; damaged ones are refused. Token j of document i is 100 i + j + 1, but for the last one.
 . "$(dirname "$0")/lib.sh"
 python3 -c 'import numpy' 2> /dev/null || PATH=/usr/bin:$PATH  # the system's Python may have it
-python3 -c 'import numpy' 2> /dev/null || skip_all convert 'the Python package numpy is not installed'
+with_package convert numpy || finish
 golden=$root/tests/golden/shards
 convert() { python3 "$root/data/convert.py" "$@"; }
 # sample FILE END ARGUMENTS...: a file whose documents end with token END

@@ -8,9 +8,6 @@ bin=$(dirname "$train")
 read -ra counts <<< "${RANKS:-2 4}"
 emulated=$([ -z "${TRAIN:-}" ] && echo yes)
 export EMU_DEVICES=4 TMPDIR=$work       # TMPDIR: for the emulated NCCL
-ranks() {       # ranks N COMMAND...
-    within "${mpi[@]}" -n "$@" || bad "${*: -4}" "$(exit_code $?)"
-}
 ranks_can_run "$train" || skip_all ranks "$no_ranks"
 tiny_model tiny 64 96 64
 corpus 5
@@ -26,23 +23,21 @@ calls() {       # calls NAME N [CASES]
     expect "$1" 0 '^[1-9][0-9]* passed, 0 failed, 0 skipped$' \
         "${mpi[@]}" -n "$2" "$bin/test_cuda_nccl" --filter "${3:-}"
 }
-if [ -x "$bin/test_cuda_nccl" ]; then
-    for n in "${counts[@]}"; do calls "calls_of_${n}_ranks" "$n"; done
-    # NCCL's log, also of ranks without standard output; /dev/stderr would truncate a regular
-    # file, which must hold nothing of it
-    NCCL_DEBUG=INFO expect log_of_rank_1 0 'NCCL INFO .*rank 1 ' "${mpi[@]}" -n 2 \
-        "$bin/test_cuda_nccl" --filter collected_rows
-    NCCL_DEBUG=INFO within "${mpi[@]}" -n 2 bash -c '"$@" 2> "log$OMPI_COMM_WORLD_RANK.txt"' _ \
-        "$bin/test_cuda_nccl" --filter collected_rows
-    # MPI may warn there, of what a container forbids
-    check no_log_into_a_file eval 'test -e log1.txt && ! grep NCCL log1.txt'
-    expect a_part_beyond_the_buffer 9 'expected a part of 64 bytes of rank 1, found 64 from 128 on' \
-        "${mpi[@]}" -n 2 "$bin/test_cuda_nccl" --beyond
-    if [ -n "$emulated" ]; then
-        EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_the_compute_stream_lags 2 asynchronous
-        EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_the_communication_stream_lags 2
-    fi
-else bad calls "$bin/test_cuda_nccl is not built"; fi
+for n in "${counts[@]}"; do calls "calls_of_${n}_ranks" "$n"; done
+# NCCL's log, also of ranks without standard output; /dev/stderr would truncate a regular
+# file, which must hold nothing of it
+NCCL_DEBUG=INFO expect log_of_rank_1 0 'NCCL INFO .*rank 1 ' "${mpi[@]}" -n 2 \
+    "$bin/test_cuda_nccl" --filter collected_rows
+NCCL_DEBUG=INFO within "${mpi[@]}" -n 2 bash -c '"$@" 2> "log$OMPI_COMM_WORLD_RANK.txt"' _ \
+    "$bin/test_cuda_nccl" --filter collected_rows
+# MPI may warn there, of what a container forbids
+check no_log_into_a_file eval 'test -e log1.txt && ! grep NCCL log1.txt'
+expect a_part_beyond_the_buffer 9 'expected a part of 64 bytes of rank 1, found 64 from 128 on' \
+    "${mpi[@]}" -n 2 "$bin/test_cuda_nccl" --beyond
+if [ -n "$emulated" ]; then
+    EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_the_compute_stream_lags 2 asynchronous
+    EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_the_communication_stream_lags 2
+fi
 
 # ---- the same bits: 6 micro-batches, divided evenly among 2 ranks but not among 4 --------------------
 within "${exact[@]}" --out d1 --steps 3 --save-every 1 || bad one_rank "exit code $?"

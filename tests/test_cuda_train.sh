@@ -5,7 +5,6 @@
 . "$(dirname "$0")/lib.sh"
 cuda=${TRAIN:-$root/build/emu/train_llama} cpu=$root/build/cpu/train_llama
 export OMP_NUM_THREADS=2
-[ -x "$cuda" ] || { bad program "$cuda is not built" && finish; }
 
 tiny_model tiny 64 128 64
 corpus 5

@@ -2,7 +2,6 @@
 # Data, end to end: damaged and changed shards, shards of another tokenizer, documents and tokens that
 # are never trained on.
 . "$(dirname "$0")/lib.sh"
-command -v python3 > /dev/null || skip_all data 'python3 is not installed'
 # by a path without spaces: functions below print command lines
 ln -s "${TRAIN:-$root/build/asan/train_llama}" train_llama && train=./train_llama
 

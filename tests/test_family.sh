@@ -4,7 +4,6 @@
 # backend, emulated. That they compute what transformers does is shown by the goldens.
 . "$(dirname "$0")/lib.sh"
 cpu=$root/build/cpu/train_llama cuda=${TRAIN:-$root/build/emu/train_llama}
-[ -x "$cuda" ] || { bad program "$cuda is not built" && finish; }
 tiny_model llama 64 96 64
 corpus 5
 python << 'PY'

@@ -111,7 +111,10 @@ TEST(lines_of_steps) {
         {3, 0, false, true, false, false, 0, 0, "| eta 1:02 | SKIPPED: not finite\n"},
         {3, 0, false, false, true, false, 0, 0, "| eta 1:02 | SPIKE\n"},
     };
+    Sources one;
     RunLog log;
+    Error err = {0};
+    CHECK(sources_parse(&one, "a", &err));
     open_log(&log, "", -1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const StepReport r = {.step = cases[i].step,
@@ -131,13 +134,18 @@ TEST(lines_of_steps) {
                             .buffer_tokens = 100,
                             .attention_pairs = 1,
                             .padded_pairs = 4,
-                            .masked = cases[i].masked};
+                            .masked = cases[i].masked,
+                            .sources = &one};
         capture_begin();
         report_step(&log, &r, &p);
         const char *line = capture_end();
         CHECK_MSG(cases[i].part ? strstr(line, cases[i].part) != NULL : !line[0], "case %zu: %s", i,
                   line);
     }
+    char *text = read_log();
+    CHECK_MSG(!strstr(text, "sources"), "of one source: %s", text);
+    free(text);
+    sources_free(&one);
     close(log.fd);
 }
 

@@ -25,27 +25,6 @@ small_disk() {
 }
 names() { (cd "$1" && echo *); }
 warnings() { check "$1" test "$(grep -ac '^warning: ' out.txt)" -eq "$2"; }   # warnings NAME COUNT
-# await COMMAND...: repeats it until it succeeds or $job has ended
-await() {
-    local end=$((SECONDS + limit_s))
-    until "$@" || ! kill -0 $job 2> /dev/null || [ $SECONDS -ge $end ]; do sleep 0.05; done
-}
-more_steps_than() { [ "$(grep -c '^step' long.txt)" -gt "$1" ]; }
-# start_long OUT FLAGS...: starts a long run as $job and waits for its first step
-start_long() {
-    : > long.txt
-    "${run[@]}" --out "$1" --steps 1000000 "${@:2}" > long.txt 2>&1 &
-    job=$!
-    await more_steps_than 0
-}
-end_long() {    # end_long SIGNAL: sets $status; output in out.txt
-    kill "-$1" $job
-    wait $job 2> /dev/null
-    status=$?
-    job=
-    cp long.txt out.txt
-}
-
 # ---- tokenizer and config files in checkpoints ------------------------------------------------------
 cp -r tiny chat
 companions=(tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt
@@ -176,13 +155,13 @@ if small_disk little 128k; then
     outcome too_little_space 4 '^error: little: expected 0\.2 MiB free .*, found 0\.1 MiB' "${run[@]}" --out little --steps 2
     lacks too_little_space_stops_at_the_start '^step' out.txt
 else skip too_little_space 'mounting a tmpfs needs root'; fi
-start_long s
+start_long "${run[@]}" --out s --steps 1000000
 mv s s.aside
 mkdir s
 end_long TERM
-[ $status -eq 4 ] && grep -q '^error: s: ' out.txt && ok replaced_directory || bad replaced_directory "exit code $status"
+check replaced_directory eval "[ $status -eq 4 ] && grep '^error: s: ' out.txt"
 check nothing_is_written_to_the_replacement test -z "$(ls -A s)"
-start_long gone
+start_long "${run[@]}" --out gone --steps 1000000
 rm -r gone
 end_long TERM
 check removed_directory test $status -eq 4 -a ! -e gone

@@ -4,9 +4,6 @@
 # Runs the release build, because the sanitizer would report MPI's own leaks.
 . "$(dirname "$0")/lib.sh"
 train=${TRAIN:-$root/build/cpu/train_llama}
-ranks() {       # ranks N COMMAND...
-    within "${mpi[@]}" -n "$@" || bad "${*: -4}" "$(exit_code $?)"
-}
 ranks_can_run "$train" || skip_all ranks "$no_ranks"
 
 # ---- a tiny model, an uneven corpus, and a single giant document -----------------------------------

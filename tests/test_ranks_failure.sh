@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Ranks that are killed, stopped, hang, fail, leave or drift in a job of three: the job's exit code,
 # one error that says where, no process left, an intact checkpoint, and a resume to the same bits. The
-# program is the release build linked with tests/phase_fault.c.
+# program is the release build linked with tests/run_fault.c.
 [ -w /dev/shm ] && TMPDIR=/dev/shm      # a busy disk takes seconds for an fsync
 . "$(dirname "$0")/lib.sh"
 train=$release faulty=$root/build/cpu/train_llama_faulty

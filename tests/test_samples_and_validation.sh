@@ -64,6 +64,7 @@ val v4096 --val golden.bin --micro-batch-tokens 4096 --layout padded --batch-tok
 val few --val golden.bin --val-tokens 100
 has start_line_reports_how_many '^ *validation takes [3-6] documents, [0-9]* tokens of them$' out.txt
 val one --val golden.bin --val-tokens 1
+val split "${all[@]}" --max-seqlen 32
 val forties --val forties.bin --val-tokens 100000
 # when: before, during and after training; a resumed run does not repeat them
 check val_every_2 "${quiet[@]}" --val golden.bin --out every --steps 5 --val-every 2 --save-every 2 --keep 0
@@ -81,6 +82,7 @@ for run in "v64", "v131", "v4096":
 docs, tokens, targets = set_of("few")
 assert 3 <= docs < 7 and tokens <= 100 and targets == tokens - docs, (docs, tokens, targets)
 assert set_of("one")[0] == 1
+assert set_of("split") == (7, 131, 124)            # segments keep their next token as a target
 assert set_of("forties") == (5, 200, 195)          # five micro-batches of 64, not four
 for run in "every", "resumed":
     assert [v["step"] for v in events(run, "val")] == [0, 2, 4, 5], run

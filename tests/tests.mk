@@ -12,7 +12,7 @@ FAULTS  := $(shell grep -lE 'fault\.c|whole_runs' tests/test_*.c 2>/dev/null | s
 WRAP    := $(addprefix -Wl$(comma)--wrap=,open fopen close write pwrite pread ftruncate fsync \
            rename unlink rmdir mkdir opendir lstat fstat stat malloc calloc realloc aligned_alloc \
            strdup)
-# Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh, by attention_fault.c for test_probe.sh
+# Wrapped by tests/run_fault.c for tests/test_ranks_failure.sh, test_replay.sh and test_probe.sh
 RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync attention_forward \
            host_memory_free)
 
@@ -26,8 +26,8 @@ ANY_CRC := -Wl,--wrap=crc32c
 
 # Programs of a variant: $(1) = its name, $(2) = link command, $(3) = objects of the backend
 define TEST_RULES
-build/$(1)/train_llama_faulty: build/$(1)/train_llama.o build/$(1)/tests/phase_fault.o \
-                               build/$(1)/tests/attention_fault.o build/$(1)/libhost.a $(3)
+build/$(1)/train_llama_faulty: build/$(1)/train_llama.o build/$(1)/tests/run_fault.o \
+                               build/$(1)/libhost.a $(3)
 	$$(call say,LINK,$$@)$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) \
 	    $$(RUN_FAULTS)
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libhost.a $(3)

@@ -1,5 +1,5 @@
-// Faults at a given phase, for tests: wraps comm_phase, the gather of the weights and fsync
-// (--wrap), so that the program itself has no code for it.
+// Faults of runs, for tests: wraps comm_phase, the gather of the weights, fsync, attention_forward
+// and more (--wrap), so that the program itself has no code for it. At a given phase:
 //
 //   FAULT=kill:2:reduce:5      rank 2, on entering the reduce of step 5
 //   FAULT='slow:0:save:4 stop:2:forward:6'     several
@@ -7,6 +7,8 @@
 // user sends it); quiet (no progress for SLOW_MS); slow (each later fsync takes SLOW_MS); drift
 // (changes one weight in this step and all later ones); hold (fsyncs wait until two more steps have
 // begun); flip (one bit of the next attention); nan (each later attention gives NaN).
+//
+// Wrong attention while sm90 is selected: WRONG_ATTENTION=result|gradient|hang|crash
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +18,7 @@
 #include "../data/base/clock.h"
 #include "../data/base/error.h"
 #include "../kernels/comm/comm.h"
+#include "../kernels/kernels.h"
 
 void __real_comm_phase(const char *phase, int64_t step);
 void __wrap_comm_phase(const char *phase, int64_t step);
@@ -25,10 +28,13 @@ int __real_fsync(int fd);
 int __wrap_fsync(int fd);
 size_t __real_host_memory_free(void);
 size_t __wrap_host_memory_free(void);
+void __real_attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
+                              HeadShape heads);
+void __wrap_attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
+                              HeadShape heads);
 
-static int drifting, fsync_ms, signalled, flips;
 static _Atomic int64_t step_now, held_until;
-int flip_attention, nan_attention;  // for attention_fault.c
+static int drifting, fsync_ms, signalled, flips, flip_attention, nan_attention;
 
 static void do_fault(const char *what) {
     const int slow_ms = getenv("SLOW_MS") ? atoi(getenv("SLOW_MS")) : 0;
@@ -76,4 +82,21 @@ uint64_t __wrap_comm_gather_begin(floatX *weights, const size_t *first, size_t f
     const uint64_t handle = __real_comm_gather_begin(weights, first, from, to);
     if (drifting && from == 0) *(unsigned char *)weights ^= 0x40;  // a bit of the mantissa
     return handle;
+}
+
+void __wrap_attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
+                              HeadShape heads) {
+    const char *wrong = getenv("WRONG_ATTENTION");
+    if (!wrong || strcmp(attention_describe(), "sm90") != 0) wrong = "";
+    if (strcmp(wrong, "crash") == 0) abort();
+    while (strcmp(wrong, "hang") == 0) pause();
+    __real_attention_forward(out, lse, qkv, docs, heads);
+    // device memory is the host's, in the CPU backend and in the emulator
+    if (nan_attention) memset((void *)out, 0xff, sizeof *out);
+    if (flip_attention) *(unsigned char *)out ^= 1;
+    flip_attention = 0;
+    if (strcmp(wrong, "gradient") == 0) device_zero(lse, 64 * sizeof *lse);
+    if (strcmp(wrong, "result") == 0)  // one row is that of its neighbour
+        device_copy(out, out + heads.num_heads * heads.head_dim,
+                    (size_t)(heads.num_heads * heads.head_dim) * sizeof *out);
 }
