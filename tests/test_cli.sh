@@ -40,18 +40,20 @@ expect lines_every 0 '^step     3/7 ' "${run[@]}" --out every --steps 7 --log-ev
 check lines_every_3_and_before_a_pause test "$(grep -c '^step' out.txt)" -eq 4
 expect no_lines 0 '^val after step 4' "${run[@]}" --out every --steps 4 --log-every 0 --overwrite
 lacks no_lines_of_steps '^step' out.txt
-for columns in 80 50; do
+for case in '80 60' '50 250'; do
+    read -r columns steps <<< $case
     with_terminals lines_of_a_terminal || break
-    TERM=xterm in_terminal $columns '[]' "$train" "${common[@]}" --out "terminal $columns" --steps 250 --val-every 50 \
+    TERM=xterm in_terminal $columns '[]' "$train" "${common[@]}" --out "terminal $columns" --steps $steps --val-every 50 \
         --micro-batch-tokens 128 --batch-tokens 128 2> out.txt || bad "a_terminal_of_$columns" "exit code $?"
-    check_python "lines_of_a_terminal_of_$columns" $columns << 'PY'
+    check_python "lines_of_a_terminal_of_$columns" $case << 'PY'
 text = open("out.txt", errors="replace", newline="").read()
 lines = [[part for part in re.split("\r\x1b\\[K", line) if part.startswith("step ")] for line in text.split("\r\n")]
 parts = [part for line in lines for part in line]
 assert all(len(part) < int(sys.argv[1]) and ("| eta" in part or "SPIKE" in part) for part in parts), parts
 number = lambda part: int(part.split("/")[0][5:])
 stay = [number(line[-1]) for line in lines if line]
-assert [*map(number, parts)] == [*range(1, 251)] and 100 <= len(stay) <= 200 and stay[-1] == 250, stay
+assert [*map(number, parts)] == [*range(1, stay[-1] + 1)] and stay[-1] == int(sys.argv[2]), stay
+assert min(100, stay[-1]) <= len(stay) <= 200, stay
 PY
 done
 mkdir lfs && cp a/final/*.json lfs
@@ -106,7 +108,6 @@ put_tensors("poisoned/model.safetensors", weights)
 PY
 expect check_packing_fails_on_nan 11 'PACKING CHANGES THE RESULT' "$train" --model poisoned "${data[@]}" --check-packing
 lacks check_packing_on_nan_claims_no_equal_bits 'bit for bit' out.txt
-expect dry_run 0 'total' "${run[@]}" --dry-run --out nothing
 expect recompute_is_planned 0 '^recompute off .* MiB, on .* MiB \(chosen\), full ' "${run[@]}" --dry-run \
     --recompute on --out nothing
 # more memory than any machine has, of few tokens: a batch of 500 million takes a minute to plan

@@ -164,7 +164,6 @@ static void load_validation(Data *d, const Options *o, int32_t source) {
     const DocIndex all = dataset_doc_index(&d->val), index = mixture_source(&all, source);
     s.source = source + 1;
     s.layout = LAYOUT_PACKED;
-    s.deterministic_reduction = s.num_ranks > 1 || reduces_deterministically(o);
     s.plan.seed = 0;
     must(plan_fix_set(&s.plan, &index, (o->val_tokens - 1) / d->val.sources.n + 1, &err), &err);
     must(loader_load_step(&d->val_steps[source], &d->val, &s, (PlanState){0}, &err), &err);
