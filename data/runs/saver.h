@@ -24,12 +24,12 @@ typedef struct {
 } Saver;
 
 // Plans a snapshot of parameter arenas of `stride` elements, if the host has room for it beside
-// `taken` bytes that are allocated later. The first save allocates it, so that under ulimit -v it
-// takes nothing from the model. A program that exits waits for the thread.
+// `taken` bytes that are allocated later. The first save allocates it: with ulimit -v, only what
+// the model leaves. A program that exits waits for the thread.
 void saver_open(Saver *s, size_t stride, size_t taken);
 
-// Calls `write`, in the thread when the parameters are in the snapshot; without one, or with `wait`,
-// before it returns. Until the save has ended context must not change, and no other one be started.
+// Calls `write`, in the thread when the parameters are in the snapshot; without one, or with wait,
+// before it returns. Until the save has ended context must not change, and no other one start.
 void saver_start(Saver *s, bool wait, SaveFunction write, const void *context, Parameters p);
 
 // True once after each save: it has ended, with s->ok, s->err and s->ms. wait: until it has; io_progress
