@@ -32,8 +32,8 @@ void saver_open(Saver *s, size_t stride, size_t taken);
 // before it returns. Until the save has ended context must not change, and no other one start.
 void saver_start(Saver *s, bool wait, SaveFunction write, const void *context, Parameters p);
 
-// True once after each save: it has ended, with s->ok, s->err and s->ms. wait: until it has; io_progress
-// is called as the thread makes progress.
+// True once after each save: it has ended, with s->ok, s->err and s->ms. wait: until it has, and
+// io_progress is called as the thread makes progress.
 bool saver_ended(Saver *s, bool wait);
 
 #endif
