@@ -12,7 +12,7 @@ FAULTS  := $(shell grep -lE 'fault\.c|whole_runs' tests/test_*.c 2>/dev/null | s
 WRAP    := $(addprefix -Wl$(comma)--wrap=,open fopen close write pwrite pread ftruncate fsync \
            rename unlink rmdir mkdir opendir lstat fstat stat malloc calloc realloc aligned_alloc \
            strdup)
-# Wrapped by tests/run_fault.c for tests/test_ranks_failure.sh, test_replay.sh and test_probe.sh
+# Wrapped by tests/run_fault.c for suites of whole runs
 RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync attention_forward \
            host_memory_free)
 
@@ -89,7 +89,7 @@ $(eval $(call VARIANT,fuzz,$$(O_fuzz),false,))
 build/fuzz/%: CC := clang
 build/fuzz/fuzz: build/fuzz/dev/fuzz/fuzz.o build/fuzz/libhost.a
 	$(call say,LINK,$@)$(CC) $(ASAN) -fsanitize=fuzzer $(ANY_CRC) $^ -o $@ $(LDLIBS)
-# The threads of loader, tokenizer and CPU kernels under ThreadSanitizer, to which clang's OpenMP
+# The threads of loader, saver, tokenizer and CPU kernels under ThreadSanitizer, to which clang's OpenMP
 # explains its barriers
 TSAN    := clang -fopenmp -fsanitize=thread
 LIBS_race := $(LDLIBS)
