@@ -75,9 +75,7 @@ typedef struct {
     TrainingState at, good;  // now, and before the steps that were skipped last
     Generator samples;
     Saver saver;
-    const char *save_name;  // "final": the model alone; NULL: step-NNNNNNNN, with all state
-    double save_ms;         // when it began
-    int64_t last_saved;     // step; -1: none
+    int64_t last_saved;  // step, known to rank 0; -1: none
     int failed_saves, stopped_by;
 } Run;
 
@@ -382,12 +380,10 @@ static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Opti
 // ------------------------------------------------------------------------------------------------
 // Checkpoints
 
-// All files on rank 0; the others only read the parameters, in the same order. context: a Run
-static bool write_checkpoint(const void *context, Parameters p, Error *err) {
-    const Run *run = context;
-    const char *name = run->save_name;
+// name "final": the model alone; NULL: step-NNNNNNNN, with all state. All files on rank 0; the
+// others only read the parameters, in the same order.
+static bool write_checkpoint(const Run *run, const char *name, Parameters p, Error *err) {
     Checkpoint ck = {0};
-    Error pruning = {0};
     const Options *o = run->o;
     const PlanSettings *plan = &run->data->loader_settings.plan;
     const ModelDtype dtype = name ? (ModelDtype)o->final_dtype : MODEL_FP32;
@@ -405,7 +401,16 @@ static bool write_checkpoint(const void *context, Parameters p, Error *err) {
                               run_option_table, err)) &&
          dir_lock_check(&run->out->lock, o->out, err) && checkpoint_publish(&ck, err);
     checkpoint_abort(&ck);
-    if (ok && !name && !checkpoint_prune(o->out, step, o->keep, &pruning)) error_print(&pruning);
+    return ok;
+}
+
+// A SaveFunction: the checkpoint of a Run, in the place of its oldest ones
+static bool write_and_prune(const void *context, Parameters p, Error *err) {
+    const Run *run = context;
+    Error pruning = {0};
+    const bool ok = write_checkpoint(run, NULL, p, err);
+    if (ok && !checkpoint_prune(run->o->out, run->at.cursor.step, run->o->keep, &pruning))
+        error_print(&pruning);
     return ok;
 }
 
@@ -413,10 +418,9 @@ static bool write_checkpoint(const void *context, Parameters p, Error *err) {
 static bool save_and_wait(Run *run, const char *name, Error *err) {
     LlamaModel *m = run->model;
     const bool merge = name && run->o->lora_merge;
-    run->save_name = name;
     comm_phase("save", run->at.cursor.step);
     const Parameters p = merge ? llama_frozen_parameters(m, true) : llama_parameters(m);
-    const bool ok = write_checkpoint(run, p, err);
+    const bool ok = write_checkpoint(run, name, p, err);
     comm_barrier();  // where the others hear that rank 0 writes
     return ok || !is_rank_0();
 }
@@ -426,29 +430,26 @@ static bool save_and_wait(Run *run, const char *name, Error *err) {
 // at once when the weights are not worth saving.
 static void end_save(Run *run, bool wait, bool last) {
     Saver *s = &run->saver;
-    const Run *saved = s->context;
     if (wait && s->running) comm_phase("await save", run->at.cursor.step);
     if (!saver_ended(s, wait) || !is_rank_0()) return;
     run->failed_saves = s->ok ? 0 : run->failed_saves + 1;
     if (run->failed_saves >= MAX_FAILED_SAVES || s->err.code == EXIT_DIVERGED) last = true;
     if (!s->ok && last) error_exit(&s->err);
     if (!s->ok) return error_print(&s->err);
-    run->last_saved = saved->at.cursor.step;
-    printf("saved %s/step-%08ld in %.1f s\n", run->o->out, run->last_saved,
-           (now_ms() - run->save_ms) * 1e-3);
+    run->last_saved = ((const Run *)s->context)->at.cursor.step;
+    line_erase(stdout);
+    printf("saved %s/step-%08ld in %.1f s\n", run->o->out, run->last_saved, s->ms * 1e-3);
 }
 
-// Training goes on when the parameters are in the snapshot. All ranks.
+// Training goes on when the parameters are in the snapshot; last: when all is written. All ranks.
 static void start_save(Run *run, bool last) {
     static Run copy;
     end_save(run, true, false);
-    run->save_ms = now_ms();
     check_ranks_still_agree(run);
     run->at.log_bytes = run->log.size_bytes;
     comm_phase("save", run->at.cursor.step);
-    run->save_name = NULL;
     copy = *run;
-    saver_start(&run->saver, write_checkpoint, &copy, llama_parameters(run->model));
+    saver_start(&run->saver, last, write_and_prune, &copy, llama_parameters(run->model));
     end_save(run, last, last);
     comm_barrier();  // where the others hear that rank 0 writes
 }
@@ -562,16 +563,14 @@ static void print_samples(Run *run) {
     comm_barrier();  // where the others hear that rank 0 works
 }
 
-// Validation, samples and a checkpoint after `step` steps, where they are due; true when it saves.
-static bool pause_training(Run *run, int64_t step) {
+// Validation, samples and a checkpoint after `step` steps, where they are due
+static void pause_training(Run *run, int64_t step) {
     const Options *o = run->o;
     const bool last = step == o->steps;
     if (every(step, o->val_every) || last) validate(run, step);
     if (every(step, o->sample_every) || last) print_samples(run);
-    if (last) return false;
     // last, so that the log it refers to holds all of this step
-    if (every(step, o->save_every)) start_save(run, false);
-    return every(step, o->save_every);
+    if (every(step, o->save_every) && !last) start_save(run, false);
 }
 
 // Other layouts also compute pairs across documents or padding: their useful work is not known.
@@ -632,8 +631,7 @@ static void train(Run *run) {
     RunTotals totals = {0};
     Data *d = run->data;
     const int64_t first = run->at.cursor.step;
-    int64_t last_save = run->resume->in_place ? first : -1;
-    run->last_saved = last_save;
+    run->last_saved = run->resume->in_place ? first : -1;
     if (first >= run->o->steps)
         printf("step %ld of --steps %ld is reached: nothing to train\n", first, run->o->steps);
     must(loader_start(&loader, &d->train, &d->loader_settings, run->at.cursor, &err), &err);
@@ -645,14 +643,16 @@ static void train(Run *run) {
         train_one_step(run, &loader, &totals);
         const double start_ms = now_ms();
         end_save(run, false, false);
-        if (pause_training(run, run->at.cursor.step)) last_save = run->at.cursor.step;
+        pause_training(run, run->at.cursor.step);
         totals.pauses_ms += now_ms() - start_ms;
     }
     loader_stop(&loader);
     print_trained(&totals, d->train.masked);
     mixture_print(&d->train.sources, &run->at.cursor, (double)totals.tokens / (double)totals.steps);
-    if (last_save != run->at.cursor.step) start_save(run, true);
-    end_save(run, true, true);
+    end_save(run, true, false);
+    bool saved = run->last_saved == run->at.cursor.step;
+    comm_broadcast(&saved, sizeof saved);
+    if (!saved) start_save(run, true);
 }
 
 static void finish(Run *run, const DeviceRoom *room) {

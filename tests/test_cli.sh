@@ -184,5 +184,15 @@ for save in beside waits; do
     check "same_files_$save" diff -r -x manifest.json -x log.jsonl -x .lock -I '"log_bytes"' -I '"out"' whole $save
 done
 same_losses steps_and_losses 0 0 8 whole beside waits
+if with_terminals saved_between_pauses; then
+    FAULT='hold:0:save:3 quiet:0:backward:5' SLOW_MS=1500 TERM=xterm in_terminal 120 '[]' "${saves[@]}" --log-every 9 \
+        --out line 2> out.txt
+    has saved_between_pauses '\[Ksaved .*-00000003 in [0-2]\.' out.txt
+fi
+# one that fails while a signal comes is tried again; one in flight at the end has saved nothing either
+full() { (ulimit -f 100 && exec "${saves[@]}" --out full "$@"); }
+NO_ROOM=1 FAULT=signal:0:save:3 outcome no_resume_from_a_failed_save 4 '^error: full/step-00000003' full
+FAULT='hold:0:save:6 kill:0:read:8' outcome killed_while_saving 137 '^step +7/' full --save-every 2 --overwrite
+expect no_save_has_ended 0 '^warning: .* starts from scratch' "${saves[@]}" --out full --resume --dry-run
 
 finish

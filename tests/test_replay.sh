@@ -5,41 +5,42 @@
 tiny_model tiny 24 40 8
 corpus 31
 run=("$root/build/cpu/train_llama_faulty" --model tiny --from-scratch --train corpus --max-seqlen 128
-     --micro-batch-tokens 256 --batch-tokens 1024 --val-every 0 --num-samples 0 --steps 8)
+     --micro-batch-tokens 256 --batch-tokens 1024 --val-every 0 --num-samples 0 --steps 12)
 check undisturbed "${run[@]}" --out a
 
 # ---- one bit, once: in a step that is computed twice, and in one that is not
 replays() { "${run[@]}" --replay-every 2 "$@"; }
 check replays_change_no_bit replays --out b
-same_state the_bits_of_a_run_without {a,b}/step-00000008
+same_state the_bits_of_a_run_without {a,b}/step-00000012
 export FAULT=flip:0:forward:4
 expect a_wrong_bit 11 'rank 0, step 4: expected gradients of model.* with the same bits' replays --out c
 check nothing_of_that_step_is_saved test ! -e c/step-00000004
 FAULT=flip:0:forward:5 check between_replays replays --out d
-differ it_goes_unseen {a,d}/step-00000008/model.safetensors
+differ it_goes_unseen {a,d}/step-00000012/model.safetensors
 if with_ranks ranks "${run[0]}"; then
     both=("${mpi[@]}" -n 2 "${run[@]}" --replay-every 4)
     FAULT=flip:1:forward:4 expect it_is_rank_1 11 'rank 1, step 4: expected' "${both[@]}" --out e
     unset FAULT
     check two_ranks "${mpi[@]}" -n 2 "${run[@]}" --out f
     check two_ranks_replayed "${both[@]}" --out g
-    same_state the_bits_of_two_ranks {f,g}/step-00000008
+    same_state the_bits_of_two_ranks {f,g}/step-00000012
     check in_order "${both[@]}" --deterministic --out h
     check in_order_alone "${run[@]}" --deterministic --out i
-    same_state leaves_are_replayed_too {i,h}/step-00000008
+    same_state leaves_are_replayed_too {i,h}/step-00000012
 fi
 
 # ---- steps that are not finite
-export FAULT=nan:0:forward:3
-expect not_finite 7 'training diverged: 5 steps in a row' "${run[@]}" --save-every 3 --out n
-has it_says_from_where '^saved n/step-00000002: --resume=DIR' out.txt
-again=("${run[@]}" --resume=n/step-00000002)
+export FAULT=nan:0:forward:8
+expect not_finite 7 'training diverged: 5 steps in a row' "${run[@]}" --save-every 6 --keep 1 --out n
+has it_says_from_where '^saved n/step-00000007: --resume=DIR' out.txt
+check older_ones_stay test -e n/step-00000006
+again=("${run[@]}" --resume=n/step-00000007)
 expect the_same_again 7 'training diverged: 5 steps in a row' "${again[@]}" --out again
 check_python with_the_same_numbers <<'PY'
 first, again = ([(s["step"], s["loss"], s["lr"]) for s in steps(run)] for run in ("n", "again"))
-assert first[2:] == again and [s[0] for s in first] == [1, 2, 3, 4, 5, 6, 7], again
+assert first[7:] == again and [s[0] for s in first] == [*range(1, 13)], again
 PY
 unset FAULT
 check repaired "${again[@]}" --out m
-same_state as_if_nothing_had_happened {a,m}/step-00000008
+same_state as_if_nothing_had_happened {a,m}/step-00000012
 finish

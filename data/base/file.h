@@ -85,6 +85,6 @@ bool io_fsync(int fd);
 
 // Called after each part of a long read or write, for a watchdog; NULL: not called.
 extern void (*io_progress)(void);
-extern _Atomic uint64_t io_parts;  // so many so far
+extern _Atomic uint64_t io_parts;  // read or written so far, of all files
 
 #endif

@@ -74,8 +74,9 @@ bool out_dir_start_from_scratch(const char *out, Error *err) {
         !log_read_progress(out, &last_step, &first_save, err))
         return false;
     const bool finished = path_exists(path);
-    // A run survives fewer failed saves than that; divided, as first_save may be INT64_MAX.
-    if (finished || (last_step - 1) / MAX_FAILED_SAVES >= first_save)
+    // A run survives fewer failed saves, and begins none before the last one has ended; divided, as
+    // first_save may be INT64_MAX.
+    if (finished || (last_step - 1) / (MAX_FAILED_SAVES + 1) >= first_save)
         return error_set(err, EXIT_BAD_INPUT,
                          "restore the step-* directories; --overwrite starts over",
                          "%s: expected a checkpoint beside %s, found none", out,

@@ -19,8 +19,7 @@ static void wait_at_exit(int code, void *saver) {
 void saver_open(Saver *s, size_t stride, size_t taken) {
     const size_t bytes = (ARENA_V + 1) * stride * sizeof(float), room = host_memory_free();
     s->stride = stride;
-    s->snapshot = bytes + taken <= room - room / 16 ? malloc(bytes) : NULL;
-    s->bytes = s->snapshot ? bytes : 0;
+    s->bytes = bytes + taken <= room - room / 16 ? bytes : 0;
     on_exit(wait_at_exit, s);
 }
 
@@ -52,18 +51,22 @@ static void take_snapshot(Saver *s) {
 static void *run_save(void *saver) {
     Saver *s = saver;
     s->ok = s->write(s->context, s->parameters, &s->err);
+    s->ms += now_ms();
     s->done = true;
     return NULL;
 }
 
-void saver_start(Saver *s, SaveFunction write, const void *context, Parameters p) {
+void saver_start(Saver *s, bool wait, SaveFunction write, const void *context, Parameters p) {
     assert(!s->running && !s->done);
+    if (s->bytes && !s->snapshot && !wait) s->snapshot = malloc(s->bytes);
+    const bool beside = s->snapshot && !wait;
     s->write = write;
     s->context = context;
     s->parameters = p;
     s->err = (Error){0};
-    if (s->snapshot) take_snapshot(s);
-    s->running = s->snapshot && pthread_create(&s->thread, NULL, run_save, s) == 0;
+    s->ms = -now_ms();
+    if (beside) take_snapshot(s);
+    s->running = beside && pthread_create(&s->thread, NULL, run_save, s) == 0;
     if (!s->running) run_save(s);
 }
 
