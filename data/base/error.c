@@ -103,13 +103,14 @@ void error_print(const Error *err) {
 }
 
 void (*error_hook)(const Error *err);
-_Atomic bool error_waits;
+static _Atomic bool waits;
+bool error_waits(void) { return waits; }
 
 void error_exit(const Error *err) {
     static atomic_flag taken = ATOMIC_FLAG_INIT;
     static _Thread_local bool ends;
     while (!ends && atomic_flag_test_and_set(&taken)) {  // another thread ends the process
-        error_waits = true;
+        waits = true;
         pause();
     }
     ends = true;

@@ -13,7 +13,7 @@ static void wait_at_exit(int code, void *saver) {
     const Saver *s = saver;
     (void)code;
     if (!s->running || pthread_equal(s->thread, pthread_self())) return;
-    while (!s->done && !error_waits) sleep_ms(1);
+    while (!s->done && !error_waits()) sleep_ms(1);
 }
 
 void saver_open(Saver *s, size_t stride, size_t taken) {
