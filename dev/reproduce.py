@@ -176,8 +176,9 @@ def validations(o, optimizer, lr, seed):
 
 
 def muon(say, o):
-    runs = [(optimizer, RATES[optimizer][i], seed) for seed in range(1, o.seeds + 1)
-            for i in range(3) for optimizer in RATES]
+    rates = {k: v[1:2] if o.best_rates else v for k, v in RATES.items()}
+    runs = [(optimizer, lr, seed) for seed in range(1, o.seeds + 1)
+            for pair in zip(*rates.values()) for optimizer, lr in zip(rates, pair)]
     with concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
         curves = dict(zip(runs, pool.map(lambda key: validations(o, *key), runs)))
     say("", f"demo on data/demo, {o.train_steps} steps of at most 2048 tokens, one thread each, {o.jobs} "
@@ -188,7 +189,7 @@ def muon(say, o):
 
     def last(optimizer, lr):
         return statistics.mean(curves[optimizer, lr, s][-1][3] for s in range(1, o.seeds + 1))
-    best = {k: min(RATES[k], key=lambda lr: last(k, lr)) for k in RATES}
+    best = {k: min(rates[k], key=lambda lr: last(k, lr)) for k in rates}
     adamw, muon_ = (last(k, best[k]) for k in ("adamw", "muon"))
     reached = [next((p[1] / curves["adamw", best["adamw"], s][-1][1] for p in
                      curves["muon", best["muon"], s] if p[3] <= adamw), None)
@@ -198,7 +199,7 @@ def muon(say, o):
         f"with {best['muon']:g} (mean of {o.seeds} seeds); share of the tokens after which Muon was "
         "first seen at AdamW's last loss or below: "
         + ", ".join("never" if r is None else f"{r:.2f}" for r in reached))
-    path = ROOT / f"dev/results/muon-{say.backend}-{datetime.date.today()}.csv"
+    path = ROOT / f"dev/results/{say.name}-{say.backend}-{datetime.date.today()}.csv"
     if o.record:
         with open(path, "w", newline="") as f:
             rows = csv.writer(f, lineterminator="\n")
@@ -219,6 +220,7 @@ def main():
     add("--docs", type=int, help="scores: documents (default: 64; 8 for a real model)")
     add("--train-steps", type=int, default=1000, help="muon: of each run")
     add("--seeds", type=int, default=2, help="muon: how many")
+    add("--best-rates", action="store_true", help="muon: of three only the best after 500 steps")
     add("--reuse", action="store_true", help="muon: the runs in out/muon that are complete")
     add("--jobs", type=int, default=2, help="muon: runs at a time")
     add("--record", action="store_true", help="write dev/results/NAME-BACKEND-DATE.txt")
@@ -229,7 +231,7 @@ def main():
         sys.exit(f"error: {o.model}: expected a model, found no directory\n"
                  "hint: scripts/get_model.sh smollm2-135m-instruct, or --model demo")
     o.name, o.docs = pathlib.Path(o.model).name, o.docs or (64 if o.model == "demo" else 8)
-    say = Record(o.what + "-demo" * (o.model == "demo"))
+    say = Record(o.what + "-demo" * (o.model == "demo") + "-long" * o.best_rates)
     {"repad": repad, "independence": independence, "scores": scores, "muon": muon}[o.what](say, o)
     if o.record:
         say.write()

@@ -1,7 +1,6 @@
 #include "error.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,12 +103,14 @@ void error_print(const Error *err) {
 }
 
 void (*error_hook)(const Error *err);
+static _Atomic bool waits;
+bool error_waits(void) { return waits; }
 
 void error_exit(const Error *err) {
     static atomic_flag taken = ATOMIC_FLAG_INIT;
     static _Thread_local bool ends;
     while (!ends && atomic_flag_test_and_set(&taken)) {  // another thread ends the process
-        if (gettid() != getpid()) pthread_exit(NULL);    // and may wait for this one
+        waits = true;
         pause();
     }
     ends = true;

@@ -60,6 +60,7 @@ void error_print(const Error *err);
 // ranks reports its error there and does not return.
 extern void (*error_hook)(const Error *err);
 __attribute__((noreturn)) void error_exit(const Error *err);
+bool error_waits(void);  // another thread's error waits for that exit
 
 // An Error as error_set fills it, and error_exit.
 __attribute__((noreturn, format(printf, 3, 4))) void exit_with(int code, const char *hint,

@@ -12,7 +12,8 @@
 static void wait_at_exit(int code, void *saver) {
     const Saver *s = saver;
     (void)code;
-    if (s->running) pthread_join(s->thread, NULL);  // refused if it is the thread that exits
+    if (!s->running || pthread_equal(s->thread, pthread_self())) return;
+    while (!s->done && !error_waits()) sleep_ms(1);
 }
 
 void saver_open(Saver *s, size_t stride, size_t taken) {
