@@ -12,8 +12,8 @@
 static void wait_at_exit(int code, void *saver) {
     const Saver *s = saver;
     (void)code;
-    if (!s->running || pthread_equal(s->thread, pthread_self())) return;
-    while (!s->done && !error_waits()) sleep_ms(1);
+    if (pthread_equal(s->thread, pthread_self())) return;
+    while (s->running && !s->done && !error_waits()) sleep_ms(1);
 }
 
 void saver_open(Saver *s, size_t stride, size_t taken) {
@@ -29,7 +29,7 @@ static float *snapshot_at(const Saver *s, ParameterArena arena, size_t offset) {
 
 static void take(void *saver, ParameterArena arena, size_t offset, float *values, size_t n) {
     const Saver *s = saver;
-    (void)values;  // of which nothing is written
+    (void)values;  // the snapshot gets them
     s->parameters.get(s->parameters.context, arena, offset, snapshot_at(s, arena, offset), n);
 }
 
