@@ -126,10 +126,7 @@ def run(suite, number, limit_s):
         if b"\nFAILED " in b"\n" + seen or time.monotonic() - began > limit_s:
             status = 1
     log.close()
-    try:
-        os.killpg(job.pid, 9)
-    except ProcessLookupError:
-        pass
+    subprocess.run(["pkill", "-9", "-s", str(job.pid)])  # its session: timeout(1) makes a group of its own
     job.wait()
     shutil.rmtree(work, ignore_errors=True)
     seconds = max(time.monotonic() - began, 0.01)
