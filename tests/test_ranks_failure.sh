@@ -63,7 +63,7 @@ stop_in_save       | stop:2:save:4      | 8   | 1 | $waited .* in save of step 4
 spin_in_backward   | spin:1:backward:4  | 8   | 1 | $stuck 1 on .* stuck for .* in backward of step 4
 spin_in_update     | spin:2:update:4    | 8   | 1 | $stuck 2 on .* stuck for .* in update of step 4
 spin_in_save       | spin:0:save:4      | 8   | 1 | $stuck 0 on .* stuck for .* in save of step 4
-hang_in_last_save  | hold:0:save:6      | 8   | 1 | $stuck 0 on .* stuck for .* in await save of step 6
+hang_beside_steps  | hold:0:save:4 hold:0:forward:5 | 8   | 1 | $stuck 0 on .* stuck for .* in await save of step 6
 fail_in_set_up     | fail:2:set-up:0    | 3   | 1 | $fails
 fail_in_forward    | fail:2:forward:4   | 3   | 1 | $fails
 fail_everywhere    | fail:0:update:4 fail:1:update:4 fail:2:update:4 | 3 | 1 | error: a file: expected words
