@@ -6,6 +6,7 @@
 #include "../data/base/file.h"
 #include "../data/base/hash.h"
 #include "../data/base/json.h"
+#include "../data/base/memory.h"
 #include "../data/base/path.h"
 #include "scratch.h"
 #include "test.h"
@@ -243,6 +244,29 @@ static bool json_accepts(const char *text, size_t n) {
 }
 
 // What json.h promises beyond Jansson's defaults
+static void put(const char *name, const char *text) { put_file(scratch(name), text, strlen(text)); }
+
+// The least of what a group and those above it leave, of both versions; in a container the root's
+TEST(limits_of_control_groups_are_read) {
+    Error err = {0};
+    CHECK(dir_create_all(scratch("cg/memory/job/step"), &err) &&
+          dir_create_all(scratch("cg/slurm/x"), &err));
+    put("v1", "5:cpu:/x\n3:memory:/job/step\n");
+    put("v2", "0::/slurm/x\n");
+    CHECK(cgroup_memory_free(scratch("v1"), scratch("cg")) == SIZE_MAX);
+    put("cg/memory/memory.limit_in_bytes", "9000\n");
+    CHECK(cgroup_memory_free(scratch("v1"), scratch("cg")) == 9000);
+    put("cg/memory/job/memory.limit_in_bytes", "1000\n");
+    put("cg/memory/job/memory.usage_in_bytes", "300\n");
+    CHECK(cgroup_memory_free(scratch("v1"), scratch("cg")) == 700);
+    put("cg/slurm/x/memory.max", "max\n");
+    CHECK(cgroup_memory_free(scratch("v2"), scratch("cg")) == SIZE_MAX);
+    put("cg/slurm/memory.max", "50\n");
+    put("cg/slurm/memory.current", "60\n");
+    CHECK(cgroup_memory_free(scratch("v2"), scratch("cg")) == 0);
+    CHECK(cgroup_memory_free(scratch("none"), scratch("cg")) == SIZE_MAX);
+}
+
 TEST(json_is_strict) {
     static const char *const good[] = {"{}", "null", "[1000000000000000019884624838656]",
                                        "{\"a\":1,\"A\":2}", "\"\\\\u0000\""};

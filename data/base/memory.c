@@ -28,6 +28,40 @@ size_t host_memory_free(void) {
     return (size_t)kib * 1024;
 }
 
+static size_t number_in(const char *dir, const char *name, size_t otherwise) {
+    char path[4096];
+    size_t n = otherwise;
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "r");
+    if (f && fscanf(f, "%zu", &n) != 1) n = otherwise;  // "max"
+    if (f) fclose(f);
+    return n;
+}
+
+// A group is within those above it. In a container the path is the host's, and only the root exists.
+size_t cgroup_memory_free(const char *self, const char *root) {
+    char line[2048], dir[4096];
+    size_t least = SIZE_MAX;
+    FILE *f = fopen(self, "r");
+    while (f && fgets(line, sizeof line, f)) {
+        const bool v1 = strstr(line, ":memory:") != NULL;
+        if (!v1 && strncmp(line, "0::", 3) != 0) continue;
+        line[strcspn(line, "\n")] = 0;
+        const int top = snprintf(dir, sizeof dir, "%s%s", root, v1 ? "/memory" : "");
+        snprintf(dir + top, sizeof dir - (size_t)top, "%s", strrchr(line, ':') + 1);
+        for (char *end = dir + strlen(dir); end; end = strrchr(dir + top, '/')) {
+            *end = 0;
+            const size_t most =
+                             number_in(dir, v1 ? "memory.limit_in_bytes" : "memory.max", SIZE_MAX),
+                         used = number_in(dir, v1 ? "memory.usage_in_bytes" : "memory.current", 0),
+                         left = most > used ? most - used : 0;
+            if (most < SIZE_MAX && left < least) least = left;
+        }
+    }
+    if (f) fclose(f);
+    return least;
+}
+
 char *host_copy(const char *text, const char *what_for) {
     const size_t size = strlen(text) + 1;
     return memcpy(host_calloc(size, 1, what_for), text, size);

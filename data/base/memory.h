@@ -22,6 +22,10 @@ void *host_calloc(size_t count, size_t size, const char *what_for);
 // Bytes that the machine can still give; 0: unknown.
 size_t host_memory_free(void);
 
+// Bytes that the limits of the control groups named in `self` (/proc/self/cgroup) still allow, of
+// version 1 or 2 below `root` (/sys/fs/cgroup); the page cache counts as used. SIZE_MAX: no limit.
+size_t cgroup_memory_free(const char *self, const char *root);
+
 // The text again, and a stream into one (*text, which the caller frees after fclose); exit 5 too.
 char *host_copy(const char *text, const char *what_for);
 FILE *host_stream(char **text, size_t *size, const char *what_for);
