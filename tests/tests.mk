@@ -21,8 +21,9 @@ MINUTES ?= 60
 .PHONY: check bench-ops mutants fuzz soak test test-races test-dev test-faults test-programs \
         test-dev-programs test-arm64 test-sanitizers test-archs test-schedules simple
 
-# For dev/fuzz/fuzz.c
-ANY_CRC := -Wl,--wrap=crc32c
+# Of one suite: checksums for dev/fuzz/fuzz.c, saves that wait for test_power.c
+WRAP_fuzz  := -Wl,--wrap=crc32c
+WRAP_power := -Wl,--wrap=host_memory_free
 
 # Programs of a variant: $(1) = its name, $(2) = link command, $(3) = objects of the backend
 define TEST_RULES
@@ -32,7 +33,7 @@ build/$(1)/train_llama_faulty: build/$(1)/train_llama.o build/$(1)/tests/run_fau
 	    $$(RUN_FAULTS)
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libhost.a $(3)
 	$$(call say,LINK,$$@)$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) \
-	    $$(if $$(filter $$*,$$(FAULTS)),$$(WRAP)) $$(if $$(filter fuzz,$$*),$$(ANY_CRC))
+	    $$(if $$(filter $$*,$$(FAULTS)),$$(WRAP)) $$(WRAP_$$*)
 .SECONDARY: $$(TESTS:%=build/$(1)/tests/test_%.o) $$(EMU_TESTS:%=build/$(1)/tests/test_%.o)
 endef
 
@@ -88,7 +89,7 @@ O_fuzz   = -O2 $(ASAN) $(if $(filter %/fuzz.o,$@),-DFUZZING,-fsanitize=fuzzer-no
 $(eval $(call VARIANT,fuzz,$$(O_fuzz),false,))
 build/fuzz/%: CC := clang
 build/fuzz/fuzz: build/fuzz/dev/fuzz/fuzz.o build/fuzz/libhost.a
-	$(call say,LINK,$@)$(CC) $(ASAN) -fsanitize=fuzzer $(ANY_CRC) $^ -o $@ $(LDLIBS)
+	$(call say,LINK,$@)$(CC) $(ASAN) -fsanitize=fuzzer $(WRAP_fuzz) $^ -o $@ $(LDLIBS)
 # The threads of loader, saver, tokenizer and CPU kernels under ThreadSanitizer, to which clang's OpenMP
 # explains its barriers
 TSAN    := clang -fopenmp -fsanitize=thread
