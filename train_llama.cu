@@ -441,7 +441,7 @@ static void end_save(Run *run, bool wait, bool last) {
     printf("saved %s/step-%08ld in %.1f s\n", run->o->out, run->last_saved, s->ms * 1e-3);
 }
 
-// Training goes on when the parameters are in the snapshot; last: when all is written. All ranks.
+// Training continues when the parameters are in the snapshot; last: when all is written. All ranks.
 static void start_save(Run *run, bool last) {
     static Run copy;
     end_save(run, true, false);

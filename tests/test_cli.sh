@@ -170,7 +170,7 @@ expect prompt_too_long 2 'prompt: [0-9]+ tokens' "${run[@]}" --out p --steps 1 -
 mv corpus/tokenizer.json tokenizer.aside
 expect prompt_without_tokenizer 2 'needs a tokenizer' "${run[@]}" --out p --steps 1 --prompt x
 mv tokenizer.aside corpus/tokenizer.json
-# while a save is written, training goes on; without memory for that it waits: the same files
+# while a save is written, training continues; without memory for that it waits: the same files
 saves=("${FAULTY:-$root/build/cpu/train_llama_faulty}" "${common[@]}" --steps 8 --save-every 3 --keep 0)
 expect saves 0 '^done' "${saves[@]}" --out whole
 first() { grep -oE '^(step +4/|saved .*-00000003)' out.txt | head -n 1; }

@@ -1,5 +1,5 @@
-// Writes a checkpoint in a thread while training goes on, from a snapshot of the parameters in host
-// memory.
+// Writes a checkpoint in a thread, from a snapshot of the parameters in host memory, while training
+// continues.
 #ifndef UNPAD_SAVER_H
 #define UNPAD_SAVER_H
 
