@@ -46,6 +46,12 @@ enum { TEST_FAILED = 1, TEST_SKIPPED = 2 };
     do {                                                                              \
         if (!(cond_)) test_end(TEST_FAILED, __FILE__, __LINE__, #cond_, __VA_ARGS__); \
     } while (0)
+// The call, which is given &err, succeeds.
+#define MUST(call_)                       \
+    do {                                  \
+        Error err = {0};                  \
+        CHECK_MSG(call_, "%s", err.what); \
+    } while (0)
 #define SKIP(...) test_end(TEST_SKIPPED, __FILE__, __LINE__, NULL, __VA_ARGS__)
 
 __attribute__((noreturn, format(printf, 5, 6), unused)) static void test_end(

@@ -20,8 +20,7 @@ static bool parse(LlamaConfig *c, const char *text, Error *err) {
 
 static LlamaConfig must_parse(const char *text) {
     LlamaConfig c;
-    Error err = {0};
-    CHECK_MSG(parse(&c, text, &err), "%s", err.what);
+    MUST(parse(&c, text, &err));
     return c;
 }
 
@@ -116,7 +115,7 @@ TEST(built_in_configs_have_their_sizes_and_come_back) {
     for (int i = 0; i < NUM_NAMES; i++) {
         LlamaConfig c, none;
         Error err = {0};
-        CHECK(llama_config_find(&c, names[i], &err));
+        MUST(llama_config_find(&c, names[i], &err));
         CHECK_MSG(llama_config_num_params(&c) == counts[i], "%s", names[i]);
         CHECK(!llama_config_find(&none, "none", &err) && strstr(err.hint, names[i]));
         c.rms_norm_eps *= 1 + (float)i;

@@ -129,15 +129,12 @@ static bool opens(const char *path, Error *err) {
 
 // Opens the data set, with the default options.
 static void open_data(Dataset *ds, const char *path) {
-    Error err = {0};
     const DatasetOptions options = dataset_options();
-    CHECK_MSG(dataset_open(ds, path, &options, &err), "%s", err.what);
+    MUST(dataset_open(ds, path, &options, &err));
 }
 
 static void check_opens(const char *path) {
-    Error err;
-    const bool ok = opens(path, &err);
-    CHECK_MSG(ok, "%s", err.what);
+    MUST(opens(path, &err));
 }
 
 static void check_refused(const char *path, const char *because) {
@@ -157,14 +154,13 @@ static bool refused(const char *path) {
 // Reads the five documents of make_files, whole and every part of them.
 static void check_documents(Dataset *ds, int64_t first_doc) {
     int32_t out[64];
-    Error err = {0};
     int64_t start = 0, doc = first_doc;
     for (int i = 0; i < NUM_ENDS; i++) {
         if (LENGTHS[i] == 0) continue;
         CHECK(dataset_doc_length(ds, doc) == LENGTHS[i]);
         for (int64_t from = 0; from <= LENGTHS[i]; from++)
             for (int64_t n = 0; from + n <= LENGTHS[i]; n++) {
-                CHECK_MSG(dataset_read(ds, doc, from, n, out, &err), "%s", err.what);
+                MUST(dataset_read(ds, doc, from, n, out, &err));
                 for (int64_t k = 0; k < n; k++) CHECK(out[k] == start + from + k);
             }
         start += LENGTHS[i];
@@ -340,15 +336,14 @@ TEST(flags_of_the_writer_are_those_of_all_documents) {
         const int of[] = {both % 8, both / 8};
         Dataset ds;
         ShardWriter w;
-        Error err = {0};
-        CHECK(dir_remove_tree(dir, &err) && dir_create_all(dir, &err));
+        MUST(dir_remove_tree(dir, &err) && dir_create_all(dir, &err));
         shard_writer_init(&w, dir, "train", &v);
         for (int i = 0; i < 2; i++) {
             const uint16_t tokens[] = {of[i] & 1 ? 1 : 5, 5, of[i] & 2 ? 2 : 5};
-            CHECK(shard_writer_add(&w, (const unsigned char *)tokens, 3,
-                                   of[i] & 4 ? (unsigned char *)"\0\0\1" : NULL, &err));
+            MUST(shard_writer_add(&w, (const unsigned char *)tokens, 3,
+                                  of[i] & 4 ? (unsigned char *)"\0\0\1" : NULL, &err));
         }
-        CHECK_MSG(shard_writer_close(&w, &err), "%s", err.what);
+        MUST(shard_writer_close(&w, &err));
         shard_writer_free(&w);
         open_data(&ds, dir);
         CHECK(ds.bos == (of[0] & of[1] & 1 ? 1 : -1) && ds.eos == (of[0] & of[1] & 2 ? 2 : -1));
@@ -362,15 +357,13 @@ TEST(shards_of_the_writer_have_their_sizes) {
     static const uint64_t lengths[] = {2, 1, 1};
     const ShardVocabulary v[] = {{65536, -1, -1, 0}, {65537, -1, -1, 0}};
     ShardWriter w;
-    Error err = {0};
     CHECK(shard_token_bytes(&v[0]) == 2 && shard_token_bytes(&v[1]) == 4);
     CHECK(mkdir(scratch("writer"), 0777) == 0);
     char dir[256];
     snprintf(dir, sizeof dir, "%s", scratch("writer"));
     shard_writer_init(&w, dir, "train", &v[0]);
     for (int i = 0; i < 3; i++) {  // 100 million tokens with the second one
-        CHECK_MSG(shard_writer_add(&w, (unsigned char *)"tokens", lengths[i], NULL, &err), "%s",
-                  err.what);
+        MUST(shard_writer_add(&w, (unsigned char *)"tokens", lengths[i], NULL, &err));
         CHECK_MSG(w.num_shards == (i < 2 ? 1 : 2), "%d", w.num_shards);
         if (i == 0) w.ends[0] = 100000000 - 1;
     }
@@ -449,7 +442,7 @@ TEST(a_shard_that_shrinks_is_noticed) {
     save(&f, "shrink");
     open_data(&ds, scratch("shrink.bin"));
     CHECK(truncate(scratch("shrink.bin"), 1024 + 2 * BLOCK) == 0);
-    CHECK(dataset_read(&ds, 0, 0, 3, out, &err));
+    MUST(dataset_read(&ds, 0, 0, 3, out, &err));
     CHECK(!dataset_read(&ds, 4, 0, 2, out, &err) && err.code == EXIT_BAD_INPUT);
     file_close(&ds.shards[0].file);  // the same when it is opened again
     err = (Error){0};
@@ -477,14 +470,13 @@ TEST(llmc_shards_are_scanned) {
         for (int own = 0; own < 2; own++) {
             Files f;
             Dataset ds;
-            Error err = {0};
             char text[256], expected[64];
             DatasetOptions options = dataset_options();
             const int32_t token = own ? given[own] : usual[wide];
             options.boundary_token = given[own];
             make_llmc(&f, wide ? 4 : 2, token);
             put_file(scratch("v.bin"), f.bin, f.bin_size);
-            CHECK_MSG(dataset_open(&ds, scratch("v.bin"), &options, &err), "%s", err.what);
+            MUST(dataset_open(&ds, scratch("v.bin"), &options, &err));
             CHECK(ds.num_docs == NUM_DOCS && ds.num_tokens == NUM_TOKENS && ds.num_empty == 0);
             for (int i = 0, doc = 0; i < NUM_ENDS; i++)
                 if (LENGTHS[i] > 0) CHECK(dataset_doc_length(&ds, doc++) == LENGTHS[i]);
@@ -518,11 +510,10 @@ TEST(scanning_crosses_blocks) {
     put(big + 8, TOKENS, 4);
     for (int64_t border = BLOCK - 2; border <= BLOCK + 2; border++) {
         Dataset ds;
-        Error err = {0};
         put(big + 1024 + 2 * border, 9, 2);
         put_file(scratch("big.bin"), big, sizeof big);
         put(big + 1024 + 2 * border, 0, 2);
-        CHECK_MSG(dataset_open(&ds, scratch("big.bin"), &options, &err), "%s", err.what);
+        MUST(dataset_open(&ds, scratch("big.bin"), &options, &err));
         CHECK(ds.num_docs == 2 && dataset_doc_length(&ds, 0) == border);
         dataset_close(&ds);
     }
@@ -540,13 +531,12 @@ TEST(samples_of_other_trainers_are_read) {
     static const int lengths[] = {4, 1, 9, 2, 6};
     for (size_t s = 0; s < sizeof samples / sizeof *samples; s++) {
         Dataset ds;
-        Error err = {0};
         int32_t tokens[16];
         open_data(&ds, samples[s].path);
         CHECK(ds.num_docs == 5 && ds.num_tokens == 22);
         for (int i = 0; i < 5; i++) {
             CHECK(dataset_doc_length(&ds, i) == lengths[i]);
-            CHECK_MSG(dataset_read(&ds, i, 0, lengths[i], tokens, &err), "%s", err.what);
+            MUST(dataset_read(&ds, i, 0, lengths[i], tokens, &err));
             for (int j = 0; j < lengths[i]; j++)
                 CHECK(tokens[j] == (j == 0 ? samples[s].begin : 100 * i + j + 1));
         }
@@ -624,10 +614,9 @@ TEST(directories_globs_and_lists) {
                  {list, NULL, 2, "part2.bin"}};
     for (int i = 0; i < 4; i++) {
         Dataset ds;
-        Error err = {0};
         DatasetOptions options = dataset_options();
         if (cases[i].split) options.split = cases[i].split;
-        CHECK_MSG(dataset_open(&ds, cases[i].spec, &options, &err), "%s", err.what);
+        MUST(dataset_open(&ds, cases[i].spec, &options, &err));
         CHECK(ds.num_shards == cases[i].num_shards && strstr(ds.shards[0].path, cases[i].first));
         for (size_t s = 0; s < ds.num_shards; s++) check_documents(&ds, (int64_t)s * NUM_DOCS);
         dataset_close(&ds);
@@ -643,7 +632,6 @@ TEST(more_shards_than_descriptors) {
     enum { SHARDS = DATASET_MAX_OPEN + 50 };
     Files f;
     Dataset ds;
-    Error err = {0};
     int32_t out[8];
     make_files(&f, 2);
     CHECK(mkdir(scratch("many"), 0777) == 0);
@@ -656,7 +644,7 @@ TEST(more_shards_than_descriptors) {
     CHECK(ds.num_shards == SHARDS && ds.num_open <= DATASET_MAX_OPEN);
     for (int i = 0; i < 3000; i++) {
         const int64_t doc = test_rng_below(SHARDS) * NUM_DOCS + 2;
-        CHECK_MSG(dataset_read(&ds, doc, 0, 7, out, &err), "%s", err.what);
+        MUST(dataset_read(&ds, doc, 0, 7, out, &err));
         CHECK(out[0] == 6 && out[6] == 12 && ds.num_open <= DATASET_MAX_OPEN);
     }
     int open_now = 0;
@@ -739,7 +727,7 @@ TEST(tokenizers_and_vocabularies_must_agree) {
     CHECK(strstr(err.what, "vocabulary of 100, the model has 99"));
     CHECK(err.code == EXIT_CHECKPOINT_MISFIT);
     options.vocab_size = VOCAB;
-    CHECK(dataset_open(&ds, scratch("tok_a.bin"), &options, &err));
+    MUST(dataset_open(&ds, scratch("tok_a.bin"), &options, &err));
     dataset_close(&ds);
 }
 

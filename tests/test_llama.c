@@ -40,11 +40,10 @@ static LoraConfig adapters;  // of the models of a test, where rank > 0
 
 // Adapters are so large that they matter.
 static void start_model(LlamaModel *m, const LlamaConfig *c, LlamaSettings settings) {
-    Error err = {0};
     const uint64_t before = device_memory().bytes_now;
     settings.lora = adapters;
     llama_plan(m, c, settings);
-    CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
+    MUST(llama_allocate(m, &err));
     CHECK(device_memory().bytes_now - before == llama_memory_total(m));
     llama_init(m, 7);
     if (adapters.rank > 0) weights_init(llama_frozen_parameters(m, false), 7);
@@ -242,12 +241,11 @@ static void golden_training(Golden *g, const char *losses_name, const char *norm
 // Of make_muon_golden.py
 static void check_muon_golden(const char *name) {
     static Golden g;
-    Error err = {0};
     char path[600];
     golden_open(&g, name, 0, true);
     snprintf(path, sizeof path, "%s/muon.safetensors", g.dir);
     safetensors_close(&g.set);
-    CHECK_MSG(safetensors_open(&g.set, path, &err), "%s", err.what);
+    MUST(safetensors_open(&g.set, path, &err));
     golden_training(&g, "losses", "norms");
     golden_close(&g);
 }
@@ -271,9 +269,8 @@ static void check_golden(const char *name, int chunk) {
 // Of make_lora_golden.py
 static void check_lora_golden(const char *name) {
     char dir[512], base[16];
-    Error err = {0};
     snprintf(dir, sizeof dir, "tests/golden/%s/lora", name);
-    CHECK_MSG(lora_config_read(&adapters, base, sizeof base, dir, &err), "%s", err.what);
+    MUST(lora_config_read(&adapters, base, sizeof base, dir, &err));
     CHECK(strcmp(base, "..") == 0);
     check_golden(name, 0);
     adapters.rank = 0;
@@ -306,12 +303,11 @@ TEST(goldens_of_peft) { check_goldens("lora/expected.safetensors", check_lora_go
 // The same model as two files of bf16, like a download of a large model
 TEST(sharded_bf16_weights_are_the_rounded_ones) {
     static Golden g;
-    Error err = {0};
     golden_open(&g, "mha_untied", 0, false);
     const size_t n = g.model.num_elements;
     float *w = (float *)host_calloc(n, sizeof *w, "weights");
     memcpy(w, g.model.weights, n * sizeof *w);
-    CHECK_MSG(llama_load(&g.model, "tests/golden/mha_untied_bf16_sharded", &err), "%s", err.what);
+    MUST(llama_load(&g.model, "tests/golden/mha_untied_bf16_sharded", &err));
     for (size_t i = 0; i < n; i++) {  // bf16 keeps 8 bits: half a unit of the last is 2^-9
         const float found = g.model.weights[i];
         uint32_t bits;
@@ -576,14 +572,13 @@ static float tree_sum(const float *x, int n) {
 TEST(deterministic_sums_follow_the_tree) {
     static LlamaModel m;
     enum { MOST = 23 };
-    Error err = {0};
     LlamaConfig c = tiny_config(3, 1, 4, false);
     LlamaSettings settings = {
         .micro_batch_tokens = 16, .max_seqlen = 16, .train = true, .deterministic_reduction = true};
     for (int leaves = 1; leaves <= MOST; leaves++) {
         settings.num_leaves = settings.num_losses = leaves;
         llama_plan(&m, &c, settings);
-        CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
+        MUST(llama_allocate(&m, &err));
         const size_t n = m.num_elements;
         float *x = (float *)host_calloc(n * MOST, sizeof *x, "gradients");
         llama_begin_step(&m, 1);
@@ -738,8 +733,8 @@ TEST(weights_in_one_file_and_in_several_come_back) {
         const char *last_file = cases[i / 2].last_file;
         char last[300], index[300];
         a.settings.io_chunk = b.settings.io_chunk = i % 2 ? 64 : whole;
-        CHECK_MSG(save_final(&a, dtype, cases[i / 2].max_file_bytes, &err), "%s", err.what);
-        CHECK_MSG(checkpoint_verify(scratch("final"), &step, &err), "%s", err.what);
+        MUST(save_final(&a, dtype, cases[i / 2].max_file_bytes, &err));
+        MUST(checkpoint_verify(scratch("final"), &step, &err));
         snprintf(last, sizeof last, "%s/%s", scratch("final"), last_file);
         snprintf(index, sizeof index, "%s/model.safetensors.index.json", scratch("final"));
         CHECK_MSG(path_exists(last), "%zu", i);
@@ -748,7 +743,7 @@ TEST(weights_in_one_file_and_in_several_come_back) {
         vary_vectors(&b);
         CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof *a.weights) == 0);
         llama_init(&b, 99);
-        CHECK_MSG(llama_load(&b, scratch("final"), &err), "%s", err.what);
+        MUST(llama_load(&b, scratch("final"), &err));
         for (size_t k = 0; k < a.num_elements; k++) {
             const float saved = (float)a.weights[k], found = (float)b.weights[k];
             const float tolerance = dtype == MODEL_BF16 ? 0x1p-8f : 0;
@@ -762,7 +757,7 @@ TEST(weights_in_one_file_and_in_several_come_back) {
     for (int i = 0; i < p.num; i++) elements += p.list[i].count;
     get_weights = p.get, p.get = count_elements;
     a.weights[a.tensors[3].offset] = (real)NAN;
-    CHECK(checkpoint_begin(&ck, scratch(""), 2, "final", &err));
+    MUST(checkpoint_begin(&ck, scratch(""), 2, "final", &err));
     CHECK(!model_files_write_weights(p, MODEL_BF16, 1000, &ck, &err));
     CHECK(err.code == EXIT_DIVERGED && elements_read == elements);
     checkpoint_abort(&ck);
@@ -792,7 +787,7 @@ TEST(moments_come_back_into_a_model_of_the_same_shape) {
     for (int i = 0; i < a.num_tensors; i++)
         for (size_t k = a.tensors[i].offset, n = 0; n < a.tensors[i].count; k++, n++)
             a.m[k] = (float)test_rng_normal(), a.v[k] = 1e-30f * (float)n;
-    CHECK_MSG(parameters_save(llama_parameters(&a), true, "F32", path, &w, &err), "%s", err.what);
+    MUST(parameters_save(llama_parameters(&a), true, "F32", path, &w, &err));
     for (int i = 0; i < 3; i++) {
         c.num_layers = cases[i].layers, c.intermediate_size = cases[i].intermediate_size;
         make_model(&b, &c, 16, 16, false);

@@ -234,7 +234,7 @@ TEST(stored_values_are_taken_unless_given) {
     json_auto_t *stored = json_parse(text, strlen(text), "options", &err);
     free(text);
     json_object_set_new(stored, "left", json_true());  // by a later version
-    CHECK_MSG(options_take(table, argc, argv, stored, "out|resume", &err), "%s", err.what);
+    MUST(options_take(table, argc, argv, stored, "out|resume", &err));
     FILE *out = fmemopen(changes, sizeof changes, "w");
     CHECK(out);
     options_print_changes(table, argc, argv, stored, "out|resume", out);
@@ -267,7 +267,7 @@ TEST(stored_values_of_another_kind_are_refused) {
     Error err = {0};
     must_parse("");
     json_t *older = json_parse("{\"gone\": 1, \"steps\": 5}", 23, "options", &err);
-    CHECK(older && options_take(table, 1, argv, older, "", &err) && o.steps == 5 && o.lr == 3e-4f);
+    MUST(older && options_take(table, 1, argv, older, "", &err) && o.steps == 5 && o.lr == 3e-4f);
     json_decref(older);
 }
 

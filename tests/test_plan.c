@@ -116,9 +116,8 @@ static int64_t doc_after(int64_t first, uint64_t seed, int64_t epoch, int64_t n,
     SourceCursor at = {.epoch = epoch, .doc_pos = pos};
     LongCounts counts = {0};
     Segment segment;
-    Error err = {0};
     s.seed = seed;
-    CHECK(plan_next_segment(&index, &s, &at, &segment, &counts, &err));
+    MUST(plan_next_segment(&index, &s, &at, &segment, &counts, &err));
     return segment.doc - first;
 }
 
@@ -197,12 +196,11 @@ static void check_stream(const Lengths *l, const PlanSettings *s) {
     const DocIndex index = index_of(l);
     LongCounts counts = {0};
     SourceCursor at = {0};
-    Error err = {0};
     for (int64_t epoch = 0; epoch < 3; epoch++) {
         Epoch e = epoch_of(l, s, epoch);
         for (int64_t i = 0; i < e.n; i++) {
             Segment c;
-            CHECK_MSG(plan_next_segment(&index, s, &at, &c, &counts, &err), "%s", err.what);
+            MUST(plan_next_segment(&index, s, &at, &c, &counts, &err));
             CHECK(same_segment(&c, &e.segments[i]));
             if (i + 1 == e.n && at.doc_pos == l->n)  // nothing left out is still to come
                 CHECK(counts.tokens_left_out == (epoch + 1) * e.counts.tokens_left_out &&
@@ -358,7 +356,7 @@ static void check_steps(DocIndex index, const PlanSettings *s, int num_steps) {
     LongCounts counts = {0};
     Error err = {0};
     Segment next;
-    CHECK(mixture_draw(&index, s, &at, &next, &counts, &err));
+    MUST(mixture_draw(&index, s, &at, &next, &counts, &err));
     for (int step = 0; step < num_steps; step++) {
         StepPlan fresh = {0};
         // of documents of one token, say
@@ -368,7 +366,7 @@ static void check_steps(DocIndex index, const PlanSettings *s, int num_steps) {
             CHECK(same_segment(&p.stream[i], &next));
             at.step = step + 1;
             if (i + 1 == p.num_stream) CHECK(memcmp(&p.cursor_after, &at, sizeof at) == 0);
-            CHECK(mixture_draw(&index, s, &at, &next, &counts, &err));
+            MUST(mixture_draw(&index, s, &at, &next, &counts, &err));
         }
         PlanSettings longer = *s;  // one segment more is too much for the step, or for packing
         longer.set_tokens = p.real_tokens + next.length;
@@ -677,18 +675,17 @@ static void check_draws(DocIndex index, const PlanSettings *s, Sources *sources,
     int32_t own[MAX_SOURCES] = {0}, most = 0;  // longest segments
     PlanState at = {0};
     LongCounts counts = {0};
-    Error err = {0};
     Segment c, expected;
     for (int64_t d = 0; d < index.num_docs; d++)
         most = (int32_t)fmax(most, (double)index.length(index.context, d));
     most = most < s->max_seqlen ? most : s->max_seqlen;
     for (int k = 0; k < 500; k++) {
-        CHECK_MSG(mixture_draw(&index, s, &at, &c, &counts, &err), "%s", err.what);
+        MUST(mixture_draw(&index, s, &at, &c, &counts, &err));
         int32_t i = sources->n - 1;
         while (c.doc < sources->list[i].first_doc) i--;
         const DocIndex source = mixture_source(&index, i);
         CHECK(sources->list[i].weight > 0);
-        CHECK(plan_next_segment(&source, s, &alone[i], &expected, &counts, &err));
+        MUST(plan_next_segment(&source, s, &alone[i], &expected, &counts, &err));
         CHECK(same_segment(&c, &expected) && memcmp(&alone[i], &at.sources[i], sizeof *alone) == 0);
         own[i] = c.length > own[i] ? c.length : own[i];
         check_prefix(sources, &at, own, most);
@@ -732,13 +729,12 @@ TEST(equal_sources_take_turns) {
     Sources sources;
     PlanState at = {0};
     LongCounts counts = {0};
-    Error err = {0};
     Segment c;
-    CHECK(sources_parse(&sources, "a:1,b:1", &err));
+    MUST(sources_parse(&sources, "a:1,b:1", &err));
     index.sources = &sources;
     for (int i = 0; i < 2; i++) sources.list[i].first_doc = 2 * i, sources.list[i].num_docs = 2;
     for (int k = 0; k < 8; k++)
-        CHECK(mixture_draw(&index, &s, &at, &c, &counts, &err) && c.doc / 2 == k % 2);
+        MUST(mixture_draw(&index, &s, &at, &c, &counts, &err) && c.doc / 2 == k % 2);
     sources_free(&sources);
 }
 

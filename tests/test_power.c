@@ -205,7 +205,7 @@ static void put_inode(const char *path, int inode, int last, int how) {
 static void put_state(const Names *t, int n, int last, int target, int how) {
     static char paths[MAX_EVENTS][200];
     Error err = {0};
-    CHECK_MSG(dir_remove_tree(scratch("out"), &err), "%s", err.what);
+    MUST(dir_remove_tree(scratch("out"), &err));
     text_copy(paths[0], sizeof *paths, scratch_root.dir);
     for (const struct Entry *e = t->list; e < t->list + n; e++) {
         CHECK(path_join(paths[e->inode], sizeof *paths, paths[e->dir], w->words[e->name], &err));

@@ -15,13 +15,12 @@ static Options greedy(int32_t max_seqlen) {
 }
 
 static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t max_seqlen) {
-    Error err = {0};
     LlamaConfig config;
     const LlamaSettings settings = {
         .micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .cache_tokens = capacity};
-    CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
+    MUST(llama_config_read(&config, dir, &err));
     llama_plan(m, &config, settings);
-    CHECK_MSG(llama_allocate(m, &err) && llama_load(m, dir, &err), "%s", err.what);
+    MUST(llama_allocate(m, &err) && llama_load(m, dir, &err));
 }
 
 static int most_docs;  // of one batch
@@ -55,7 +54,6 @@ static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out,
 
 // With ends, as transformers: nothing after the first of them.
 static void check_greedy(const char *name, const TokenIds *ends) {
-    Error err = {0};
     SafetensorsSet set;
     LlamaModel m;
     Text texts[MAX_TEXTS];
@@ -63,7 +61,7 @@ static void check_greedy(const char *name, const TokenIds *ends) {
     int32_t tokens[256], cu[MAX_TEXTS + 1], expected[MAX_TEXTS * NEW_TOKENS];
     snprintf(dir, sizeof dir, "tests/golden/%s", name);
     snprintf(path, sizeof path, "%s/expected.safetensors", dir);
-    CHECK_MSG(safetensors_open(&set, path, &err), "%s", err.what);
+    MUST(safetensors_open(&set, path, &err));
     read_ints(&set, "tokens", tokens, 256);
     read_ints(&set, "cu_seqlens", cu, MAX_TEXTS + 1);
     read_ints(&set, "greedy", expected, MAX_TEXTS * NEW_TOKENS);

@@ -25,11 +25,10 @@ static LlamaConfig llama_config(int heads, int kv_heads, int head_dim, bool tied
 
 // Random weights, those of the norms too
 static void llama_make(LlamaModel *m, const LlamaConfig *c) {
-    Error err = {0};
     const LlamaSettings settings = {
         .micro_batch_tokens = CAPACITY, .max_seqlen = CAPACITY, .train = true};
     llama_plan(m, c, settings);
-    CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
+    MUST(llama_allocate(m, &err));
     llama_init(m, 7);
     for (size_t i = m->num_decayed; i < m->num_elements; i++)
         m->weights[i] += (floatX)(0.3 * test_rng_normal());

@@ -23,8 +23,7 @@ static bool open_text(Tokenizer *t, const char *text, Error *err) {
 
 static Tokenizer must_open(const char *text) {
     Tokenizer t;
-    Error err;
-    CHECK_MSG(open_text(&t, text, &err), "%s", err.what);
+    MUST(open_text(&t, text, &err));
     return t;
 }
 
@@ -48,7 +47,7 @@ TEST(bos_and_eos_come_from_the_config) {
     Error err;
     const char *config = "{'bos_token': null, 'eos_token': {'content': 'hello'}}";
     save("tokenizer_config.json", config);
-    CHECK_MSG(open_text(&t, GPT2, &err), "%s", err.what);
+    MUST(open_text(&t, GPT2, &err));
     CHECK(t.eos == 1 && t.bos == -1);
     tokenizer_free(&t);
     save("tokenizer_config.json", "{");
@@ -139,8 +138,8 @@ static void check_golden(const char *dir) {
     char path[IO_PATH_MAX];
     const json_t *item;
     size_t i;
-    CHECK_MSG(tokenizer_open(&t, dir, &err), "%s", err.what);
-    CHECK(path_join(path, sizeof path, dir, "cases.json", &err));
+    MUST(tokenizer_open(&t, dir, &err));
+    MUST(path_join(path, sizeof path, dir, "cases.json", &err));
     json_t *cases = json_read(path, TOKENIZER_MAX_BYTES, "", &err);
     CHECK_MSG(cases != NULL, "%s", err.what);
     json_array_foreach(cases, i, item) check_case(&t, item);
@@ -294,7 +293,6 @@ TEST(bpe_encodes_as_the_naive_encoder) {
     for (int round = 0; round < 150; round++) {
         static Toy toy;
         Encoder e;
-        Error err = {0};
         toy_make(&toy);
         toy_open(&toy, &e);
         for (int i = 0; i < 40; i++) {
@@ -304,7 +302,7 @@ TEST(bpe_encodes_as_the_naive_encoder) {
             for (size_t k = 0; k < n; k++)
                 text[k] = "abc12\0><"[test_rng_below(toy.narrow ? 2 : 8)];
             bpe_clear(e.e);
-            CHECK_MSG(bpe_encode(e.e, (const unsigned char *)text, n, &err), "%s", err.what);
+            MUST(bpe_encode(e.e, (const unsigned char *)text, n, &err));
             const int wanted = toy_encode(&toy, text, n, expected);
             const int32_t *ids = bpe_ids(e.e, &count);
             CHECK_MSG(
