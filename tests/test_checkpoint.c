@@ -108,8 +108,7 @@ static int count_names(const char *part) {
     return n;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Save, find, prune
+// ---- Save, find, prune --------------------------------------------------------------------------
 
 static int out_of_order;
 
@@ -220,8 +219,7 @@ TEST(names_that_are_not_ours_are_left_alone) {
     CHECK(count_names("") == 2 + 1 + n);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Damage
+// ---- Damage -------------------------------------------------------------------------------------
 
 static const char *const parts[] = {"manifest.json", "model.safetensors", "state.json",
                                     "tokenizer.json"};
@@ -293,8 +291,7 @@ TEST(manifests_of_other_formats_are_refused) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Every call fails
+// ---- Every call fails ---------------------------------------------------------------------------
 
 static void check_failed_save(bool ok, int error, bool persistent, bool replaces,
                               const Error *err) {
@@ -401,8 +398,7 @@ TEST(nothing_is_allocated_by_an_unchecked_length) {
     CHECK_MSG(!ok && calls == 1, "%ld allocations", calls);  // the list of files
 }
 
-// ------------------------------------------------------------------------------------------------
-// Space
+// ---- Space --------------------------------------------------------------------------------------
 
 // Of models in shares of the space that is free: an error where not even the last checkpoint, three
 // times the model, and final/ fit. Other programs may write in the meantime: nothing is near.

@@ -157,8 +157,7 @@ TEST(missing_keys_have_the_defaults_of_their_type) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Wrong configs: a good one with other members, or without one
+// ---- Wrong configs: a good one with other members, or without one -------------------------------
 
 // Each member alone is refused, with its name
 static const char *const wrong_values[][2] = {

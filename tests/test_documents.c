@@ -7,8 +7,7 @@
 #include "scratch.h"
 #include "test.h"
 
-// -------------------------------------------------------------------------------------------------
-// Making files
+// ---- Making files -------------------------------------------------------------------------------
 
 typedef struct {
     unsigned char bin[4096], idx[1024], mask[64];
@@ -45,15 +44,10 @@ static void make_files(Files *f, int width) {
     f->width = width;
     put_word(f, 0, width == 2 ? 20240520 : 20240801);
     put_word(f, 1, width == 2 ? 1 : 7);
-    put_word(f, 2, NUM_TOKENS);
-    put_word(f, 8, 0x44415055);
-    put_word(f, 9, 1);
-    put_word(f, 10, VOCAB);
-    put_word(f, 11, 3);
-    put_word(f, 12, 98);
-    put_word(f, 13, 99);
-    put_word(f, 14, NUM_ENDS);
-    put_word(f, 16, 0x1234);
+    static const int32_t words[][2] = {{2, NUM_TOKENS}, {8, 0x44415055}, {9, 1},
+                                       {10, VOCAB},     {11, 3},         {12, 98},
+                                       {13, 99},        {14, NUM_ENDS},  {16, 0x1234}};
+    for (int i = 0; i < 9; i++) put_word(f, words[i][0], words[i][1]);
     for (int i = 0; i < NUM_TOKENS; i++)
         put(f->bin + 1024 + i * width, (uint64_t)(i % VOCAB), (size_t)width);
     f->bin_size = (size_t)(1024 + NUM_TOKENS * width);
@@ -115,8 +109,7 @@ static const char *list_of(const char *first, const char *second) {
     return list;
 }
 
-// -------------------------------------------------------------------------------------------------
-// Opening them
+// ---- Opening them -------------------------------------------------------------------------------
 
 static bool opens(const char *path, Error *err) {
     Dataset ds;
@@ -133,9 +126,7 @@ static void open_data(Dataset *ds, const char *path) {
     MUST(dataset_open(ds, path, &options, &err));
 }
 
-static void check_opens(const char *path) {
-    MUST(opens(path, &err));
-}
+static void check_opens(const char *path) { MUST(opens(path, &err)); }
 
 static void check_refused(const char *path, const char *because) {
     Error err;
@@ -238,8 +229,7 @@ TEST(bits_of_a_mask_are_counted) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Damage
+// ---- Damage -------------------------------------------------------------------------------------
 
 // Every prefix, every tail of zeros, no file at all, and every flipped bit but for those of tokens
 TEST(every_damage_of_the_three_files_is_refused) {
@@ -450,8 +440,7 @@ TEST(a_shard_that_shrinks_is_noticed) {
     dataset_close(&ds);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Other formats
+// ---- Other formats ------------------------------------------------------------------------------
 
 // llm.c: none of our fields, no index, documents begin with a token.
 static void make_llmc(Files *f, int width, int32_t token) {
@@ -588,8 +577,7 @@ TEST(other_files_are_recognized) {
     check_refused(scratch("absent*.bin"), "found nothing");
 }
 
-// -------------------------------------------------------------------------------------------------
-// Many files
+// ---- Many files ---------------------------------------------------------------------------------
 
 // Shards by the names of split, in order; a list keeps its own.
 TEST(directories_globs_and_lists) {

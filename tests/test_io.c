@@ -11,8 +11,7 @@
 #include "scratch.h"
 #include "test.h"
 
-// ------------------------------------------------------------------------------------------------
-// Errors, arithmetic, CRC
+// ---- Errors, arithmetic, CRC --------------------------------------------------------------------
 
 TEST(first_error_wins_and_stays_one_line) {
     Error err = {0};
@@ -78,8 +77,7 @@ TEST(crc32c_paths_and_parts_agree) {
         }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Paths
+// ---- Paths --------------------------------------------------------------------------------------
 
 TEST(paths_join_or_refuse) {
     static const char *const joined[][3] = {
@@ -100,8 +98,7 @@ TEST(paths_join_or_refuse) {
     CHECK(!path_join(out, sizeof out, "12345678", "1234567", &err) && err.code == EXIT_USAGE);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Reading and writing
+// ---- Reading and writing ------------------------------------------------------------------------
 
 static void write_and_compare(size_t total) {
     static unsigned char data[400000];
@@ -176,8 +173,7 @@ TEST(only_regular_files_are_read) {
     CHECK(!file_read_all(scratch("big"), 9, &n, "", &big) && big.code == EXIT_BAD_INPUT);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Directories
+// ---- Directories --------------------------------------------------------------------------------
 
 TEST(dir_create_all_and_remove_tree) {
     Error taken = {0};
@@ -227,8 +223,7 @@ TEST(a_locked_directory_names_its_owner_and_is_missed) {
     dir_unlock(&lock);
 }
 
-// ------------------------------------------------------------------------------------------------
-// JSON
+// ---- JSON ---------------------------------------------------------------------------------------
 
 static bool json_accepts(const char *text, size_t n) {
     char *copy = (char *)malloc(n);  // exact size: the sanitizer detects a read past the end

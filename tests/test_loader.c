@@ -218,8 +218,7 @@ TEST(steps_are_their_plans_with_a_thread_and_without) {
     masked = 0;
 }
 
-// -------------------------------------------------------------------------------------------------
-// Errors
+// ---- Errors -------------------------------------------------------------------------------------
 
 // Does the step hold the beginning of a document?
 static bool holds(const StepPlan *p, int64_t doc) {

@@ -8,8 +8,7 @@
 #include "../data/batches/mixture.h"
 #include "test.h"
 
-// -------------------------------------------------------------------------------------------------
-// Data sets of lengths only
+// ---- Data sets of lengths only ------------------------------------------------------------------
 
 typedef struct {
     int32_t *lengths;
@@ -72,9 +71,7 @@ static const PlanState START = {0};
 
 static void plan_ok(StepPlan *p, const DocIndex *index, const PlanSettings *s, Layout layout,
                     const PlanState *state) {
-    Error err = {0};
-    const bool ok = plan_step(p, index, s, layout, state, &err);
-    CHECK_MSG(ok, "%s", err.what);
+    MUST(plan_step(p, index, s, layout, state, &err));
 }
 
 static bool plan_once(StepPlan *p, const Lengths *l, const PlanSettings *s, Error *err) {
@@ -101,8 +98,7 @@ static uint64_t plan_digest(const StepPlan *p, uint64_t h) {
     return h;
 }
 
-// -------------------------------------------------------------------------------------------------
-// The order of documents
+// ---- The order of documents ---------------------------------------------------------------------
 
 static int64_t length_two(const void *context, int64_t doc) {
     (void)context, (void)doc;
@@ -154,8 +150,7 @@ TEST(the_order_depends_on_seed_epoch_and_source) {
               by_seed, by_epoch, by_place, by_source);
 }
 
-// -------------------------------------------------------------------------------------------------
-// The stream under every policy for long documents, with and without masks
+// ---- The stream under every policy for long documents, with and without masks -------------------
 
 // What one epoch of the stream is, plainly
 typedef struct {
@@ -248,8 +243,7 @@ TEST(the_stream_is_as_plainly_defined) {
     CHECK_MSG(nothing > 5 && refused > 20, "%d %d", nothing, refused);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Steps
+// ---- Steps --------------------------------------------------------------------------------------
 
 static int64_t micro_tokens(const StepPlan *p, int32_t m) {
     int64_t tokens = 0;
@@ -405,8 +399,7 @@ TEST(steps_cut_the_stream_in_every_layout) {
     CHECK_MSG(steps_packed_tightly > 20, "%d", steps_packed_tightly);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Ranks
+// ---- Ranks --------------------------------------------------------------------------------------
 
 enum { MOST_RANKS = 8 };
 
@@ -519,8 +512,7 @@ TEST(deterministic_sums_are_the_same_on_any_number_of_ranks) {
                       leaves, ranks);
 }
 
-// -------------------------------------------------------------------------------------------------
-// A fixed set: the first whole documents of at most so many tokens, each once
+// ---- A fixed set: the first whole documents of at most so many tokens, each once ----------------
 
 // The whole documents that fit; of a first one that does not, its segments, at least one
 static void check_set(const Lengths *l, const PlanSettings *s, const Epoch *e, int64_t most) {
@@ -569,8 +561,7 @@ TEST(a_fixed_set_is_whole_documents_and_as_many_as_fit) {
     CHECK_MSG(parts > 100 && all > 100, "%d %d", parts, all);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Invalid settings and states
+// ---- Invalid settings and states ----------------------------------------------------------------
 
 #define REFUSED(change_)                                                 \
     do {                                                                 \
@@ -621,8 +612,7 @@ TEST(states_of_other_data_are_refused) {
     plan_free(&p);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Mixtures
+// ---- Mixtures -----------------------------------------------------------------------------------
 
 // Sources of random weights, some tiny or 0, and sizes, some of one document; each has a target.
 static DocIndex make_mixture(Lengths *l, Sources *s, int32_t n, PlanSettings *settings) {

@@ -7,8 +7,7 @@
 #include "scratch.h"
 #include "test.h"
 
-// ------------------------------------------------------------------------------------------------
-// Files made by hand
+// ---- Files made by hand -------------------------------------------------------------------------
 
 // uint64 length, header, data_bytes bytes 0, 1, 2, ...
 static size_t build(char *out, const char *header, size_t header_bytes, size_t data_bytes) {
@@ -36,8 +35,7 @@ static bool opens_built(const char *header, size_t data_bytes, Error *err) {
     return opens(scratch("built.safetensors"), err);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Writing and reading back
+// ---- Writing and reading back -------------------------------------------------------------------
 
 // Tensors one after another of the n bytes of data; returns the CRC of the file.
 static uint32_t write_set(const char *path, const TensorInfo *tensors, int count, const void *data,
@@ -100,8 +98,7 @@ TEST(bytes_of_a_small_file) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Conversion
+// ---- Conversion ---------------------------------------------------------------------------------
 
 static void write_one(const char *dtype, const void *data, uint64_t count, uint64_t size) {
     TensorInfo t = {"x", "", 1, {count}, 0, 0, 0};
@@ -183,8 +180,7 @@ TEST(f32_and_f64_and_no_integers) {
     safetensors_close(&s);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Hostile headers
+// ---- Hostile headers ----------------------------------------------------------------------------
 
 #define F32_AT(name_, shape_, begin_, end_) \
     "'" name_ "':{'dtype':'F32','shape':" shape_ ",'data_offsets':[" #begin_ "," #end_ "]}"
@@ -263,8 +259,7 @@ TEST(names_of_any_length) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Sharded directories
+// ---- Sharded directories ------------------------------------------------------------------------
 
 static void make_shards(void) {
     const TensorInfo ab[2] = {{"a", "F32", 1, {2}, 0, 0, 0}, {"b", "F32", 1, {1}, 0, 0, 0}},

@@ -49,8 +49,7 @@ static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out,
               "%s", err.what);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Greedy decoding, against transformers' generate() on each document alone
+// ---- Greedy decoding, against transformers' generate() on each document alone -------------------
 
 // With ends, as transformers: nothing after the first of them.
 static void check_greedy(const char *name, const TokenIds *ends) {
@@ -113,8 +112,7 @@ TEST(greedy_texts_end_at_every_end_token) {
     check_greedy("mha_untied", &(TokenIds){3, 1, {0, 56, 40}});
 }
 
-// ------------------------------------------------------------------------------------------------
-// Tokens that no text should have
+// ---- Tokens that no text should have ------------------------------------------------------------
 
 enum { TEXT_A, SPECIAL, HOLE, TEXT_B, END, PADDING, ROW };  // ids; a row is more than the tokenizer
 
@@ -215,8 +213,7 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Prompts of any lengths, buffers of any size
+// ---- Prompts of any lengths, buffers of any size ------------------------------------------------
 
 static void fill_prompts(Text *texts, int n, const Options *o, const int32_t *lengths) {
     for (int i = 0; i < n; i++) {

@@ -94,8 +94,7 @@ TEST(tokens_decode) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// BPE: as Hugging Face encodes the same texts (dev/reference/make_tokenizer_golden.py)
+// ---- BPE: as Hugging Face encodes the same texts (dev/reference/make_tokenizer_golden.py) -------
 
 enum { ROOM = 4096 };
 
@@ -154,8 +153,7 @@ TEST(bpe_encodes_as_hugging_face) {
     check_golden("tests/golden/tokenizers/qwen");
 }
 
-// ------------------------------------------------------------------------------------------------
-// BPE: as a naive encoder encodes any text by any vocabulary
+// ---- BPE: as a naive encoder encodes any text by any vocabulary ---------------------------------
 
 enum { TOY_BYTES = 7, TOY_MERGES = 24, TOY_EXTRA = 6, TOY_LENGTH = 10, TOY_TEXT = 64 };
 enum { TOY_TOKENS = TOY_BYTES + TOY_MERGES + TOY_EXTRA };
