@@ -68,6 +68,18 @@ __attribute__((noreturn, format(printf, 5, 6), unused)) static void test_end(
     longjmp(test_leave, how);
 }
 
+// As printf; valid until the 16th call after this one.
+__attribute__((format(printf, 1, 2), unused)) static const char *printed(const char *format, ...) {
+    static char texts[16][4096];
+    static int next;
+    char *text = texts[next = (next + 1) % 16];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof texts[0], format, args);
+    va_end(args);
+    return text;
+}
+
 // splitmix64 on the case's own stream
 __attribute__((unused)) static uint64_t test_rng_u64(void) {
     uint64_t z = (test_rng_state += 0x9e3779b97f4a7c15ull);

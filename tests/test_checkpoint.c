@@ -334,12 +334,9 @@ TEST(every_io_call_of_a_save_fails_in_turn) {
 // From I/O call number nth on, all fail; 0: none.
 static bool convert(const char *text, long nth, Error *err) {
     static volatile sig_atomic_t no_signal;
-    char in[256], dir[256];
-    const char *spec = in;
-    snprintf(in, sizeof in, "%s", scratch("text.txt"));
-    snprintf(dir, sizeof dir, "%s", out_dir());
+    const char *in = scratch("text.txt"), *spec = in;
     put_file(in, text, strlen(text));
-    OutDir out = {.path = dir};
+    OutDir out = {.path = out_dir()};
     const Options o = {.threads = 1};
     const Texts t = {&o, "demo", 264, true, false, &out, &no_signal};
     fault_arm(FAULT_IO, nth, EIO, true);

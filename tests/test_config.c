@@ -29,11 +29,11 @@ static LlamaConfig must_parse(const char *text) {
 static const char *published_text(const char *name) {
     static char texts[2][1 << 12];
     static int next;
-    char path[128], *copy = texts[next = 1 - next];
+    char *copy = texts[next = 1 - next];
     uint64_t n = 0;
     Error err = {0};
-    snprintf(path, sizeof path, "tests/golden/configs/%s.json", name);
-    char *text = file_read_all(path, sizeof texts[0] - 1, &n, "", &err);
+    char *text = file_read_all(printed("tests/golden/configs/%s.json", name), sizeof texts[0] - 1,
+                               &n, "", &err);
     CHECK_MSG(text, "%s", err.what);
     strcpy(copy, text);
     free(text);
@@ -141,12 +141,10 @@ TEST(missing_keys_have_the_defaults_of_their_type) {
         {"qwen3", "", 32, 128, 32768, -1, -1, 1e4, false},
         {"smollm3", "", 4, 16, 32768, -1, -1, 2e6, true}};  // 128001: not in its vocabulary
     for (int i = 0; i < 5; i++) {
-        char text[400];
-        snprintf(text, sizeof text,
-                 "{'model_type':'%s',%s'vocab_size':100,'hidden_size':512,'intermediate_size':7,"
-                 "'num_hidden_layers':8,'num_attention_heads':32}",
-                 cases[i].type, cases[i].more);
-        const LlamaConfig c = must_parse(text);
+        const LlamaConfig c = must_parse(
+            printed("{'model_type':'%s',%s'vocab_size':100,'hidden_size':512,'intermediate_size':7,"
+                    "'num_hidden_layers':8,'num_attention_heads':32}",
+                    cases[i].type, cases[i].more));
         CHECK(c.num_kv_heads == cases[i].kv_heads && c.head_dim == cases[i].head_dim);
         CHECK(c.max_position_embeddings == cases[i].positions);
         CHECK((c.bos.n ? c.bos.ids[0] : -1) == cases[i].bos);

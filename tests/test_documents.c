@@ -90,10 +90,9 @@ static size_t part_of(Files *f, int which, unsigned char **bytes) {
 static void save(Files *f, const char *stem) {
     seal(f);
     for (int which = 0; which < 3; which++) {
-        char name[128];
         unsigned char *bytes;
         const size_t size = part_of(f, which, &bytes);
-        snprintf(name, sizeof name, "%s%s", stem, endings[which]);
+        const char *name = printed("%s%s", stem, endings[which]);
         if (size)
             put_file(scratch(name), bytes, size);
         else
@@ -103,10 +102,7 @@ static void save(Files *f, const char *stem) {
 
 // Their paths, as --train takes them
 static const char *list_of(const char *first, const char *second) {
-    static char list[600];
-    snprintf(list, sizeof list, "%s", scratch(first));
-    snprintf(list + strlen(list), sizeof list - strlen(list), ",%s", scratch(second));
-    return list;
+    return printed("%s,%s", scratch(first), scratch(second));
 }
 
 // ---- Opening them -------------------------------------------------------------------------------
@@ -237,11 +233,10 @@ TEST(every_damage_of_the_three_files_is_refused) {
         const int which = round / 2;
         Files f;
         unsigned char *bytes;
-        char victim[256];
         make_masked_files(&f, round % 2 ? 2 : 4);
         save(&f, "cut");
         const size_t size = part_of(&f, which, &bytes), sealed = which ? size : 1024;
-        snprintf(victim, sizeof victim, "%s%s", scratch("cut"), endings[which]);
+        const char *victim = printed("%s%s", scratch("cut"), endings[which]);
         check_opens(scratch("cut.bin"));
         for (size_t bit = 0; round % 2 && bit < 8 * sealed; bit++) {
             bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
@@ -320,8 +315,7 @@ TEST(every_field_is_validated) {
 // Of two documents, which begin with BOS, end with EOS or have a mask: what the writer says of both
 TEST(flags_of_the_writer_are_those_of_all_documents) {
     const ShardVocabulary v = {100, 1, 2, 0};
-    char dir[256];
-    snprintf(dir, sizeof dir, "%s", scratch("flags of two"));
+    const char *dir = scratch("flags of two");
     for (int both = 0; both < 64; both++) {
         const int of[] = {both % 8, both / 8};
         Dataset ds;
@@ -349,9 +343,7 @@ TEST(shards_of_the_writer_have_their_sizes) {
     ShardWriter w;
     CHECK(shard_token_bytes(&v[0]) == 2 && shard_token_bytes(&v[1]) == 4);
     CHECK(mkdir(scratch("writer"), 0777) == 0);
-    char dir[256];
-    snprintf(dir, sizeof dir, "%s", scratch("writer"));
-    shard_writer_init(&w, dir, "train", &v[0]);
+    shard_writer_init(&w, scratch("writer"), "train", &v[0]);
     for (int i = 0; i < 3; i++) {  // 100 million tokens with the second one
         MUST(shard_writer_add(&w, (unsigned char *)"tokens", lengths[i], NULL, &err));
         CHECK_MSG(w.num_shards == (i < 2 ? 1 : 2), "%d", w.num_shards);
@@ -397,22 +389,20 @@ TEST(a_bad_token_is_found_at_any_position) {
         Files f;
         Dataset ds;
         int64_t doc = 0, token = bad;
-        char expected[128];
         make_files(&f, width);
         put(f.bin + at, id, (size_t)width);
         save(&f, "bad");
         open_data(&ds, scratch("bad.bin"));
         while (token >= dataset_doc_length(&ds, doc)) token -= dataset_doc_length(&ds, doc++);
-        snprintf(expected, sizeof expected,
-                 "bad.bin: document %ld, token %ld: expected an id below 100, found %lu", doc,
-                 token, id);
-        check_reads(&ds, bad, bad + 1, expected);
+        check_reads(&ds, bad, bad + 1,
+                    printed("bad.bin: document %ld, token %ld: expected an id below 100, found %lu",
+                            doc, token, id));
         dataset_close(&ds);
         make_files(&f, width);
         save(&f, "bad");
         open_data(&ds, scratch("bad.bin"));
-        snprintf(expected, sizeof expected, "bad.bin: bytes %d to %d: ", 1024 + b * BLOCK * width,
-                 1024 + end * width - 1);
+        const char *expected =
+            printed("bad.bin: bytes %d to %d: ", 1024 + b * BLOCK * width, 1024 + end * width - 1);
         for (int bit = 0; bit < 8 * width; bit++) {
             f.bin[at + (size_t)bit / 8] ^= (unsigned char)(1 << bit % 8);
             put_file(scratch("bad.bin"), f.bin, f.bin_size);
@@ -459,7 +449,7 @@ TEST(llmc_shards_are_scanned) {
         for (int own = 0; own < 2; own++) {
             Files f;
             Dataset ds;
-            char text[256], expected[64];
+            char text[256];
             DatasetOptions options = dataset_options();
             const int32_t token = own ? given[own] : usual[wide];
             options.boundary_token = given[own];
@@ -470,8 +460,8 @@ TEST(llmc_shards_are_scanned) {
             for (int i = 0, doc = 0; i < NUM_ENDS; i++)
                 if (LENGTHS[i] > 0) CHECK(dataset_doc_length(&ds, doc++) == LENGTHS[i]);
             dataset_describe(&ds, text, sizeof text);
-            snprintf(expected, sizeof expected, "scanning for token %d, tokens unchecked", token);
-            CHECK_MSG(strstr(text, expected) && ds.bos == token, "%s", text);
+            CHECK_MSG(strstr(text, printed("for token %d, tokens unchecked", token)), "%s", text);
+            CHECK(ds.bos == token);
             dataset_close(&ds);
             if (own) check_refused(scratch("v.bin"), "is nowhere in it");
             for (size_t n = f.bin_size + 8; n-- > 0;) {
@@ -558,10 +548,9 @@ TEST(other_files_are_recognized) {
     static const char *const foreign[] = {"datatrove.ds", "llmq.bin", "megatron.bin", "numpy.npy",
                                           "olmo.npy"};
     for (int i = 0; i < 5; i++) {
-        char path[128];
         Error err;
-        snprintf(path, sizeof path, "tests/golden/shards/%s", foreign[i]);
-        CHECK(!opens(path, &err) && err.code == EXIT_BAD_INPUT);
+        CHECK(!opens(printed("tests/golden/shards/%s", foreign[i]), &err));
+        CHECK(err.code == EXIT_BAD_INPUT);
         CHECK_MSG(strstr(err.hint, "data/convert.py"), "%s: %s", err.what, err.hint);
     }
     CHECK(mkdir(scratch("npy"), 0777) == 0);  // in a directory too
@@ -623,11 +612,7 @@ TEST(more_shards_than_descriptors) {
     int32_t out[8];
     make_files(&f, 2);
     CHECK(mkdir(scratch("many"), 0777) == 0);
-    for (int i = 0; i < SHARDS; i++) {
-        char stem[64];
-        snprintf(stem, sizeof stem, "many/train_%05d", i);
-        save(&f, stem);
-    }
+    for (int i = 0; i < SHARDS; i++) save(&f, printed("many/train_%05d", i));
     open_data(&ds, scratch("many"));
     CHECK(ds.num_shards == SHARDS && ds.num_open <= DATASET_MAX_OPEN);
     for (int i = 0; i < 3000; i++) {

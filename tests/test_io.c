@@ -204,14 +204,11 @@ TEST(dir_probe_refuses) {
 TEST(a_locked_directory_names_its_owner_and_is_missed) {
     DirLock lock, second;
     Error in_use = {0}, moved = {0}, replaced = {0};
-    char pid_text[32], aside[256], place[256];
-    snprintf(aside, sizeof aside, "%s", scratch("aside"));
-    snprintf(place, sizeof place, "%s", scratch("place"));
-    snprintf(pid_text, sizeof pid_text, "process %d on", (int)getpid());
+    const char *aside = scratch("aside"), *place = scratch("place");
     MUST(dir_create_all(place, &err) && dir_lock(&lock, place, &err) && lock.works);
     MUST(dir_lock_check(&lock, place, &err));
     CHECK(!dir_lock(&second, place, &in_use) && in_use.code == EXIT_DIR_IN_USE);
-    CHECK_MSG(strstr(in_use.what, pid_text), "%s", in_use.what);
+    CHECK_MSG(strstr(in_use.what, printed("process %d on", getpid())), "%s", in_use.what);
     CHECK(rename(place, aside) == 0 && !dir_lock_check(&lock, place, &moved));
     CHECK(moved.code == EXIT_DISK && strstr(moved.what, place));
     MUST(dir_create_all(place, &err) && !dir_lock_check(&lock, place, &replaced));

@@ -143,17 +143,20 @@ static const int32_t *golden_ints(Golden *g, const char *name, int *n) {
     return x;
 }
 
+// NAME.safetensors of its directory, instead of another file
+static void open_expected(Golden *g, const char *name) {
+    safetensors_close(&g->set);
+    MUST(safetensors_open(&g->set, printed("%s/%s.safetensors", g->dir, name), &err));
+}
+
 // chunk: rows of the head and elements of a tensor at a time; 0: as always, here all at once
 static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
-    Error err = {0};
     LlamaConfig config;
-    char path[600];
     int num_tokens, num_cu;
     memset(g, 0, sizeof *g);
     snprintf(g->dir, sizeof g->dir, "tests/golden/%s", name);
-    snprintf(path, sizeof path, "%s/expected.safetensors", g->dir);
-    CHECK_MSG(safetensors_open(&g->set, path, &err), "%s", err.what);
-    CHECK_MSG(llama_config_read(&config, g->dir, &err), "%s", err.what);
+    open_expected(g, "expected");
+    MUST(llama_config_read(&config, g->dir, &err));
     const int32_t *tokens = golden_ints(g, "tokens", &num_tokens),
                   *cu = golden_ints(g, "cu_seqlens", &num_cu);
     int longest = 1;
@@ -173,15 +176,13 @@ static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
                                     .head_chunk = chunk,
                                     .io_chunk = (size_t)chunk};
     llama_plan(&g->model, &config, settings);
-    CHECK_MSG(llama_allocate(&g->model, &err), "%s", err.what);
+    MUST(llama_allocate(&g->model, &err));
     if (adapters.rank > 0) {
-        CHECK_MSG(llama_load_frozen(&g->model, g->dir, &err), "%s", err.what);
+        MUST(llama_load_frozen(&g->model, g->dir, &err));
         snprintf(g->dir, sizeof g->dir, "tests/golden/%s/lora", name);
-        snprintf(path, sizeof path, "%s/expected.safetensors", g->dir);
-        safetensors_close(&g->set);
-        CHECK_MSG(safetensors_open(&g->set, path, &err), "%s", err.what);
+        open_expected(g, "expected");
     }
-    CHECK_MSG(llama_load(&g->model, g->dir, &err), "%s", err.what);
+    MUST(llama_load(&g->model, g->dir, &err));
 }
 
 static void golden_close(Golden *g) {
@@ -194,13 +195,11 @@ static void golden_close(Golden *g) {
 static void golden_gradients(Golden *g) {
     for (int i = 0; i < g->model.num_trained; i++) {
         const Parameter *t = &g->model.tensors[i];
-        char name[128];
         size_t n = 0;
-        snprintf(name, sizeof name, "grad.%s", t->name);
-        const float *expected = golden_floats(g, name, &n);
-        CHECK_MSG(expected && n == t->count, "%s", name);
+        const float *expected = golden_floats(g, printed("grad.%s", t->name), &n);
+        CHECK_MSG(expected && n == t->count, "%s", t->name);
         double e = relative_l2(g->model.grads + t->offset, expected, n);
-        CHECK_MSG(e <= 1e-5, "%s/%s: relative L2 %.3g", g->dir, name, e);
+        CHECK_MSG(e <= 1e-5, "%s/%s: relative L2 %.3g", g->dir, t->name, e);
     }
 }
 
@@ -240,11 +239,8 @@ static void golden_training(Golden *g, const char *losses_name, const char *norm
 // Of make_muon_golden.py
 static void check_muon_golden(const char *name) {
     static Golden g;
-    char path[600];
     golden_open(&g, name, 0, true);
-    snprintf(path, sizeof path, "%s/muon.safetensors", g.dir);
-    safetensors_close(&g.set);
-    MUST(safetensors_open(&g.set, path, &err));
+    open_expected(&g, "muon");
     golden_training(&g, "losses", "norms");
     golden_close(&g);
 }
@@ -267,9 +263,9 @@ static void check_golden(const char *name, int chunk) {
 
 // Of make_lora_golden.py
 static void check_lora_golden(const char *name) {
-    char dir[512], base[16];
-    snprintf(dir, sizeof dir, "tests/golden/%s/lora", name);
-    MUST(lora_config_read(&adapters, base, sizeof base, dir, &err));
+    char base[16];
+    MUST(lora_config_read(&adapters, base, sizeof base, printed("tests/golden/%s/lora", name),
+                          &err));
     CHECK(strcmp(base, "..") == 0);
     check_golden(name, 0);
     adapters.rank = 0;
@@ -284,11 +280,8 @@ static void check_goldens(const char *file, void (*check)(const char *name)) {
         "gqa3_tied", "llama3_rope", "mha_untied", "mistral_linear_rope",
         "odd_sizes", "qwen2",       "qwen3",      "smollm3_yarn_rope"};
     int checked = 0;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char path[600];
-        snprintf(path, sizeof path, "tests/golden/%s/%s", names[i], file);
-        if (path_exists(path)) check(names[i]), checked++;
-    }
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (path_exists(printed("tests/golden/%s/%s", names[i], file))) check(names[i]), checked++;
     CHECK_MSG(checked >= 2, "%d goldens found: run from the repository's root", checked);
 }
 
@@ -699,14 +692,11 @@ TEST(weights_in_one_file_and_in_several_come_back) {
     for (size_t i = 0; i < 10; i++) {
         const ModelDtype dtype = cases[i / 2].dtype;
         const char *last_file = cases[i / 2].last_file;
-        char last[300], index[300];
         a.settings.io_chunk = b.settings.io_chunk = i % 2 ? 64 : whole;
         MUST(save_final(&a, dtype, cases[i / 2].max_file_bytes, &err));
         MUST(checkpoint_verify(scratch("final"), &step, &err));
-        snprintf(last, sizeof last, "%s/%s", scratch("final"), last_file);
-        snprintf(index, sizeof index, "%s/model.safetensors.index.json", scratch("final"));
-        CHECK_MSG(path_exists(last), "%zu", i);
-        CHECK(path_exists(index) == (strcmp(last_file, "model.safetensors") != 0));
+        CHECK_MSG(path_exists(scratch(printed("final/%s", last_file))), "%zu", i);
+        CHECK(path_exists(scratch("final/model.safetensors.index.json")) == (i > 3));
         llama_init(&b, 7);
         vary_vectors(&b);
         CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof *a.weights) == 0);

@@ -56,11 +56,9 @@ static void check_greedy(const char *name, const TokenIds *ends) {
     SafetensorsSet set;
     LlamaModel m;
     Text texts[MAX_TEXTS];
-    char dir[256], path[300];
     int32_t tokens[256], cu[MAX_TEXTS + 1], expected[MAX_TEXTS * NEW_TOKENS];
-    snprintf(dir, sizeof dir, "tests/golden/%s", name);
-    snprintf(path, sizeof path, "%s/expected.safetensors", dir);
-    MUST(safetensors_open(&set, path, &err));
+    const char *dir = printed("tests/golden/%s", name);
+    MUST(safetensors_open(&set, printed("%s/expected.safetensors", dir), &err));
     read_ints(&set, "tokens", tokens, 256);
     read_ints(&set, "cu_seqlens", cu, MAX_TEXTS + 1);
     read_ints(&set, "greedy", expected, MAX_TEXTS * NEW_TOKENS);
@@ -196,14 +194,13 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
         const int32_t n = (int32_t)strlen(cases[i][0]);
         const Options o = {.max_seqlen = n, .sample_tokens = 1, .top_p = 1};
         const SampleModel model = {UNKNOWN + 1, &none, n, 8, NULL, later_is_likelier};
-        char expected[100];
         Text text = text_of_prompt(&o, 0, n);
         Generator g = {.o = &o, .tokenizer = &t, .texts = &text, .num_texts = 1};
         for (int32_t k = 0; k < n; k++) {
             const unsigned char byte = (unsigned char)cases[i][0][k];
             text.tokens[k] = byte == 'S' ? SPECIAL_TOKEN : byte == 'U' ? UNKNOWN : byte;
         }
-        snprintf(expected, sizeof expected, "--- sample 1 after step 1\n%s\n", cases[i][1]);
+        const char *expected = printed("--- sample 1 after step 1\n%s\n", cases[i][1]);
         capture_begin();
         samples_report(&g, &model, 1, &log);
         const char *shown = capture_end();

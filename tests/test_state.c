@@ -30,11 +30,10 @@ static const struct {
 // Result of state_read for this text.
 static int read_text(const char *text, const Same *same, TrainingState *s) {
     Error err = {0};
-    char dir[256], path[300];
+    const char *dir = scratch("state");
     *s = (TrainingState){0};
-    snprintf(dir, sizeof dir, "%s", scratch("state"));
-    snprintf(path, sizeof path, "%s/trainer_state.json", dir);
-    MUST(dir_create_all(dir, &err) && file_write_all(path, text, strlen(text), &err));
+    MUST(dir_create_all(dir, &err));
+    put_file(scratch("state/trainer_state.json"), text, strlen(text));
     state_read(s, dir, &same->plan, &same->train, &err);
     return err.code;
 }

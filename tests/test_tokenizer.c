@@ -312,14 +312,13 @@ TEST(bpe_encodes_as_the_naive_encoder) {
 }
 
 // Five tokens and two merges; `more` goes into the model.
-static void small_bpe(char *text, size_t capacity, const char *normalizer, const char *pre,
-                      const char *more) {
-    snprintf(text, capacity,
-             "{'normalizer': %s, 'added_tokens': [{'id': 5, 'content': '<s>', 'special': true,"
-             " 'normalized': true}], 'pre_tokenizer': %s, 'decoder': {'type': 'ByteLevel'},"
-             " 'model': {'type': 'BPE', 'vocab': {'a': 0, 'b': 1, 'ab': 2, 'aba': 3,"
-             " '\xc4\xa0': 4}, 'merges': ['a b', ['ab', 'a']]%s}}",
-             normalizer, pre, more);
+static const char *small_bpe(const char *normalizer, const char *pre, const char *more) {
+    return printed(
+        "{'normalizer': %s, 'added_tokens': [{'id': 5, 'content': '<s>', 'special': true,"
+        " 'normalized': true}], 'pre_tokenizer': %s, 'decoder': {'type': 'ByteLevel'},"
+        " 'model': {'type': 'BPE', 'vocab': {'a': 0, 'b': 1, 'ab': 2, 'aba': 3,"
+        " '\xc4\xa0': 4}, 'merges': ['a b', ['ab', 'a']]%s}}",
+        normalizer, pre, more);
 }
 
 static const char BYTE_LEVEL[] = "{'type': 'ByteLevel', 'add_prefix_space': false}";
@@ -357,8 +356,7 @@ TEST(texts_encode_as_in_hugging_face) {
         "{'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': false},"
         " 'model': {'type': 'BPE', 'vocab': {'\xc3\xa1': 0, '\xc5\x82': 1, '\xc4\xb0': 2, '!': 3,"
         " '\xc4\xb0!': 4}, 'merges': ['\xc4\xb0 !']}}";
-    char small[1024];
-    small_bpe(small, sizeof small, "null", BYTE_LEVEL, "");
+    const char *small = small_bpe("null", BYTE_LEVEL, "");
     const struct {
         const char *json, *text;
         int32_t bos, eos, n, ids[6];
@@ -436,9 +434,7 @@ TEST(features_that_change_the_ids_are_refused_by_name) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error err = {0};
         int32_t ids[8];
-        char text[2048];
-        small_bpe(text, sizeof text, cases[i].normalizer, cases[i].pre, cases[i].more);
-        Tokenizer t = must_open(text);
+        Tokenizer t = must_open(small_bpe(cases[i].normalizer, cases[i].pre, cases[i].more));
         const int64_t n = tokenizer_encode(&t, cases[i].text, strlen(cases[i].text), ids, 8, &err);
         CHECK_MSG((n == -1) == (cases[i].why != NULL), "case %zu", i);
         CHECK_MSG(n > 0 || ((err.code == EXIT_USAGE || err.code == EXIT_BAD_INPUT) &&
