@@ -109,6 +109,9 @@ static int fault_now(int kind, const char *name) {
     FAULT_WRAP_SEEN(int, name_, FAULT_IO, -1, params_, args_, \
                     fault_watch(#name_, -1, path, path2_, NULL, 0, 0))
 
+int emu_fault(const char *call);  // dev/emu
+int emu_fault(const char *call) { return fault_now(FAULT_DEVICE, call); }
+
 FAULT_WRAP_PATH(rename, (const char *path, const char *to), (path, to), to)
 FAULT_WRAP_PATH(mkdir, (const char *path, mode_t mode), (path, mode), NULL)
 FAULT_WRAP_PATH(unlink, (const char *path), (path), NULL)

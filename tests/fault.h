@@ -5,6 +5,7 @@
 //   io     open fopen close write pwrite pread ftruncate fsync rename unlink rmdir mkdir opendir
 //          lstat fstat stat
 //   alloc  malloc calloc realloc aligned_alloc strdup
+// In the emulator also, without --wrap: device, the calls of CUDA, cuBLASLt and NCCL, and launches.
 // Only calls from our own objects are wrapped, not those of libc, Jansson and the sanitizers. A
 // test includes fault.c, so that it stays one object; without the --wrap flags nothing is counted.
 #ifndef UNPAD_FAULT_H
@@ -15,12 +16,13 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { FAULT_IO = 1, FAULT_ALLOC = 2 };
+enum { FAULT_IO = 1, FAULT_ALLOC = 2, FAULT_DEVICE = 3 };
 
 // Instead of an errno: write and pread transfer half of the bytes; other calls succeed.
 enum { FAULT_SHORT = -1 };
 
-// From now on, call number nth (from 1) of that kind fails with `error`, an errno or FAULT_SHORT;
+// From now on, call number nth (from 1) of that kind fails with `error`: an errno, FAULT_SHORT, or any
+// number but 0 for a call of the device;
 // if persistent, all later ones too. nth 0 only counts.
 void fault_arm(int kind, long nth, int error, bool persistent);
 

@@ -446,7 +446,7 @@ static const struct {
          static_and_dynamic<<<1, 32, 64 << 10>>>(floats(32));
      },
      97, "has room for 0"},
-    {[] { in_a_host_function(calls_malloc); }, 97, "emu_malloc in a host function of a stream"},
+    {[] { in_a_host_function(calls_malloc); }, 97, "cudaMalloc in a host function of a stream"},
     {[] { in_a_host_function(calls_a_kernel); }, 97, "add_one in a host function of a stream"},
     {[] { in_a_host_function(calls_nothing); }, 0, ""},
     {misaligned_operand, 97, "A at 0x"}};
