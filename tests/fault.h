@@ -5,7 +5,7 @@
 //   io     open fopen close write pwrite pread ftruncate fsync rename unlink rmdir mkdir opendir
 //          lstat fstat stat
 //   alloc  malloc calloc realloc aligned_alloc strdup
-// In the emulator also, without --wrap: device, the calls of CUDA, cuBLASLt and NCCL, and launches.
+//   device calls of CUDA, cuBLASLt and NCCL, and launches: in the emulator, without --wrap
 // Only calls from our own objects are wrapped, not those of libc, Jansson and the sanitizers. A
 // test includes fault.c, so that it stays one object; without the --wrap flags nothing is counted.
 #ifndef UNPAD_FAULT_H
@@ -21,9 +21,8 @@ enum { FAULT_IO = 1, FAULT_ALLOC = 2, FAULT_DEVICE = 3 };
 // Instead of an errno: write and pread transfer half of the bytes; other calls succeed.
 enum { FAULT_SHORT = -1 };
 
-// From now on, call number nth (from 1) of that kind fails with `error`: an errno, FAULT_SHORT, or any
-// number but 0 for a call of the device;
-// if persistent, all later ones too. nth 0 only counts.
+// From now on, call number nth (from 1) of that kind fails with `error`: an errno, FAULT_SHORT, or
+// an error of CUDA; if persistent, all later ones too. nth 0 only counts.
 void fault_arm(int kind, long nth, int error, bool persistent);
 
 // A call, by the functions that led to it: the same in every run and fork of a program that is

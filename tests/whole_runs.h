@@ -109,8 +109,9 @@ static void make_inputs(void) {
         "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"hidden_act\": "
         "\"silu\", \"vocab_size\": 264, \"hidden_size\": 8, \"intermediate_size\": 8, "
         "\"num_hidden_layers\": 1, \"num_attention_heads\": 1, \"num_key_value_heads\": 1, "
-        "\"head_dim\": 64, \"max_position_embeddings\": 64, \"rms_norm_eps\": 1e-5, \"rope_theta\": "
-        "1e4, \"tie_word_embeddings\": true, \"initializer_range\": 0.05, \"bos_token_id\": 256, "
+        "\"head_dim\": 64, \"max_position_embeddings\": 64, \"rms_norm_eps\": 1e-5, "
+        "\"rope_theta\": 1e4, \"tie_word_embeddings\": true, \"initializer_range\": 0.05, "
+        "\"bos_token_id\": 256, "
         "\"eos_token_id\": 257}";
     Error err = {0};
     if (path_exists(scratch("base"))) return;
