@@ -5,6 +5,7 @@
 //   io     open fopen close write pwrite pread ftruncate fsync rename unlink rmdir mkdir opendir
 //          lstat fstat stat
 //   alloc  malloc calloc realloc aligned_alloc strdup
+//   device calls of CUDA, cuBLASLt and NCCL, and launches: in the emulator, without --wrap
 // Only calls from our own objects are wrapped, not those of libc, Jansson and the sanitizers. A
 // test includes fault.c, so that it stays one object; without the --wrap flags nothing is counted.
 #include <dirent.h>
@@ -21,7 +22,7 @@
 #include "../data/base/hash.h"
 
 enum { FAULT_MAX_FD = 256 };
-enum { FAULT_IO = 1, FAULT_ALLOC = 2 };
+enum { FAULT_IO = 1, FAULT_ALLOC = 2, FAULT_DEVICE = 3 };
 // Instead of an errno: write and pread transfer half of the bytes; other calls succeed.
 enum { FAULT_SHORT = -1 };
 
@@ -43,8 +44,8 @@ static struct {
     size_t most_seen;
 } fault;
 
-// From now on, call number nth (from 1) of that kind fails with `error`, an errno or FAULT_SHORT;
-// if persistent, all later ones too. nth 0 only counts.
+// From now on, call number nth (from 1) of that kind fails with `error`: an errno, FAULT_SHORT, or
+// an error of CUDA; if persistent, all later ones too. nth 0 only counts.
 __attribute__((noinline)) static void fault_arm(int kind, long nth, int error, bool persistent) {
     fault.kind = kind;
     fault.nth = nth;
@@ -134,6 +135,9 @@ static int fault_now(int kind, const char *name) {
 #define FAULT_WRAP_PATH(name_, params_, args_, path2_)        \
     FAULT_WRAP_SEEN(int, name_, FAULT_IO, -1, params_, args_, \
                     fault_watch(#name_, -1, path, path2_, NULL, 0, 0))
+
+int emu_fault(const char *call);  // dev/emu
+int emu_fault(const char *call) { return fault_now(FAULT_DEVICE, call); }
 
 FAULT_WRAP_PATH(rename, (const char *path, const char *to), (path, to), to)
 FAULT_WRAP_PATH(mkdir, (const char *path, mode_t mode), (path, mode), NULL)

@@ -41,17 +41,10 @@ __attribute__((unused)) static const char *scratch(const char *name) {
 }
 
 // Replaces the file.
-__attribute__((unused)) static bool file_write_all(const char *path, const void *data, size_t n,
-                                                   Error *err) {
-    FILE *file = fopen(path, "wb");
-    if (!file) return disk_error(err, path, "cannot create");
-    const bool ok = fwrite(data, 1, n, file) == n;
-    return fclose(file) == 0 && ok;
-}
-
 __attribute__((unused)) static void put_file(const char *path, const void *data, size_t n) {
-    Error err = {0};
-    CHECK_MSG(file_write_all(path, data, n, &err), "%s", err.what);
+    FILE *file = fopen(path, "wb");
+    CHECK_MSG(file && fwrite(data, 1, n, file) == n, "%s", path);
+    CHECK(fclose(file) == 0);
 }
 
 // JSON with ' for "; valid until the fourth call after this one.

@@ -388,7 +388,7 @@ TEST(nothing_is_allocated_by_an_unchecked_length) {
     Error err = {0};
     char bytes[40] = "\xff\xe0\xf5\x05\0\0\0\0{}";
     fresh_run(0);
-    MUST(file_write_all(scratch("claims"), bytes, sizeof bytes, &err));
+    put_file(scratch("claims"), bytes, sizeof bytes);
     fault_arm(FAULT_ALLOC, 0, 0, false);
     const bool ok = safetensors_open(&s, scratch("claims"), &err);
     const long calls = fault_disarm();

@@ -48,7 +48,7 @@ TEST(sha256_vectors) {  // FIPS 180-2, appendix B, and lengths around the paddin
         unsigned char digest[32];
         Error err = {0};
         for (size_t i = 0; i < n; i++) all[i] = cases[c].text[i % strlen(cases[c].text)];
-        CHECK(file_write_all(scratch("sha"), all, n, &err));
+        put_file(scratch("sha"), all, n);
         free(all);
         CHECK_MSG(sha256_file(scratch("sha"), digest, &err), "%s", err.what);
         for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
@@ -146,7 +146,7 @@ TEST(reads_are_exact) {
     File f;
     Error past = {0}, wrap = {0};
     char b[8];
-    MUST(file_write_all(scratch("ten"), "0123456789", 10, &err));
+    put_file(scratch("ten"), "0123456789", 10);
     MUST(file_open(&f, scratch("ten"), "", &err) && f.size_bytes == 10);
     MUST(file_read_at(&f, b, 4, 6, &err) && memcmp(b, "6789", 4) == 0);
     MUST(file_read_at(&f, b, 0, 10, &err));
@@ -169,7 +169,7 @@ TEST(only_regular_files_are_read) {
     CHECK(!file_open(&f, "/tmp", "", &dir) && dir.code == EXIT_BAD_INPUT);
     CHECK(mkfifo(scratch("fifo"), 0600) == 0);
     CHECK(!file_open(&f, scratch("fifo"), "", &fifo) && fifo.code == EXIT_BAD_INPUT);  // at once
-    CHECK(file_write_all(scratch("big"), "0123456789", 10, &big));
+    put_file(scratch("big"), "0123456789", 10);
     CHECK(!file_read_all(scratch("big"), 9, &n, "", &big) && big.code == EXIT_BAD_INPUT);
 }
 
@@ -179,10 +179,10 @@ TEST(dir_create_all_and_remove_tree) {
     Error taken = {0};
     MUST(dir_create_all(scratch("a/b/c"), &err) && path_is_dir(scratch("a/b/c")));
     MUST(dir_create_all(scratch("a/b/c/"), &err) && dir_create_all("/", &err));
-    MUST(file_write_all(scratch("a/b/file"), "x", 1, &err));
+    put_file(scratch("a/b/file"), "x", 1);
     CHECK(!dir_create_all(scratch("a/b/file/d"), &taken) && taken.code == EXIT_DISK);
     MUST(dir_create_all(scratch("outside"), &err));
-    MUST(file_write_all(scratch("outside/keep"), "x", 1, &err));
+    put_file(scratch("outside/keep"), "x", 1);
     CHECK(symlink(scratch("outside"), scratch("a/link")) == 0);
     MUST(dir_remove_tree(scratch("a"), &err) && !path_exists(scratch("a")));
     CHECK(path_exists(scratch("outside/keep")));  // links are not followed
@@ -192,7 +192,7 @@ TEST(dir_create_all_and_remove_tree) {
 TEST(dir_probe_refuses) {
     MUST(dir_create_all(scratch("probe"), &err) && dir_probe(scratch("probe"), &err));
     CHECK(rmdir(scratch("probe")) == 0);  // it leaves nothing
-    MUST(file_write_all(scratch("probe"), "x", 1, &err));
+    put_file(scratch("probe"), "x", 1);
     const char *const bad[] = {scratch("none"), scratch("probe"), "/proc"};
     for (int i = 0; i < 3; i++) {
         Error refused = {0};
@@ -291,7 +291,7 @@ TEST(json_depth_and_size_are_bounded) {
     }
     memset(text, '[', 200000);
     CHECK(!json_accepts(text, 200000));
-    MUST(file_write_all(scratch("j"), "{ }", 3, &err));
+    put_file(scratch("j"), "{ }", 3);
     json_auto_t *root = json_read(scratch("j"), 3, "", &err);
     CHECK(root && !json_read(scratch("j"), 2, "", &err) && err.code == EXIT_BAD_INPUT);
 }

@@ -20,7 +20,7 @@ static char *read_log(void) {
 
 static void open_log(RunLog *log, const char *text, int64_t keep_bytes) {
     MUST(dir_create_all(scratch("log"), &err));
-    MUST(file_write_all(scratch("log/log.jsonl"), text, strlen(text), &err));
+    put_file(scratch("log/log.jsonl"), text, strlen(text));
     warnings_off = true;
     MUST(log_open(log, scratch("log"), keep_bytes, 1, &err));
 }

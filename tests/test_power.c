@@ -198,7 +198,7 @@ static void put_inode(const char *path, int inode, int last, int how) {
         if (end > size || e->type == CUT) size = end;
         if (!pending || how != ZEROS) memcpy(bytes + e->at, w->bytes + e->data, n);
     }
-    CHECK(file_write_all(path, bytes, size, &(Error){0}));
+    put_file(path, bytes, size);
 }
 
 static void put_state(const Names *t, int n, int last, int target, int how) {
