@@ -113,7 +113,6 @@ static void make_inputs(void) {
         "\"rope_theta\": 1e4, \"tie_word_embeddings\": true, \"initializer_range\": 0.05, "
         "\"bos_token_id\": 256, "
         "\"eos_token_id\": 257}";
-    Error err = {0};
     if (path_exists(scratch("base"))) return;
     setenv("OMP_WAIT_POLICY", "passive", 1);  // else it executes itself again
     setenv("TMPDIR", "tmp", 1);
