@@ -56,21 +56,12 @@ typedef struct {
 
 typedef enum { FLOATX, REAL, INT, DOUBLE, MASTER, STEP } Type;  // MASTER: a weight and its low bits
 typedef enum { OUT, INOUT, IN } Role;
+// clang-format off
 typedef enum {
-    NUMBERS,
-    POSITIVE,
-    TOKENS,
-    ORDER,
-    POSITIONS,
-    ANGLES,
-    DOC_ENDS,
-    WORK,
-    TARGETS,
-    ROWS,
-    FIRST_ROWS,
-    LOSS_SCALE,
-    SCALARS
+    NUMBERS, POSITIVE, TOKENS, ORDER, POSITIONS, ANGLES, DOC_ENDS, WORK, TARGETS, ROWS, FIRST_ROWS,
+    LOSS_SCALE, SCALARS
 } Content;
+// clang-format on
 
 typedef struct {
     const char *name;
@@ -160,8 +151,7 @@ static void want_exactly(Run *r, int k, int64_t i, double value) {
 #define OPERATION(name_, ...) \
     { #name_, .call = call_##name_, .reference = want_##name_, __VA_ARGS__ }
 
-// ------------------------------------------------------------------------------------------------
-// Rows, embedding
+// ---- Rows, embedding ----------------------------------------------------------------------------
 
 CALL(gather_rows, p[0], p[1], p[2], T / 2, C)
 REFERENCE(gather_rows) {
@@ -187,8 +177,7 @@ REFERENCE(embedding_backward) {
     free(sum);
 }
 
-// ------------------------------------------------------------------------------------------------
-// RMSNorm, bias, RoPE
+// ---- RMSNorm, bias, RoPE ------------------------------------------------------------------------
 
 // y = x rstd w of n columns; gradient of x: rstd (g - y0 mean(g y0)) with g = dy w, y0 = x rstd
 HOT static double rstd_of(const double *x, int64_t n) {
@@ -303,8 +292,7 @@ REFERENCE(rope_forward) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Attention
+// ---- Attention ----------------------------------------------------------------------------------
 
 HOT static double dot(const double *a, const double *b, int64_t n) {
     double sum = 0;
@@ -486,8 +474,7 @@ static double attention_pairs(const Run *r) {
 static double forward_flops(const Run *r) { return 4 * (double)dim(r, 'O') * attention_pairs(r); }
 static double backward_flops(const Run *r) { return 10 * (double)dim(r, 'O') * attention_pairs(r); }
 
-// ------------------------------------------------------------------------------------------------
-// Matmul, SwiGLU
+// ---- Matmul, SwiGLU -----------------------------------------------------------------------------
 
 // Output o (rows, cols), from element `first` on in rows of `stride`, = start + scale times the sum
 // over k < depth of a[row a_row + k a_step] times b[col b_row + k b_step]
@@ -571,8 +558,7 @@ REFERENCE(swiglu_backward) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Cross-entropy
+// ---- Cross-entropy ------------------------------------------------------------------------------
 
 HOT static double lse_of(const double *x, int64_t n) {
     double top = -INFINITY, sum = 0;
@@ -624,8 +610,7 @@ REFERENCE(losses_sum) {
     r->tol[0][0] = 2 * (double)T * 0x1p-53 * (size + fabs(x[0][0]));
 }
 
-// ------------------------------------------------------------------------------------------------
-// Optimizer
+// ---- Optimizer ----------------------------------------------------------------------------------
 
 CALL(grads_add, p[0], p[1], (size_t)T)
 REFERENCE(grads_add) { EACH(i, T) want(r, 0, i, x[0][i] + x[1][i], 0, 0); }
@@ -650,9 +635,9 @@ REFERENCE(clip_scale) {
 }
 
 static const AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 7};
+static size_t low_bits_at(int64_t n) { return ((size_t)n * sizeof(floatX) + 255) / 256 * 256; }
 static uint16_t *low_bits_of(void *master, int64_t n) {
-    char *lo = (char *)master + ((size_t)n * sizeof(floatX) + 255) / 256 * 256;
-    return master_lo_bytes() ? (uint16_t *)lo : NULL;
+    return master_lo_bytes() ? (uint16_t *)((char *)master + low_bits_at(n)) : NULL;
 }
 CALL(adamw_update, p[0], low_bits_of(p[0], T), p[1], p[2], p[3], p[4], hyper, (size_t)T)
 REFERENCE(adamw_update) {
@@ -725,8 +710,7 @@ static void prepare_muon(Run *r, double *const *x) {
     if (r->s.T % 257 == 0) x[2][3] = 0;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Shapes. The backend takes widths of its own: CPU any, CUDA multiples of 8.
+// ---- Shapes. The backend takes widths of its own: CPU any, CUDA multiples of 8. -----------------
 
 #ifdef BACKEND_CUDA
 #define ODD(...)
@@ -735,50 +719,40 @@ static void prepare_muon(Run *r, double *const *x) {
 #endif
 #define DOCS(...) \
     .lengths = (const int[]) { __VA_ARGS__, -1 }
-#define END \
-    { .T = -1 }
+
+// clang-format off
+#define END {.T = -1}
+#define TC(T_, C_) {.T = T_, .C = C_}
+#define TCV(T_, C_, V_) {.T = T_, .C = C_, .V = V_}
+#define HEADS(T_, ...) {.T = T_, .heads = {__VA_ARGS__}}
 
 static const Shape row_shapes[] = {
-    {.T = 34, .C = 192, .V = 40},
-    {.T = 0, .C = 64, .V = 40},
-    {.T = 1, .C = 64, .V = 40},
-    {.T = 5, .C = 576, .V = 40},
-    {.T = 3, .C = 8, .V = 40},
-    {.T = 34, .C = 64, .V = 3},
-    {.T = 5, .C = 2048, .V = 9},
-    {.T = 3, .C = 4096, .V = 5},
-    {.T = 2, .C = 16384, .V = 4},
+    TCV(34, 192, 40), TCV(0, 64, 40), TCV(1, 64, 40), TCV(5, 576, 40), TCV(3, 8, 40),
+    TCV(34, 64, 3), TCV(5, 2048, 9), TCV(3, 4096, 5), TCV(2, 16384, 4),
     {.T = 9, .C = 576, .V = 5, .scale = 1e-3},  // eps counts
-    {.T = 2100, .C = 64, .V = 3},               // more rows than blocks take in a turn
-    {.T = 37, .C = 4104, .V = 3},               // a sum over five warps
-    {.T = 520, .C = 4104, .V = 3},              // three turns
-    ODD({.T = 3, .C = 1, .V = 4}, {.T = 17, .C = 33, .V = 5}, {.T = 64, .C = 15, .V = 1}) END};
-static const Shape row_bench[] = {{.T = 4096, .C = 576, .V = 49152}, END};
+    // more rows than blocks take in a turn; a sum over five warps; three turns
+    TCV(2100, 64, 3), TCV(37, 4104, 3), TCV(520, 4104, 3),
+    ODD(TCV(3, 1, 4), TCV(17, 33, 5), TCV(64, 15, 1)) END};
+static const Shape row_bench[] = {TCV(4096, 576, 49152), END};
 
 // Runs of equal tokens that end at, start at, fill and cross spans of 32; see TOKENS
 static const Shape embedding_shapes[] = {
-    {.T = 97, .C = 192, .V = 3},   {.T = 0, .C = 64, .V = 4},
-    {.T = 1, .C = 8, .V = 4},      {.T = 31, .C = 64, .V = 1},
-    {.T = 32, .C = 64, .V = 1},    {.T = 33, .C = 64, .V = 2},
-    {.T = 64, .C = 192, .V = 3},   {.T = 65, .C = 192, .V = 3},
-    {.T = 96, .C = 192, .V = 2},   {.T = 700, .C = 192, .V = 3},
-    {.T = 3000, .C = 8, .V = 2},   {.T = 2049, .C = 64, .V = 300},
-    {.T = 34, .C = 4096, .V = 40}, ODD({.T = 200, .C = 25, .V = 13}) END};
+    TCV(97, 192, 3), TCV(0, 64, 4), TCV(1, 8, 4), TCV(31, 64, 1), TCV(32, 64, 1), TCV(33, 64, 2),
+    TCV(64, 192, 3), TCV(65, 192, 3), TCV(96, 192, 2), TCV(700, 192, 3), TCV(3000, 8, 2),
+    TCV(2049, 64, 300), TCV(34, 4096, 40), ODD(TCV(200, 25, 13)) END};
 
-static const Shape head_shapes[] = {{.T = 34, .heads = {3, 1, 64}},
-                                    {.T = 0, .heads = {3, 1, 64}},
-                                    {.T = 5, .heads = {9, 3, 64}},
-                                    {.T = 5, .heads = {32, 8, 128}},
-                                    {.T = 1, .heads = {16, 8, 128}},
-                                    {.T = 5, .heads = {1, 1, 16}},
-                                    {.T = 5, .heads = {5, 1, 80}},
-                                    {.T = 3, .heads = {2, 2, 256}},
-                                    {.T = 9, .heads = {2, 1, 128}, .scale = 1e-3},
-                                    {.T = 2100, .heads = {1, 1, 64}},
-                                    ODD({.T = 7, .heads = {2, 1, 6}}, {.T = 9, .heads = {5, 5, 34}},
-                                        {.T = 6, .heads = {2, 1, 150}}) END};
-static const Shape head_bench[] = {{.T = 4096, .heads = {9, 3, 64}}, END};
+static const Shape head_shapes[] = {
+    HEADS(34, 3, 1, 64), HEADS(0, 3, 1, 64), HEADS(5, 9, 3, 64), HEADS(5, 32, 8, 128),
+    HEADS(1, 16, 8, 128), HEADS(5, 1, 1, 16), HEADS(5, 5, 1, 80), HEADS(3, 2, 2, 256),
+    {.T = 9, .heads = {2, 1, 128}, .scale = 1e-3}, HEADS(2100, 1, 1, 64),
+    ODD(HEADS(7, 2, 1, 6), HEADS(9, 5, 5, 34), HEADS(6, 2, 1, 150)) END};
+static const Shape head_bench[] = {HEADS(4096, 9, 3, 64), END};
 
+// Of random documents, beside these shapes
+static const HeadShape random_heads[] = {
+    {1, 1, 64}, {3, 1, 64}, {4, 1, 64}, {2, 2, 64}, {6, 2, 64}, {5, 1, 64}, {2, 1, 64}, {1, 1, 128},
+    {3, 1, 128}, {4, 2, 128},
+    ODD({1, 1, 8}, {2, 2, 16}, {4, 1, 8}, {9, 3, 8}, {5, 5, 6}, {15, 5, 8}, {3, 1, 24})};
 static const Shape attention_shapes[] = {
     // every kernel once: whole and partial tiles, empty documents at the start, middle and end
     {.heads = {3, 1, 64}, DOCS(0, 1, 63, 0, 64, 65, 129, 0)},
@@ -786,230 +760,178 @@ static const Shape attention_shapes[] = {
     {.heads = {3, 1, 128}, DOCS(193, 1, 128)},
     {.heads = {1, 1, 64}, DOCS(1, 2, 63, 64, 65, 127, 128, 129, 193)},
     {.heads = {4, 1, 64}, DOCS(2, 63, 64, 65, 127, 128)},
-    {.heads = {6, 2, 64}, DOCS(63, 64, 65, 127)},
-    {.heads = {2, 2, 64}, DOCS(0, 0, 0)},
-    {.heads = {2, 2, 64}, DOCS(130, 0)},
-    {.heads = {5, 1, 64}, DOCS(17, 200)},
+    {.heads = {6, 2, 64}, DOCS(63, 64, 65, 127)}, {.heads = {2, 2, 64}, DOCS(0, 0, 0)},
+    {.heads = {2, 2, 64}, DOCS(130, 0)}, {.heads = {5, 1, 64}, DOCS(17, 200)},
     {.heads = {2, 1, 128}, DOCS(1, 1, 1, 1, 1, 1, 1, 1, 1, 1)},
-    {.heads = {1, 1, 64}, DOCS(640, 3)},
-    {.heads = {2, 1, 128}, DOCS(3, 400)},
+    {.heads = {1, 1, 64}, DOCS(640, 3)}, {.heads = {2, 1, 128}, DOCS(3, 400)},
     {.heads = {3, 1, 64}, DOCS(220, 217, 295)},
     // large scores: most rows are one spike, exp underflows for the rest
     {.heads = {3, 1, 64}, .scale = 5, DOCS(65, 3, 129)},
     {.heads = {2, 1, 128}, .scale = 3, DOCS(65, 3, 129)},
     // from one key on a row is all but one-hot: at the first, a middle, the last key of a tile
-    {.heads = {2, 1, 64}, .spike = 1, DOCS(150)},
-    {.heads = {2, 1, 64}, .spike = 64, DOCS(150)},
-    {.heads = {2, 1, 128}, .spike = 65, DOCS(150)},
-    {.heads = {2, 1, 128}, .spike = 129, DOCS(150)},
+    {.heads = {2, 1, 64}, .spike = 1, DOCS(150)}, {.heads = {2, 1, 64}, .spike = 64, DOCS(150)},
+    {.heads = {2, 1, 128}, .spike = 65, DOCS(150)}, {.heads = {2, 1, 128}, .spike = 129, DOCS(150)},
     ODD({.heads = {1, 1, 2}, .scale = 8, DOCS(2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2)},
         {.heads = {1, 1, 8}, DOCS(3, 1100, 2)}, {.heads = {9, 3, 8}, DOCS(1, 0, 2, 7, 64, 65, 33)},
         {.heads = {5, 5, 6}, DOCS(129, 16)}, {.heads = {2, 2, 16}, .scale = 25, DOCS(200, 17)},
         {.heads = {3, 1, 24}, DOCS(0, 66, 3)}, {.heads = {32, 8, 8}, DOCS(66, 3)}) END};
 static const Shape attention_bench[] = {
-    {.heads = {9, 3, 64}, DOCS(220, 217, 295, 183, 130, 350)},
-    {.heads = {9, 3, 64}, DOCS(2048)},
+    {.heads = {9, 3, 64}, DOCS(220, 217, 295, 183, 130, 350)}, {.heads = {9, 3, 64}, DOCS(2048)},
     {.heads = {9, 3, 64}, DOCS(512, 512, 512, 512)},
     {.heads = {9, 3, 64}, DOCS(64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64)},
 #ifdef BACKEND_CUDA
     {.heads = {9, 3, 64}, DOCS(8192, 8192)},
 #endif
-    {.heads = {32, 8, 128}, DOCS(1000)},
-    END};
+    {.heads = {32, 8, 128}, DOCS(1000)}, END};
 
 static const Shape decode_shapes[] = {
-    {.heads = {3, 1, 64}, DOCS(5, 1, 33)},
-    {.heads = {9, 3, 64}, DOCS(1, 2, 63, 64, 65)},
-    {.heads = {1, 1, 64}, DOCS(0, 333, 7)},
-    {.heads = {32, 8, 128}, DOCS(17, 4)},
-    {.heads = {6, 6, 128}, DOCS(70)},
-    {.heads = {2, 2, 64}, DOCS(0)},
+    {.heads = {3, 1, 64}, DOCS(5, 1, 33)}, {.heads = {9, 3, 64}, DOCS(1, 2, 63, 64, 65)},
+    {.heads = {1, 1, 64}, DOCS(0, 333, 7)}, {.heads = {32, 8, 128}, DOCS(17, 4)},
+    {.heads = {6, 6, 128}, DOCS(70)}, {.heads = {2, 2, 64}, DOCS(0)},
     ODD({.heads = {2, 2, 6}, DOCS(200, 3)}, {.heads = {5, 1, 34}, DOCS(65, 1)}) END};
 static const Shape decode_bench[] = {{.heads = {9, 3, 64}, DOCS(512, 512)}, END};
 
 // On the CPU test_ops.c adds sizes around the edges of the register tile.
 static const Shape product_shapes[] = {
-    {.T = 34, .C = 64, .V = 264},
-    {.T = 0, .C = 64, .V = 64},
-    {.T = 1, .C = 192, .V = 320},
-    {.T = 5, .C = 8, .V = 8},
-    {.T = 35, .C = 576, .V = 192},
-    {.T = 3, .C = 2048, .V = 24},
-    {.T = 300, .C = 16, .V = 8},
-    {.T = 36, .C = 64, .V = 64},
-    ODD({.T = 511, .C = 5, .V = 17}, {.T = 2049, .C = 5, .V = 17}, {.T = 9, .C = 512, .V = 6},
-        {.T = 9, .C = 1025, .V = 6}, {.T = 9, .C = 4101, .V = 6}, {.T = 3, .C = 10, .V = 513},
-        {.T = 3, .C = 10, .V = 4101}, {.T = 129, .C = 127, .V = 67}) END};
+    TCV(34, 64, 264), TCV(0, 64, 64), TCV(1, 192, 320), TCV(5, 8, 8), TCV(35, 576, 192),
+    TCV(3, 2048, 24), TCV(300, 16, 8), TCV(36, 64, 64),
+    ODD(TCV(511, 5, 17), TCV(2049, 5, 17), TCV(9, 512, 6), TCV(9, 1025, 6), TCV(9, 4101, 6),
+        TCV(3, 10, 513), TCV(3, 10, 4101), TCV(129, 127, 67)) END};
 static const Shape product_bench[] = {
-    {.T = 1395, .C = 576, .V = 960},   {.T = 1395, .C = 576, .V = 576},
-    {.T = 1395, .C = 576, .V = 3072},  {.T = 1395, .C = 1536, .V = 576},
-    {.T = 1395, .C = 576, .V = 49152}, END};
+    TCV(1395, 576, 960), TCV(1395, 576, 576), TCV(1395, 576, 3072), TCV(1395, 1536, 576),
+    TCV(1395, 576, 49152), END};
 
-static const Shape swiglu_shapes[] = {{.T = 34, .C = 512, .scale = 2},
-                                      {.T = 0, .C = 8},
-                                      {.T = 5, .C = 8, .scale = 4},
-                                      {.T = 1, .C = 1536},
-                                      {.T = 2, .C = 14336},
-                                      {.T = 2, .C = 8192, .scale = 60},  // exp overflows
-                                      ODD({.T = 7, .C = 45, .scale = 4}) END};
-static const Shape swiglu_bench[] = {{.T = 4096, .C = 1536}, END};
+static const Shape swiglu_shapes[] = {
+    {.T = 34, .C = 512, .scale = 2}, TC(0, 8), {.T = 5, .C = 8, .scale = 4}, TC(1, 1536),
+    TC(2, 14336), {.T = 2, .C = 8192, .scale = 60},  // exp overflows
+    ODD({.T = 7, .C = 45, .scale = 4}) END};
+static const Shape swiglu_bench[] = {TC(4096, 1536), END};
 
+#define VOCAB(T_, V_, scale_) {.T = T_, .V = V_, .scale = scale_}
 static const Shape vocab_shapes[] = {
-    {.T = 9, .V = 264, .scale = 3},
-    {.T = 6, .V = 4099, .scale = 3},
-    {.T = 0, .V = 264},
-    {.T = 5, .V = 1},
-    {.T = 5, .V = 7},
-    {.T = 34, .V = 258},
-    {.T = 6, .V = 17, .scale = 36},
-    {.T = 4, .V = 258, .scale = 30},     // one logit far above the others
-    {.T = 128, .V = 258, .scale = 400},  // in any lane
-    {.T = 3, .V = 49157, .scale = 3},
+    VOCAB(9, 264, 3), VOCAB(6, 4099, 3), VOCAB(0, 264, 0), VOCAB(5, 1, 0), VOCAB(5, 7, 0),
+    VOCAB(34, 258, 0), VOCAB(6, 17, 36), VOCAB(3, 49157, 3),
+    VOCAB(4, 258, 30), VOCAB(128, 258, 400),  // one logit far above the others, in any lane
     END};
-static const Shape vocab_bench[] = {{.T = 512, .V = 49152, .scale = 3}, END};
+static const Shape vocab_bench[] = {VOCAB(512, 49152, 3), END};
 
-static const Shape flat_shapes[] = {{.T = 1003},  {.T = 0},   {.T = 1},   {.T = 3},
-                                    {.T = 4},     {.T = 256}, {.T = 257}, {.T = 4097, .scale = 1e3},
-                                    {.T = 70001}, END};
+static const Shape flat_shapes[] = {
+    {.T = 1003}, {.T = 0}, {.T = 1}, {.T = 3}, {.T = 4}, {.T = 256}, {.T = 257},
+    {.T = 4097, .scale = 1e3}, {.T = 70001}, END};
 static const Shape flat_bench[] = {{.T = 1 << 22}, END};
-static const Shape square_shapes[] = {{.T = 40},  {.T = 0},   {.T = 1}, {.T = 8},
-                                      {.T = 129}, {.T = 300}, END};
+static const Shape square_shapes[] = {
+    {.T = 40}, {.T = 0}, {.T = 1}, {.T = 8}, {.T = 129}, {.T = 300}, END};
 static const Shape square_bench[] = {{.T = 576}, END};
-static const Shape clip_shapes[] = {{.T = 0, .scale = 1},  {.T = 0, .scale = 0.01},
-                                    {.T = 0, .scale = -1}, {.T = 1, .scale = 1},
-                                    {.T = 2, .scale = 1},  {.T = 3, .scale = 1},
-                                    {.T = 3, .scale = -1}, {.T = 4, .scale = 1},
-                                    {.T = 4, .scale = -1}, {.T = 5, .scale = 1},
-                                    {.T = 6, .scale = 1},  {.T = 7, .scale = 1},
-                                    {.T = 8, .scale = 1},  END};
+#define CLIP(T_, scale_) {.T = T_, .scale = scale_}
+static const Shape clip_shapes[] = {
+    CLIP(0, 1), CLIP(0, 0.01), CLIP(0, -1), CLIP(1, 1), CLIP(2, 1), CLIP(3, 1), CLIP(3, -1),
+    CLIP(4, 1), CLIP(4, -1), CLIP(5, 1), CLIP(6, 1), CLIP(7, 1), CLIP(8, 1), END};
 
-// ------------------------------------------------------------------------------------------------
-// The table
+// ---- The table ----------------------------------------------------------------------------------
 
 #define SHAPES(kind_) .shapes = kind_##_shapes, .bench = kind_##_bench
-// clang-format off
+#define TIMED(kind_) SHAPES(kind_), .flops = kind_##_flops
+#define RESULT(name_, size_) {name_, FLOATX, OUT, size_, 0}
+#define SUM(name_, size_) {name_, FLOATX, INOUT, size_, 0}
+#define INPUT(name_, size_) {name_, FLOATX, IN, size_, 0}
+#define GRADIENT(name_, size_) {name_, REAL, INOUT, size_, 0}
 static const Operation operations[] = {
     OPERATION(gather_rows, SHAPES(row), .operands = {
-        {"out", FLOATX, OUT, "NC", 0}, {"inp", FLOATX, IN, "TC", 0}, {"rows", INT, IN, "N", ROWS}}),
+        RESULT("out", "NC"), INPUT("inp", "TC"), {"rows", INT, IN, "N", ROWS}}),
     OPERATION(scatter_rows, SHAPES(row), .operands = {
-        {"out", FLOATX, OUT, "TC", 0}, {"inp", FLOATX, IN, "NC", 0}, {"rows", INT, IN, "N", ROWS}}),
+        RESULT("out", "TC"), INPUT("inp", "NC"), {"rows", INT, IN, "N", ROWS}}),
     OPERATION(embedding_forward, .flags = BY_ROWS, SHAPES(row), .operands = {
-        {"out", FLOATX, OUT, "TC", 0}, {"tokens", INT, IN, "T", TOKENS},
-        {"weight", FLOATX, IN, "VC", 0}}),
+        RESULT("out", "TC"), {"tokens", INT, IN, "T", TOKENS}, INPUT("weight", "VC")}),
     OPERATION(embedding_backward, .shapes = embedding_shapes, .bench = row_bench, .operands = {
-        {"dweight", REAL, INOUT, "VC", 0}, {"dout", FLOATX, IN, "TC", 0},
-        {"tokens", INT, IN, "T", TOKENS}, {"order", INT, IN, "T", ORDER}}),
+        GRADIENT("dweight", "VC"), INPUT("dout", "TC"), {"tokens", INT, IN, "T", TOKENS},
+        {"order", INT, IN, "T", ORDER}}),
     OPERATION(rmsnorm_forward, .flags = BY_ROWS, SHAPES(row), .operands = {
-        {"normed", FLOATX, OUT, "TC", 0}, {"rstd", REAL, OUT, "T", 0},
-        {"resid", FLOATX, IN, "TC", 0}, {"weight", FLOATX, IN, "C", 0}}),
+        RESULT("normed", "TC"), {"rstd", REAL, OUT, "T", 0}, INPUT("resid", "TC"),
+        INPUT("weight", "C")}),
     OPERATION(rmsnorm_backward, .flags = BY_ROWS, SHAPES(row), .operands = {
-        {"dresid", FLOATX, INOUT, "TC", 0}, {"dweight", REAL, INOUT, "C", 0},
-        {"dnormed", FLOATX, IN, "TC", 0}, {"resid", FLOATX, IN, "TC", 0},
-        {"weight", FLOATX, IN, "C", 0}, {"rstd", REAL, IN, "T", POSITIVE}}),
+        SUM("dresid", "TC"), GRADIENT("dweight", "C"), INPUT("dnormed", "TC"), INPUT("resid", "TC"),
+        INPUT("weight", "C"), {"rstd", REAL, IN, "T", POSITIVE}}),
     OPERATION(qk_norm_forward, .flags = BY_ROWS, SHAPES(head), .operands = {
-        {"out", FLOATX, OUT, "TQ", 0}, {"inp", FLOATX, IN, "TQ", 0},
-        {"weight", FLOATX, IN, "2D", 0}}),
+        RESULT("out", "TQ"), INPUT("inp", "TQ"), INPUT("weight", "2D")}),
     OPERATION(qk_norm_backward, .flags = BY_ROWS, SHAPES(head), .operands = {
-        {"dqkv", FLOATX, INOUT, "TQ", 0}, {"dweight", REAL, INOUT, "2D", 0},
-        {"inp", FLOATX, IN, "TQ", 0}, {"weight", FLOATX, IN, "2D", 0}}),
+        SUM("dqkv", "TQ"), GRADIENT("dweight", "2D"), INPUT("inp", "TQ"), INPUT("weight", "2D")}),
     OPERATION(bias_forward, .flags = BY_ROWS, SHAPES(row), .operands = {
-        {"out", FLOATX, INOUT, "TC", 0}, {"bias", FLOATX, IN, "C", 0}}),
+        SUM("out", "TC"), INPUT("bias", "C")}),
     OPERATION(bias_backward, SHAPES(row), .operands = {
-        {"dbias", REAL, INOUT, "C", 0}, {"dout", FLOATX, IN, "TC", 0}}),
+        GRADIENT("dbias", "C"), INPUT("dout", "TC")}),
     OPERATION(rope_forward, .flags = BY_ROWS, SHAPES(head), .operands = {
-        {"qkv", FLOATX, INOUT, "TQ", 0}, {"position_ids", INT, IN, "T", POSITIONS},
+        SUM("qkv", "TQ"), {"position_ids", INT, IN, "T", POSITIONS},
         {"rope_table", REAL, IN, "PD", ANGLES}}),
     OPERATION(attention_forward, .flags = BY_DOCS | ATTENTION, SHAPES(attention),
               .prepare = prepare_attention_forward, .flops = forward_flops, .operands = {
-        {"out", FLOATX, OUT, "TO", 0}, {"lse", REAL, OUT, "HT", 0}, {"qkv", FLOATX, IN, "TQ", 0},
+        RESULT("out", "TO"), {"lse", REAL, OUT, "HT", 0}, INPUT("qkv", "TQ"),
         {"cu_seqlens", INT, IN, "S", DOC_ENDS}, {"work", INT, IN, "W", WORK}}),
     OPERATION(attention_backward, .flags = BY_DOCS | ATTENTION, SHAPES(attention),
               .prepare = prepare_attention_backward, .flops = backward_flops, .operands = {
-        {"dqkv", FLOATX, OUT, "TQ", 0}, {"delta", REAL, OUT, "HT", 0},
-        {"dout", FLOATX, IN, "TO", 0}, {"qkv", FLOATX, IN, "TQ", 0}, {"out", FLOATX, IN, "TO", 0},
-        {"lse", REAL, IN, "HT", 0}, {"position_ids", INT, IN, "T", POSITIONS},
-        {"rope_table", REAL, IN, "PD", ANGLES}, {"cu_seqlens", INT, IN, "S", DOC_ENDS},
-        {"work", INT, IN, "W", WORK}}),
+        RESULT("dqkv", "TQ"), {"delta", REAL, OUT, "HT", 0}, INPUT("dout", "TO"),
+        INPUT("qkv", "TQ"), INPUT("out", "TO"), {"lse", REAL, IN, "HT", 0},
+        {"position_ids", INT, IN, "T", POSITIONS}, {"rope_table", REAL, IN, "PD", ANGLES},
+        {"cu_seqlens", INT, IN, "S", DOC_ENDS}, {"work", INT, IN, "W", WORK}}),
     OPERATION(kv_store, SHAPES(decode), .operands = {
-        {"cache", FLOATX, INOUT, "RK", 0}, {"qkv", FLOATX, IN, "TQ", 0},
-        {"first_rows", INT, IN, "T", FIRST_ROWS}, {"position_ids", INT, IN, "T", POSITIONS}}),
+        SUM("cache", "RK"), INPUT("qkv", "TQ"), {"first_rows", INT, IN, "T", FIRST_ROWS},
+        {"position_ids", INT, IN, "T", POSITIONS}}),
     OPERATION(attention_decode, .flags = BY_ROWS, SHAPES(decode), .operands = {
-        {"out", FLOATX, OUT, "TO", 0}, {"qkv", FLOATX, IN, "TQ", 0}, {"cache", FLOATX, IN, "RK", 0},
+        RESULT("out", "TO"), INPUT("qkv", "TQ"), INPUT("cache", "RK"),
         {"first_rows", INT, IN, "T", FIRST_ROWS}, {"position_ids", INT, IN, "T", POSITIONS}}),
-    OPERATION(matmul_forward, .flags = CPU_ROWS | PRODUCT, SHAPES(product), .flops = product_flops,
-              .operands = {
-        {"out", FLOATX, OUT, "TV", 0}, {"inp", FLOATX, IN, "TC", 0},
-        {"weight", FLOATX, IN, "VC", 0}}),
-    OPERATION(matmul_forward_add, .flags = CPU_ROWS | PRODUCT, SHAPES(product),
-              .flops = product_flops, .operands = {
-        {"out", FLOATX, OUT, "TV", 0}, {"resid", FLOATX, IN, "TV", 0},
-        {"inp", FLOATX, IN, "TC", 0}, {"weight", FLOATX, IN, "VC", 0}}),
+    OPERATION(matmul_forward, .flags = CPU_ROWS | PRODUCT, TIMED(product), .operands = {
+        RESULT("out", "TV"), INPUT("inp", "TC"), INPUT("weight", "VC")}),
+    OPERATION(matmul_forward_add, .flags = CPU_ROWS | PRODUCT, TIMED(product), .operands = {
+        RESULT("out", "TV"), INPUT("resid", "TV"), INPUT("inp", "TC"), INPUT("weight", "VC")}),
     OPERATION(matmul_add_in_place, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
               .operands = {
-        {"out", FLOATX, INOUT, "TV", 0}, {"inp", FLOATX, IN, "TC", 0},
-        {"weight", FLOATX, IN, "VC", 0}}),
-    OPERATION(matmul_backward_input, .flags = CPU_ROWS | PRODUCT, SHAPES(product),
-              .flops = product_flops, .operands = {
-        {"dinp", FLOATX, OUT, "TC", 0}, {"dout", FLOATX, IN, "TV", 0},
-        {"weight", FLOATX, IN, "VC", 0}}),
+        SUM("out", "TV"), INPUT("inp", "TC"), INPUT("weight", "VC")}),
+    OPERATION(matmul_backward_input, .flags = CPU_ROWS | PRODUCT, TIMED(product), .operands = {
+        RESULT("dinp", "TC"), INPUT("dout", "TV"), INPUT("weight", "VC")}),
     OPERATION(matmul_add_to_input, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
               .operands = {
-        {"dinp", FLOATX, INOUT, "TC", 0}, {"dout", FLOATX, IN, "TV", 0},
-        {"weight", FLOATX, IN, "VC", 0}}),
-    OPERATION(matmul_backward_weight, .flags = PRODUCT, SHAPES(product), .flops = product_flops,
-              .operands = {
-        {"dweight", REAL, INOUT, "VC", 0}, {"dout", FLOATX, IN, "TV", 0},
-        {"inp", FLOATX, IN, "TC", 0}}),
+        SUM("dinp", "TC"), INPUT("dout", "TV"), INPUT("weight", "VC")}),
+    OPERATION(matmul_backward_weight, .flags = PRODUCT, TIMED(product), .operands = {
+        GRADIENT("dweight", "VC"), INPUT("dout", "TV"), INPUT("inp", "TC")}),
     OPERATION(matmul_new_weight, .flags = PRODUCT, .shapes = product_shapes, .operands = {
-        {"dweight", REAL, OUT, "VC", 0}, {"dout", FLOATX, IN, "TV", 0},
-        {"inp", FLOATX, IN, "TC", 0}}),
+        {"dweight", REAL, OUT, "VC", 0}, INPUT("dout", "TV"), INPUT("inp", "TC")}),
     OPERATION(matmul_forward_columns, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
               .operands = {
-        {"out", FLOATX, INOUT, "T2V", 0}, {"inp", FLOATX, IN, "T2C", 0},
-        {"weight", FLOATX, IN, "VC", 0}}),
+        SUM("out", "T2V"), INPUT("inp", "T2C"), INPUT("weight", "VC")}),
     OPERATION(matmul_backward_columns, .flags = PRODUCT, .shapes = product_shapes, .operands = {
-        {"dinp", FLOATX, INOUT, "T2C", 0}, {"dweight", REAL, INOUT, "VC", 0},
-        {"dout", FLOATX, IN, "T2V", 0}, {"inp", FLOATX, IN, "T2C", 0},
-        {"weight", FLOATX, IN, "VC", 0}}),
+        SUM("dinp", "T2C"), GRADIENT("dweight", "VC"), INPUT("dout", "T2V"), INPUT("inp", "T2C"),
+        INPUT("weight", "VC")}),
     OPERATION(swiglu_forward, .flags = BY_ROWS, SHAPES(swiglu), .operands = {
-        {"out", FLOATX, OUT, "TC", 0}, {"gate_up", FLOATX, IN, "T2C", 0}}),
+        RESULT("out", "TC"), INPUT("gate_up", "T2C")}),
     OPERATION(swiglu_backward, .flags = BY_ROWS, SHAPES(swiglu), .operands = {
-        {"dgate_up", FLOATX, OUT, "T2C", 0}, {"dout", FLOATX, IN, "TC", 0},
-        {"gate_up", FLOATX, IN, "T2C", 0}}),
+        RESULT("dgate_up", "T2C"), INPUT("dout", "TC"), INPUT("gate_up", "T2C")}),
     OPERATION(cross_entropy_forward, .flags = BY_ROWS, SHAPES(vocab), .prepare = prepare_logits,
               .operands = {
-        {"losses", REAL, OUT, "T", 0}, {"logits", FLOATX, IN, "TV", 0},
-        {"targets", INT, IN, "T", TARGETS}}),
+        {"losses", REAL, OUT, "T", 0}, INPUT("logits", "TV"), {"targets", INT, IN, "T", TARGETS}}),
     OPERATION(cross_entropy_forward_backward, .flags = BY_ROWS, SHAPES(vocab),
               .prepare = prepare_logits, .operands = {
-        {"losses", REAL, OUT, "T", 0}, {"logits", FLOATX, INOUT, "TV", 0},
-        {"targets", INT, IN, "T", TARGETS}, {"loss_scale", REAL, IN, "1", LOSS_SCALE}}),
+        {"losses", REAL, OUT, "T", 0}, SUM("logits", "TV"), {"targets", INT, IN, "T", TARGETS},
+        {"loss_scale", REAL, IN, "1", LOSS_SCALE}}),
     OPERATION(losses_sum, SHAPES(flat), .operands = {
         {"sum", DOUBLE, INOUT, "1", 0}, {"losses", REAL, IN, "T", 0}}),
     OPERATION(grads_add, SHAPES(flat), .operands = {
-        {"sum", REAL, INOUT, "T", 0}, {"x", REAL, IN, "T", 0}}),
+        GRADIENT("sum", "T"), {"x", REAL, IN, "T", 0}}),
     OPERATION(global_norm_squared, SHAPES(flat), .operands = {
         {"sum", DOUBLE, INOUT, "1", POSITIVE}, {"x", REAL, IN, "T", 0}}),
     OPERATION(clip_scale, .shapes = clip_shapes, .operands = {
         {"step", STEP, INOUT, "4", SCALARS}}),
     OPERATION(muon_momentum, SHAPES(flat), .prepare = prepare_muon, .operands = {
-        {"grads", REAL, INOUT, "T", 0}, {"momentum", REAL, INOUT, "T", 0},
-        {"step", STEP, IN, "4", SCALARS}}),
+        GRADIENT("grads", "T"), GRADIENT("momentum", "T"), {"step", STEP, IN, "4", SCALARS}}),
     OPERATION(muon_normalise, SHAPES(flat), .prepare = prepare_norm, .operands = {
-        {"out", FLOATX, OUT, "T", 0}, {"x", REAL, IN, "T", 0},
-        {"norm_squared", DOUBLE, IN, "1", POSITIVE}}),
+        RESULT("out", "T"), {"x", REAL, IN, "T", 0}, {"norm_squared", DOUBLE, IN, "1", POSITIVE}}),
     OPERATION(muon_convert, .shapes = flat_shapes, .operands = {
-        {"out", FLOATX, OUT, "T", 0}, {"x", REAL, IN, "T", 0}}),
+        RESULT("out", "T"), {"x", REAL, IN, "T", 0}}),
     OPERATION(muon_polynomial, SHAPES(square), .operands = {
-        {"out", FLOATX, OUT, "TT", 0}, {"gram", FLOATX, IN, "TT", 0},
-        {"square", REAL, IN, "TT", 0}}),
+        RESULT("out", "TT"), INPUT("gram", "TT"), {"square", REAL, IN, "TT", 0}}),
     OPERATION(muon_apply, SHAPES(flat), .prepare = prepare_muon, .operands = {
-        {"weights", MASTER, INOUT, "T", 0}, {"x", FLOATX, IN, "T", 0},
-        {"step", STEP, IN, "4", SCALARS}}),
+        {"weights", MASTER, INOUT, "T", 0}, INPUT("x", "T"), {"step", STEP, IN, "4", SCALARS}}),
     OPERATION(adamw_update, SHAPES(flat), .prepare = prepare_adamw, .operands = {
-        {"weights", MASTER, INOUT, "T", 0}, {"m", REAL, INOUT, "T", 0},
-        {"v", REAL, INOUT, "T", POSITIVE}, {"grads", REAL, IN, "T", 0},
-        {"step", STEP, IN, "4", SCALARS}}),
+        {"weights", MASTER, INOUT, "T", 0}, GRADIENT("m", "T"), {"v", REAL, INOUT, "T", POSITIVE},
+        {"grads", REAL, IN, "T", 0}, {"step", STEP, IN, "4", SCALARS}}),
 };
 // clang-format on
 enum { NUM_OPERATIONS = sizeof operations / sizeof *operations };

@@ -46,6 +46,12 @@ enum { TEST_FAILED = 1, TEST_SKIPPED = 2 };
     do {                                                                              \
         if (!(cond_)) test_end(TEST_FAILED, __FILE__, __LINE__, #cond_, __VA_ARGS__); \
     } while (0)
+// The call, which is given &err, succeeds.
+#define MUST(call_)                       \
+    do {                                  \
+        Error err = {0};                  \
+        CHECK_MSG(call_, "%s", err.what); \
+    } while (0)
 #define SKIP(...) test_end(TEST_SKIPPED, __FILE__, __LINE__, NULL, __VA_ARGS__)
 
 __attribute__((noreturn, format(printf, 5, 6), unused)) static void test_end(
@@ -60,6 +66,18 @@ __attribute__((noreturn, format(printf, 5, 6), unused)) static void test_end(
     printf("\n");
     va_end(args);
     longjmp(test_leave, how);
+}
+
+// As printf; valid until the 16th call after this one.
+__attribute__((format(printf, 1, 2), unused)) static const char *printed(const char *format, ...) {
+    static char texts[16][4096];
+    static int next;
+    char *text = texts[next = (next + 1) % 16];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof texts[0], format, args);
+    va_end(args);
+    return text;
 }
 
 // splitmix64 on the case's own stream
@@ -85,6 +103,8 @@ __attribute__((unused)) static double test_rng_normal(void) {
     return s;
 }
 
+static const TestCase *test_current;
+
 static uint64_t test_hash(const char *s) {
     uint64_t h = 1469598103934665603ull;
     for (; *s; s++) h = (h ^ (unsigned char)*s) * 1099511628211ull;
@@ -92,16 +112,20 @@ static uint64_t test_hash(const char *s) {
 }
 
 static int test_run_one(const TestCase *t) {
+    test_current = t;
     test_rng_state = test_seed ^ test_hash(t->name);
     int how = setjmp(test_leave);
     if (how == 0) t->run();
     return how;
 }
 
+// How a case ends. test_ops.c runs each in a process.
+static int (*test_runner)(const TestCase *t) = test_run_one;
+
 __attribute__((unused)) static int test_main(int argc, char **argv) {
     const char *filter = "";
     bool list = false;
-    int passed = 0, failed = 0, skipped = 0;
+    int count[3] = {0};  // passed, failed, skipped
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--list") == 0)
             list = true;
@@ -120,23 +144,15 @@ __attribute__((unused)) static int test_main(int argc, char **argv) {
             printf("%s\n", t->name);
             continue;
         }
-        int how = test_run_one(t);
-        printf("%s %s\n",
-               how == 0              ? "ok     "
-               : how == TEST_SKIPPED ? "skipped"
-                                     : "FAILED ",
-               t->name);
-        if (how == 0)
-            passed++;
-        else if (how == TEST_SKIPPED)
-            skipped++;
-        else
-            failed++;
+        static const char *const words[] = {"ok     ", "FAILED ", "skipped"};
+        const int how = test_runner(t);
+        printf("%s %s\n", words[how], t->name);
+        count[how]++;
     }
-    if (!list) printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
-    const bool none = *filter && !list && passed + failed + skipped == 0;
+    if (!list) printf("%d passed, %d failed, %d skipped\n", count[0], count[1], count[2]);
+    const bool none = *filter && !list && count[0] + count[1] + count[2] == 0;
     if (none) fprintf(stderr, "error: --filter %s: expected a part of a case's name\n", filter);
-    return failed != 0 || none;
+    return count[1] != 0 || none;
 }
 
 #define TEST_MAIN() \

@@ -37,8 +37,7 @@ static void open_device(void) {
     if (missing) SKIP("%s", missing);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Values of a type, as the device stores them; a MASTER is a float on the host
+// ---- Values of a type, as the device stores them; a MASTER is a float on the host ---------------
 
 HOT static size_t bytes_of(Type type) {
     static const size_t bytes[] = {
@@ -93,8 +92,7 @@ static const Operation *operation_named(const char *name) {
     return op;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Operands on the host
+// ---- Operands on the host -----------------------------------------------------------------------
 
 static int find_content(const Run *r, Content content) {
     for (int k = 0; k < MAX_OPERANDS && r->op->operands[k].name; k++)
@@ -215,8 +213,7 @@ static const char *shape_text(const Run *r) {
     return text;
 }
 
-// ------------------------------------------------------------------------------------------------
-// On the device
+// ---- On the device ------------------------------------------------------------------------------
 
 // Bytes behind each operand, which nothing may read to any effect, or write; and those that results
 // begin with. 0xff: NaN in every type. frozen: weights have no gradients.
@@ -232,7 +229,6 @@ static bool may_be_frozen(const Operand *o) {
     return o->role == INOUT && (strcmp(o->name, "dweight") == 0 || strcmp(o->name, "dbias") == 0);
 }
 
-static size_t low_bits_at(int64_t n) { return ((size_t)n * sizeof(floatX) + 255) / 256 * 256; }
 static size_t device_bytes(Type type, int64_t n) {
     return type == MASTER ? low_bits_at(n) + 2 * (size_t)n : (size_t)n * bytes_of(type);
 }
@@ -251,8 +247,7 @@ static void upload(Run *r, int k, Memory m) {
         EACH(i, r->n[k]) values[i] = (float)r->x[k][i];
         memset(image, m.byte_behind, all);
         device_upload(r->p[k], image, all);
-        uint16_t *lo = (uint16_t *)((char *)r->p[k] + low_bits_at(r->n[k]));
-        weights_from_host(r->p[k], master_lo_bytes() ? lo : NULL, values, (size_t)r->n[k]);
+        weights_from_host(r->p[k], low_bits_of(r->p[k], r->n[k]), values, (size_t)r->n[k]);
         free(values);
     } else {
         device_upload(r->p[k], image, all);
@@ -272,9 +267,8 @@ static void download(Run *r, int k, Memory m) {
     free(r->got[k]);
     r->got[k] = image;
     if (o->type != MASTER) return;
-    uint16_t *lo = (uint16_t *)((char *)r->p[k] + low_bits_at(r->n[k]));
     r->got[k] = take((size_t)r->n[k], sizeof(float));
-    weights_to_host(r->got[k], r->p[k], master_lo_bytes() ? lo : NULL, (size_t)r->n[k]);
+    weights_to_host(r->got[k], r->p[k], low_bits_of(r->p[k], r->n[k]), (size_t)r->n[k]);
     free(image);
 }
 
@@ -307,8 +301,7 @@ static void execute(Run *r, Memory m) {
     take_off_device(r);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Against the plain code
+// ---- Against the plain code ---------------------------------------------------------------------
 
 static double to_bf16(double x) {
     int exponent;
@@ -360,36 +353,20 @@ static double check_against_plain_code(const Operation *op, Shape s) {
     return worst;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Changes that must not change bits
+// ---- Changes that must not change bits ----------------------------------------------------------
 
-typedef enum {
-    AGAIN,
-    NUMBERS_BEHIND,
-    NOTHING_BEHIND,
-    OLD_RESULTS,
-    THREADS,
-    FROZEN,  // of every operation
-    ALONE,
-    PERMUTED,
-    POISONED,  // of rows or documents
-    EMPTY_DOCS,
-    LATER_TOKEN,
-    LATER_GRADIENT,  // of attention
-    NUM_CHANGES
+// clang-format off
+typedef enum {  // of every operation; of rows or documents; of attention
+    AGAIN, NUMBERS_BEHIND, NOTHING_BEHIND, OLD_RESULTS, THREADS, FROZEN,
+    ALONE, PERMUTED, POISONED,
+    EMPTY_DOCS, LATER_TOKEN, LATER_GRADIENT, NUM_CHANGES
 } Change;
-static const char *const change_names[] = {"again",
-                                           "numbers behind the operands",
-                                           "nothing behind the operands",
-                                           "old results",
-                                           "other threads",
-                                           "without gradients of weights",
-                                           "alone",
-                                           "permuted",
-                                           "another document poisoned",
-                                           "empty documents",
-                                           "a later token",
-                                           "a later gradient"};
+static const char *const change_names[] = {
+    "again", "numbers behind the operands", "nothing behind the operands", "old results",
+    "other threads", "without gradients of weights",
+    "alone", "permuted", "another document poisoned",
+    "empty documents", "a later token", "a later gradient"};
+// clang-format on
 
 // The rows `rows` (T) of a, as documents of `lengths`
 static Run with_rows(const Run *a, const int *rows, const int *lengths) {
@@ -557,28 +534,16 @@ static void check_changes(const Run *a, int round) {
 
 static Shape random_docs(int *lengths) {
     static const int edges[] = {0, 1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 193};
-    static const HeadShape heads[] = {
-        {1, 1, 64},
-        {3, 1, 64},
-        {4, 1, 64},
-        {2, 2, 64},
-        {6, 2, 64},
-        {5, 1, 64},
-        {2, 1, 64},
-        {1, 1, 128},
-        {3, 1, 128},
-        {4, 2, 128},
-        ODD({1, 1, 8}, {2, 2, 16}, {4, 1, 8}, {9, 3, 8}, {5, 5, 6}, {15, 5, 8}, {3, 1, 24})};
     const int n = 1 + (int)test_rng_below(4);
     for (int i = 0; i < n; i++)
         lengths[i] = test_rng_below(3) ? edges[test_rng_below(16)] : (int)test_rng_below(90);
     lengths[n] = -1;
-    return (Shape){.heads = heads[test_rng_below(sizeof heads / sizeof *heads)],
-                   .lengths = lengths};
+    return (Shape){
+        .heads = random_heads[test_rng_below(sizeof random_heads / sizeof *random_heads)],
+        .lengths = lengths};
 }
 
-// ------------------------------------------------------------------------------------------------
-// Kernels to select from
+// ---- Kernels to select from ---------------------------------------------------------------------
 
 static const char *const kernels_of_attention[] = {
 #ifdef BACKEND_CUDA
@@ -691,8 +656,7 @@ static void check_bits(const Operation *op, const char *kernels) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// What the table cannot show
+// ---- What the table cannot show -----------------------------------------------------------------
 
 // Runs a wrong call in a process: its exit code and standard error.
 static int exit_code_of(void (*call)(int), int argument, char *text, size_t size) {
@@ -755,7 +719,7 @@ static void call_unsupported(int i) {
     if (i == 14) adamw_update(p, p, (real *)p + 1, p, p, p, (AdamW){.t = 1}, 4);
 #endif
 }
-static void check_unsupported_shapes(void) {
+TEST(unsupported_shapes_end_the_program) {
     char text[1000];
     int n = 5;
 #ifdef BACKEND_CUDA
@@ -777,7 +741,7 @@ static void check_unsupported_shapes(void) {
 #ifdef BACKEND_CUDA
 // 256 + (1 + 2^-8) is 258 in bf16. The product rounded before the addition would be 1, and the sum
 // 257, which is halfway between 256 and 258, rounded to 256.
-static void check_rounding_after_adding(void) {
+TEST(matmul_rounds_after_adding) {
     open_device();
     Run r = new_run(operation_named("matmul_add_in_place"), (Shape){.T = 1, .C = 8, .V = 8});
     EACH(i, 64) r.x[2][i] = 1;
@@ -788,7 +752,7 @@ static void check_rounding_after_adding(void) {
 }
 #endif
 
-static void check_memory_is_counted(void) {
+TEST(memory_is_counted) {
     open_device();
     const DeviceMemory before = device_memory();
     void *a = device_malloc(1000), *b = device_malloc(24), *none = device_malloc(0);
@@ -804,7 +768,7 @@ static void check_memory_is_counted(void) {
 }
 
 // The source may change as soon as device_upload returns; copies larger than all pinned buffers.
-static void check_copies(void) {
+TEST(copies) {
     static const size_t sizes[] = {0, 1, 4097, 21000001};
     open_device();
     for (int k = 0; k < 4; k++) {
@@ -837,7 +801,7 @@ static float weight_value(size_t i) {
     if (i >= 20 && (x.bits & 0x7f800000) == 0x7f800000) x.bits &= 0xbfffffff;
     return x.f;
 }
-static void check_weights_are_exact(void) {
+TEST(weights_are_exact) {
     const size_t n = 1200001;  // more than one pinned buffer holds
     static const uint32_t nan_bits[] = {0x7fffffff, 0xffffffff, 0x7f800001};
     open_device();
@@ -869,7 +833,7 @@ static void check_weights_are_exact(void) {
 }
 
 // The time between two marks; the marks do not wait.
-static void check_timer(void) {
+TEST(timer_is_within_the_clock) {
     struct timespec a, b;
     open_device();
     void *x = device_malloc(1 << 20);
@@ -925,7 +889,7 @@ static void check_long_documents(const Operation *op, const char *kernels) {
 }
 
 // The bound of a work list holds for the worst layouts, and empty documents do not count.
-static void check_work_list_bound(void) {
+TEST(work_lists_keep_their_bound) {
     static int32_t cu_seqlens[5001], work[1 << 17];
     open_device();
     for (int tokens = 0; tokens <= 5000; tokens += tokens < 300 ? 1 : 100)
@@ -941,7 +905,7 @@ static void check_work_list_bound(void) {
 }
 
 #ifndef BACKEND_CUDA
-static void check_threads(void) {
+TEST(threads) {
     for (int n = 1; n <= 3; n++) {
         const DeviceOptions options = {n, false};
         CHECK(!device_init(&options) && omp_get_max_threads() == n);
@@ -952,7 +916,7 @@ static void check_threads(void) {
 // sequences of 5 and 3 tokens, one head, head_dim 8, bf16, softmax_scale 1/sqrt(8). Of its second
 // sequence the inputs are exact bf16 values, the outputs were printed with 4 decimals. The first
 // one must not matter: it is random here.
-static void check_notebook(void) {
+TEST(notebook) {
     enum { FIRST = 5, SECOND = 3, DIM = 8 };
     static const double qkv[SECOND][3 * DIM] = {
         {-0.69921875,   -1.8671875,  -0.8828125, -1.6640625,
@@ -990,8 +954,7 @@ static void check_notebook(void) {
 }
 #endif
 
-// ------------------------------------------------------------------------------------------------
-// Times
+// ---- Times --------------------------------------------------------------------------------------
 
 static double run_ms(const Run *r) {
     device_timer_start();
@@ -1027,74 +990,57 @@ static void time_operation(const Operation *op, const char *kernels) {
     for (const Shape *s = op->bench; s && s->T >= 0; s++) time_shape(op, kernels, *s);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Cases, each in a process
+// ---- Cases, each in a process -------------------------------------------------------------------
 
 typedef struct {
+    TestCase test;
     char name[80];
-    void (*check)(void);
-    void (*check_op)(const Operation *op, const char *kernels);
+    void (*check)(const Operation *op, const char *kernels);
     const Operation *op;
     const char *kernels;
 } Case;
 enum { MAX_CASES = 400 };
 
-// Beside those of the table
-static const Case other_cases[] = {
-    {"unsupported_shapes_end_the_program", check_unsupported_shapes, NULL, NULL, NULL},
-    {"memory_is_counted", check_memory_is_counted, NULL, NULL, NULL},
-    {"copies", check_copies, NULL, NULL, NULL},
-    {"weights_are_exact", check_weights_are_exact, NULL, NULL, NULL},
-    {"timer_is_within_the_clock", check_timer, NULL, NULL, NULL},
-    {"work_lists_keep_their_bound", check_work_list_bound, NULL, NULL, NULL},
-#ifndef BACKEND_CUDA
-    {"notebook", check_notebook, NULL, NULL, NULL},
-    {"threads", check_threads, NULL, NULL, NULL},
-#else
-    {"matmul_rounds_after_adding", check_rounding_after_adding, NULL, NULL, NULL},
-#endif
-};
+static void run_case_of_the_table(void) {
+    const Case *c = (const Case *)test_current;
+    c->check(c->op, c->kernels);
+}
 
-static void add_cases_of(Case *cases, int *n, const Operation *op, const char *suffix,
+static void add_cases_of(const Operation *op, const char *suffix,
                          void (*check)(const Operation *, const char *)) {
-    for (const char *const *kernels = kernels_of(op); *kernels; kernels++) {
-        Case c = {.check_op = check, .op = op, .kernels = *kernels};
-        snprintf(c.name, sizeof c.name, "%s%s%s%s", op->name, **kernels ? "_" : "", *kernels,
+    static Case cases[MAX_CASES], *c = cases;
+    for (const char *const *kernels = kernels_of(op); *kernels; kernels++, c++) {
+        *c = (Case){{c->name, run_case_of_the_table, NULL}, "", check, op, *kernels};
+        snprintf(c->name, sizeof c->name, "%s%s%s%s", op->name, **kernels ? "_" : "", *kernels,
                  suffix);
-        cases[(*n)++] = c;
+        *test_last = &c->test;
+        test_last = &c->test.next;
     }
 }
 
-static int make_cases(Case *cases, bool bench) {
-    int n = 0;
-    for (int i = 0; i < NUM_OPERATIONS; i++) {
-        const Operation *op = &operations[i];
-        if (bench && op->bench) add_cases_of(cases, &n, op, "", time_operation);
+static void add_cases(bool bench) {
+    if (bench || quick) test_first = NULL, test_last = &test_first;  // without the others
+    for (const Operation *op = operations; op < operations + NUM_OPERATIONS; op++) {
+        if (bench && op->bench) add_cases_of(op, "", time_operation);
         if (bench) continue;
-        add_cases_of(cases, &n, op, "", check_operation);
+        add_cases_of(op, "", check_operation);
         if (quick) continue;
-        if (strcmp(op->name, "clip_scale")) add_cases_of(cases, &n, op, "_keeps_bits", check_bits);
+        if (strcmp(op->name, "clip_scale")) add_cases_of(op, "_keeps_bits", check_bits);
         if (strcmp(op->name, "attention_forward") == 0)
-            add_cases_of(cases, &n, op, "_of_equal_scores", check_long_documents);
+            add_cases_of(op, "_of_equal_scores", check_long_documents);
     }
-    if (bench || quick) return n;
-    for (size_t i = 0; i < sizeof other_cases / sizeof *other_cases; i++)
-        cases[n++] = other_cases[i];
-    return n;
 }
 
-static void run_case(const Case *c) {
-    test_rng_state = test_seed ^ test_hash(c->name);
-    const int how = setjmp(test_leave);
-    if (how == 0 && c->check) c->check();
-    if (how == 0 && !c->check) c->check_op(c->op, c->kernels);
+static void run_to_the_end(const TestCase *t) {
+    const int how = test_run_one(t);
     fflush(stdout);
     if (how == TEST_FAILED) _exit(how);  // what it leaves is no leak
     exit(how);
 }
 
-// The case's exit code; -1: it was ended by a signal or by us, which has been said.
-static int run_in_process(const Case *c, int limit_s) {
+static int limit_s = 600;
+
+static int run_in_process(const TestCase *t) {
     int status = 0;
     const struct timespec pause = {0, 2000000};
     struct timespec start, now;
@@ -1102,40 +1048,24 @@ static int run_in_process(const Case *c, int limit_s) {
     progress[0] = 0;
     fflush(stdout);
     const pid_t child = fork();
-    if (child == 0) run_case(c);
-    for (;;) {
-        if (waitpid(child, &status, WNOHANG) == child) break;
+    if (child == 0) run_to_the_end(t);
+    while (waitpid(child, &status, WNOHANG) != child) {
         clock_gettime(CLOCK_MONOTONIC, &now);
         if (now.tv_sec - start.tv_sec > limit_s) {
             kill(child, SIGKILL);
             waitpid(child, &status, 0);
-            printf("    no result within %d s, in %s\n", limit_s, progress);
-            return -1;
+            printf("    no result within %d s\n", limit_s);
+            break;
         }
         nanosleep(&pause, NULL);
     }
-    if (WIFEXITED(status) && WEXITSTATUS(status) <= TEST_SKIPPED) return WEXITSTATUS(status);
-    if (WIFEXITED(status))
-        printf("    exit code %d in %s\n", WEXITSTATUS(status), progress);
-    else
-        printf("    ended by signal %d in %s\n", WTERMSIG(status), progress);
-    return -1;
-}
-
-static int run_cases(const Case *cases, int n, const char *filter, int limit_s) {
-    static const char *const words[] = {"ok     ", "FAILED ", "skipped"};
-    int count[3] = {0};
-    for (int i = 0; i < n; i++) {
-        if (!strstr(cases[i].name, filter)) continue;
-        const int code = run_in_process(&cases[i], limit_s);
-        const int how = code < 0 ? TEST_FAILED : code;
-        printf("%s %s\n", words[how], cases[i].name);
-        if (how == TEST_FAILED && strstr(cases[i].name, "sm90"))
-            printf("    until this is solved train with --attention sm80\n");
-        count[how]++;
-    }
-    printf("%d passed, %d failed, %d skipped\n", count[0], count[1], count[2]);
-    return count[1] != 0 || count[0] + count[1] + count[2] == 0;
+    if (WIFEXITED(status) && WEXITSTATUS(status) < TEST_FAILED) return 0;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == TEST_SKIPPED) return TEST_SKIPPED;
+    if (WIFSIGNALED(status) || WEXITSTATUS(status) > TEST_SKIPPED)
+        printf("    ended by %s %d in %s\n", WIFEXITED(status) ? "exit code" : "signal",
+               WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status), progress);
+    if (strstr(t->name, "sm90")) printf("    until this is solved train with --attention sm80\n");
+    return TEST_FAILED;
 }
 
 static void say_device(void) {
@@ -1144,42 +1074,29 @@ static void say_device(void) {
 }
 
 int main(int argc, char **argv) {
-    static Case cases[MAX_CASES];
-    const char *filter = "";
-    bool list = false, bench = false;
-    int limit_s = 600;
+    bool bench = false;
+    int n = 1;
     device_prepare_process(argv);
     // thousands of small parallel regions on a machine that may be busy: waiting threads must sleep
     if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0)
         execv("/proc/self/exe", argv);
     for (int i = 1; i < argc; i++) {
-        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
-        bool *const flag = strcmp(argv[i], "--list") == 0    ? &list
-                           : strcmp(argv[i], "--quick") == 0 ? &quick
+        bool *const flag = strcmp(argv[i], "--quick") == 0   ? &quick
                            : strcmp(argv[i], "--bench") == 0 ? &bench
                                                              : NULL;
         if (flag)
             *flag = true;
-        else if (value && strcmp(argv[i], "--filter") == 0)
-            filter = value, i++;
-        else if (value && strcmp(argv[i], "--seed") == 0)
-            test_seed = strtoull(value, NULL, 10), i++;
-        else if (value && strcmp(argv[i], "--limit") == 0)
-            limit_s = atoi(value), i++;
+        else if (strcmp(argv[i], "--limit") == 0 && i + 1 < argc)
+            limit_s = atoi(argv[++i]);
         else
-            return fprintf(stderr,
-                           "usage: test_ops [--filter SUBSTRING] [--seed N] [--list] "
-                           "[--quick] [--limit SECONDS] [--bench]\n"),
-                   2;
+            argv[n++] = argv[i];
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
     progress =
         mmap(NULL, PROGRESS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (progress == MAP_FAILED) return perror("mmap"), 5;
-    const int n = make_cases(cases, bench);
-    for (int i = 0; i < n && list; i++) printf("%s\n", cases[i].name);
-    if (list) return 0;
-    const Case device = {.name = "device", .check = say_device};
-    if (run_in_process(&device, limit_s) != 0) return 11;
-    return run_cases(cases, n, filter, limit_s);
+    if (run_in_process(&(TestCase){"device", say_device, NULL}) != 0) return 11;
+    add_cases(bench);
+    test_runner = run_in_process;
+    return test_main(n, argv);
 }

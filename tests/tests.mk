@@ -24,6 +24,7 @@ MINUTES ?= 60
 # Of one suite: checksums for dev/fuzz/fuzz.c, saves that wait for test_power.c
 WRAP_fuzz  := -Wl,--wrap=crc32c
 WRAP_power := -Wl,--wrap=host_memory_free
+build/emu/test_faults: WRAP_faults := -Wl,--wrap=comm_connect
 
 # Programs of a variant: $(1) = its name, $(2) = link command, $(3) = objects of the backend
 define TEST_RULES
@@ -53,7 +54,7 @@ $(eval $(call TEST_RULES,fp64,$(CC) -fopenmp,$(KERNELS:%.c=build/fp64/%.o)))
 $(eval $(call TEST_RULES,cuda,$(NVCC),$(CUDA)))
 
 ALL_PROGRAMS := $(TESTS:%=build/asan/test_%) $(CPU_TESTS:%=build/cpu/test_%) $(GRADS:%=build/fp64/test_%) \
-                $(EMU_TESTS:%=build/emu/test_%) build/emu/test_ops
+                $(EMU_TESTS:%=build/emu/test_%) build/emu/test_ops build/emu/test_faults
 of_dev   = $(foreach f,$(1),$(if $(filter $(DEV_TESTS:%=test_%),$(basename $(notdir $(f)))),$(f)))
 SCRIPTS  := $(wildcard tests/test_*.sh)
 DEV_PROGRAMS := $(call of_dev,$(ALL_PROGRAMS))
@@ -74,7 +75,8 @@ test-dev: test-dev-programs
 check: build/$(BACKEND)/test_ops
 	@$< --limit 120
 # Every call fails, and every state after a power loss: minutes; make test takes a part of them
-test-faults: build/asan/test_faults $(CPU_TESTS:%=build/cpu/test_%)
+test-faults: build/asan/test_faults build/emu/test_faults build/emu/test_rank_faults \
+             $(CPU_TESTS:%=build/cpu/test_%)
 	@FAULTS=all SUITE_LIMIT_S=7200 tests/run.sh $^
 # The suites with one fault of dev/mutants.txt at a time: which does none of them notice?
 mutants:

@@ -3,6 +3,7 @@
 // over k in one go, 1 in two halves that meet in the workspace and does not do an odd k. The
 // heuristic prefers 0. EMU_LT_ALGO makes it another: 1 prefers 1, as another version might; none
 // knows no algorithm; refuse gives one that does the very sizes it was asked about and no others.
+#include "engine.h"
 #include "include/cublasLt.h"
 #include "include/cuda_bf16.h"
 
@@ -222,6 +223,7 @@ void multiply_in_two_halves(const Product &x, float *partial) {
 // Handles, descriptors and their attributes
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
+    EMU_CALL(cublasStatus_t, __func__);
     if (!handle) return CUBLAS_STATUS_INVALID_VALUE;
     *handle = new cublasLtContext{CONTEXT_MAGIC};
     return CUBLAS_STATUS_SUCCESS;
@@ -246,12 +248,6 @@ size_t cublasLtGetCudartVersion(void) { return CUDART_VERSION; }
     X(INTERNAL_ERROR, "an internal operation failed")                                \
     X(NOT_SUPPORTED, "the functionality requested is not supported")                 \
     X(LICENSE_ERROR, "license error")
-const char *cublasLtGetStatusName(cublasStatus_t status) {
-#define NAME(status_, text_) \
-    if (status == CUBLAS_STATUS_##status_) return "CUBLAS_STATUS_" #status_;
-    STATUSES(NAME)
-    return "CUBLAS_STATUS_UNKNOWN";
-}
 const char *cublasLtGetStatusString(cublasStatus_t status) {
 #define TEXT(status_, text_) \
     if (status == CUBLAS_STATUS_##status_) return text_;
@@ -261,6 +257,7 @@ const char *cublasLtGetStatusString(cublasStatus_t status) {
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
+    EMU_CALL(cublasStatus_t, __func__);
     if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
     *desc = new cublasLtMatmulDescOpaque_t{compute, scale, 0, 0, 0, 0, 0, 1};
     return CUBLAS_STATUS_SUCCESS;
@@ -272,6 +269,7 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                               cublasLtMatmulDescAttributes_t attr, const void *buf,
                                               size_t bytes) {
+    EMU_CALL(cublasStatus_t, __func__);
     if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
     int32_t value;
     cublasStatus_t status = set(&value, buf, bytes);
@@ -320,6 +318,7 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDa
 }
 cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataType type,
                                         uint64_t rows, uint64_t cols, int64_t ld) {
+    EMU_CALL(cublasStatus_t, __func__);
     if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
     *layout = {(uint32_t)type, 0, 1, rows, cols, ld, 0};
     return CUBLAS_STATUS_SUCCESS;
@@ -328,30 +327,9 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
     delete layout;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
-                                                cublasLtMatrixLayoutAttribute_t attr,
-                                                const void *buf, size_t bytes) {
-    if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
-    switch (attr) {
-        case CUBLASLT_MATRIX_LAYOUT_TYPE:
-            return set(&layout->type, buf, bytes);
-        case CUBLASLT_MATRIX_LAYOUT_ORDER:
-            return set(&layout->order, buf, bytes);
-        case CUBLASLT_MATRIX_LAYOUT_ROWS:
-            return set(&layout->rows, buf, bytes);
-        case CUBLASLT_MATRIX_LAYOUT_COLS:
-            return set(&layout->cols, buf, bytes);
-        case CUBLASLT_MATRIX_LAYOUT_LD:
-            return set(&layout->ld, buf, bytes);
-        case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
-            return set(&layout->batch_count, buf, bytes);
-        case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
-            return set(&layout->batch_offset, buf, bytes);
-    }
-    return CUBLAS_STATUS_INVALID_VALUE;
-}
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref) {
+    EMU_CALL(cublasStatus_t, __func__);
     if (!pref) return CUBLAS_STATUS_INVALID_VALUE;
     *pref = new cublasLtMatmulPreferenceOpaque_t{
         0, ~0ull, 0, CUBLASLT_REDUCTION_SCHEME_MASK, {256, 256, 256, 256}, 0.0f};
@@ -364,6 +342,7 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t pref) 
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
                                                     cublasLtMatmulPreferenceAttributes_t attr,
                                                     const void *buf, size_t bytes) {
+    EMU_CALL(cublasStatus_t, __func__);
     if (!pref) return CUBLAS_STATUS_INVALID_VALUE;
     switch (attr) {
         case CUBLASLT_MATMUL_PREF_SEARCH_MODE:
@@ -395,6 +374,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatmulPreference_t pref, int requested,
                                               cublasLtMatmulHeuristicResult_t results[],
                                               int *returned) {
+    EMU_CALL(cublasStatus_t, __func__);
     if (!is_context(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (requested <= 0 || !results || !returned || !pref) return CUBLAS_STATUS_INVALID_VALUE;
     *returned = 0;
@@ -432,6 +412,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
                               cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
                               const cublasLtMatmulAlgo_t *algo, void *workspace,
                               size_t workspace_bytes, cudaStream_t stream) {
+    EMU_CALL(cublasStatus_t, __func__);
     if (!is_context(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
     cublasStatus_t status = check_product(op, a, b, c, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;

@@ -26,7 +26,7 @@ build/$(1)/bugs: build/$(1)/dev/emu/bugs/bugs.o $$(EMU:%=build/$(1)/%)
 endef
 
 EMUFLAGS_emu = $(EMUFLAGS)
-$(eval $(call EMULATED_VARIANT,emu,g++,-O3,,-O2))
+$(eval $(call EMULATED_VARIANT,emu,g++,-O3,-fno-omit-frame-pointer,-O2))
 LIBS_emu += $(MPI_LIBS)
 # ThreadSanitizer: kernels are instrumented; the emulator is not, because it annotates the order of
 # events itself. clang++ finds more than g++, but its runtime is a separate package.

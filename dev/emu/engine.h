@@ -53,6 +53,12 @@ void AnnotateIgnoreWritesEnd(const char *, int);
 constexpr size_t SMEM_MAX = 232448;  // 227 KB, the limit that sm_90 lets a kernel ask for
 extern thread_local unsigned char smem[SMEM_MAX];
 
+// Where a test defines it (tests/fault.c): called with the name of each call of an API and of each
+// kernel launched; what it returns, unless 0, is the call's result.
+extern "C" int emu_fault(const char *call) __attribute__((weak));
+#define EMU_CALL(result_, name_) \
+    if (const int fault_ = emu_fault ? emu_fault(name_) : 0) return (result_)fault_
+
 namespace emu {
 // ------------------------------------------------------------------------------------------------
 // Options, from the environment

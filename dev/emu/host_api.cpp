@@ -33,7 +33,10 @@ static void entered(const char *call) {
     if (cur.in_host_function)
         fail("%s in a host function of a stream, which may not use CUDA", call);
 }
-#define API_CALL entered(__func__)
+#define API_CALL_OF(name_) \
+    entered(name_);        \
+    EMU_CALL(cudaError_t, name_)
+#define API_CALL API_CALL_OF(__func__)
 
 void enqueue(cudaStream_t stream, std::function<void()> work, const char *name) {
     entered(name);
@@ -68,6 +71,7 @@ size_t static_smem_limit(size_t smem_bytes, const void *kernel) {
 
 bool check_launch(dim3 grid, dim3 block, size_t smem_bytes, const void *kernel, const char *name) {
     entered(name);
+    if (emu_fault && emu_fault(name)) return answer(cudaErrorUnknown), false;
     auto it = max_dynamic_smem.find(kernel);
     size_t limit = it == max_dynamic_smem.end() ? 48 << 10 : (size_t)it->second;
     size_t threads = (size_t)block.x * block.y * block.z;
@@ -93,15 +97,6 @@ const char *cudaGetErrorString(cudaError_t error) {
     case name_:                    \
         return text_;
         EMU_CUDA_ERRORS(TEXT)
-    }
-    return "unrecognized error code";
-}
-const char *cudaGetErrorName(cudaError_t error) {
-    switch (error) {
-#define NAME(name_, value_, text_) \
-    case name_:                    \
-        return #name_;
-        EMU_CUDA_ERRORS(NAME)
     }
     return "unrecognized error code";
 }
@@ -204,21 +199,12 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() {
-    API_CALL;
-    drain_all();
-    return cudaSuccess;
-}
-cudaError_t cudaDeviceReset() {
-    API_CALL;
-    return cudaSuccess;
-}
 
 // ------------------------------------------------------------------------------------------------
 // Memory
 
 cudaError_t emu_malloc(void **p, size_t bytes, const char *file, int line) {
-    API_CALL;
+    API_CALL_OF("cudaMalloc");
     *p = nullptr;
     if (!opt.devices) return answer(cudaErrorNoDevice);
     if (!bytes) return cudaSuccess;
@@ -232,7 +218,7 @@ cudaError_t cudaFree(void *p) {
     return cudaSuccess;
 }
 cudaError_t emu_malloc_host(void **p, size_t bytes) {
-    API_CALL;
+    API_CALL_OF("cudaMallocHost");
     *p = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (!*p) return answer(cudaErrorMemoryAllocation);
     if (opt.poison) memset(*p, 0xff, bytes);
@@ -311,30 +297,25 @@ cudaError_t cudaMemset(void *dst, int value, size_t bytes) {
 // ------------------------------------------------------------------------------------------------
 // Streams and events
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
-    API_CALL;
+static cudaError_t new_stream(cudaStream_t *stream, const char *call) {
+    API_CALL_OF(call);
     static int streams;
     *stream = new CUstream_st;
     (*stream)->number = ++streams;
     (*stream)->worker = start_worker();
     return cudaSuccess;
 }
-cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
-    API_CALL;
-    return cudaStreamCreateWithFlags(stream, flags);
+cudaError_t cudaStreamCreate(cudaStream_t *stream) { return new_stream(stream, __func__); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    return new_stream(stream, __func__);
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int) {
+    return new_stream(stream, __func__);
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     API_CALL;
     *least = 0;
     *greatest = -5;
-    return cudaSuccess;
-}
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    API_CALL;
-    if (!stream) return answer(cudaErrorInvalidResourceHandle);
-    if (stream->worker) drain(stream->worker);
-    delete stream;
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -369,19 +350,16 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *data)
     return cudaSuccess;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
-    API_CALL;
+static cudaError_t new_event(cudaEvent_t *event, bool timing, const char *call) {
+    API_CALL_OF(call);
     *event = new CUevent_st;
-    (*event)->timing = !(flags & cudaEventDisableTiming);
+    (*event)->timing = timing;
     return cudaSuccess;
 }
-cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    API_CALL;
-    if (opt.streams) mark_wait(&event->mark, mark_now(&event->mark));
-    delete event;
-    return cudaSuccess;
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    return new_event(event, !(flags & cudaEventDisableTiming), __func__);
 }
+cudaError_t cudaEventCreate(cudaEvent_t *event) { return new_event(event, true, __func__); }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     API_CALL;
     const uint64_t count = mark_set(&event->mark);
@@ -392,10 +370,6 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     };
     enqueue(stream, record, "record");
     return cudaSuccess;
-}
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-    API_CALL;
-    return mark_reached(&event->mark) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     API_CALL;
@@ -414,11 +388,9 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
 // Kernels and tensor maps
 
 cudaError_t emu_func_attribute(const void *kernel, cudaFuncAttribute attr, int value) {
-    API_CALL;
+    API_CALL_OF("cudaFuncSetAttribute");
     if (attr != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-    cudaDeviceProp p{};
-    cudaGetDeviceProperties(&p, 0);
-    if (value < 0 || (size_t)value > p.sharedMemPerBlockOptin) return answer(cudaErrorInvalidValue);
+    if (value < 0 || (size_t)value > smem_optin()) return answer(cudaErrorInvalidValue);
     max_dynamic_smem[kernel] = value;
     return cudaSuccess;
 }
@@ -438,6 +410,7 @@ extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap *m, CUtensorMapDataType t
                                            const cuuint32_t *element_strides, CUtensorMapInterleave,
                                            CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
                                            CUtensorMapFloatOOBfill) {
+    EMU_CALL(CUresult, __func__);
     uint32_t size = type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16  ? 2
                     : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
                                                               : 0;

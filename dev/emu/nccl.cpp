@@ -233,25 +233,7 @@ static void check_range(const char *name, const void *p, size_t bytes) {
         fail("%s: %zu bytes at %p are not device memory", name, bytes, p);
 }
 
-static ncclResult_t add_call(const Call &c) {
-    const bool p2p = c.what == SEND || c.what == RECV;
-    const bool reads = c.what != RECV && (c.what != BROADCAST || c.root == c.comm->rank);
-    const bool writes = c.what != SEND && (c.what != REDUCE || c.root == c.comm->rank);
-    if (c.root < 0 || c.root >= c.comm->num_ranks) return ncclInvalidArgument;
-    if (!p2p && c.what != BROADCAST && c.type == ncclUint8)
-        fail("%s of bytes is not emulated", names[c.what]);
-    if (reads) check_range(names[c.what], c.send, c.count * size_of(c.type));
-    if (writes) check_range(names[c.what], c.receive, c.count * size_of(c.type));
-    ncclGroupStart();
-    group.push_back(c);
-    return ncclGroupEnd();
-}
-
-ncclResult_t ncclGroupStart() {
-    group_depth++;
-    return ncclSuccess;
-}
-ncclResult_t ncclGroupEnd() {
+static ncclResult_t end_group() {
     if (group_depth == 0) return ncclInvalidUsage;
     if (--group_depth > 0 || group.empty()) return ncclSuccess;
     std::vector<Call> calls = std::move(group);
@@ -264,24 +246,53 @@ ncclResult_t ncclGroupEnd() {
     return ncclSuccess;
 }
 
+static ncclResult_t add_call(const Call &c) {
+    const bool p2p = c.what == SEND || c.what == RECV;
+    const bool reads = c.what != RECV && (c.what != BROADCAST || c.root == c.comm->rank);
+    const bool writes = c.what != SEND && (c.what != REDUCE || c.root == c.comm->rank);
+    if (c.root < 0 || c.root >= c.comm->num_ranks) return ncclInvalidArgument;
+    if (!p2p && c.what != BROADCAST && c.type == ncclUint8)
+        fail("%s of bytes is not emulated", names[c.what]);
+    if (reads) check_range(names[c.what], c.send, c.count * size_of(c.type));
+    if (writes) check_range(names[c.what], c.receive, c.count * size_of(c.type));
+    group_depth++;
+    group.push_back(c);
+    return end_group();
+}
+
+ncclResult_t ncclGroupStart() {
+    EMU_CALL(ncclResult_t, __func__);
+    group_depth++;
+    return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+    EMU_CALL(ncclResult_t, __func__);
+    return end_group();
+}
+
 ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
                         ncclRedOp_t, int root, ncclComm_t comm, cudaStream_t stream) {
+    EMU_CALL(ncclResult_t, __func__);
     return add_call({REDUCE, send, receive, count, type, root, comm, stream});
 }
 ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
                            ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
+    EMU_CALL(ncclResult_t, __func__);
     return add_call({ALL_REDUCE, send, receive, count, type, 0, comm, stream});
 }
 ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type,
                            int root, ncclComm_t comm, cudaStream_t stream) {
+    EMU_CALL(ncclResult_t, __func__);
     return add_call({BROADCAST, send, receive, count, type, root, comm, stream});
 }
 ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
+    EMU_CALL(ncclResult_t, __func__);
     return add_call({SEND, send, nullptr, count, type, peer, comm, stream});
 }
 ncclResult_t ncclRecv(void *receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
+    EMU_CALL(ncclResult_t, __func__);
     return add_call({RECV, nullptr, receive, count, type, peer, comm, stream});
 }
 
@@ -295,11 +306,8 @@ const char *ncclGetErrorString(ncclResult_t result) {
     return "unknown result code";
 }
 const char *ncclGetLastError(ncclComm_t) { return ""; }
-ncclResult_t ncclGetVersion(int *version) {
-    *version = 22809;
-    return ncclSuccess;
-}
 ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *error) {
+    EMU_CALL(ncclResult_t, __func__);
     *error = ncclSuccess;
     return ncclSuccess;
 }
@@ -308,6 +316,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *error) {
 // Communicators
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    EMU_CALL(ncclResult_t, __func__);
     const char *dir = getenv("TMPDIR");
     memset(id, 0, sizeof *id);
     snprintf(id->internal, sizeof id->internal, "%.90s/unpad-emu-nccl-XXXXXX", dir ? dir : "/tmp");
@@ -335,6 +344,7 @@ static void log_rank(int rank, int num_ranks) {
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int num_ranks, ncclUniqueId id, int rank) {
+    EMU_CALL(ncclResult_t, __func__);
     if (num_ranks < 1 || num_ranks > MAX_RANKS || rank < 0 || rank >= num_ranks)
         return ncclInvalidArgument;
     const size_t bytes = sizeof(SharedComm) + (size_t)(num_ranks * num_ranks) * sizeof(Ring);
@@ -352,6 +362,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int num_ranks, ncclUniqueId id, 
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    EMU_CALL(ncclResult_t, __func__);
     munmap(comm->shared, comm->bytes);
     delete comm;
     return ncclSuccess;

@@ -34,6 +34,9 @@ void add_partial_rows(real *dweight, const float *partial, int num_partial, int 
 void probe_if_asked();
 int probed_device();
 
+// device.cu: what every run needs; ends the program with exit code 6 (GPU memory) if it is refused.
+void *cuda_allocate(const char *what, size_t bytes);
+
 // matmul.cu: takes cuBLASLt's handle and workspace; NULL, or one line that says what is missing.
 const char *matmul_init();
 

@@ -153,9 +153,7 @@ const char *device_init(const DeviceOptions *) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     create_buffers();
     describe();
-    scratch = device_malloc(CUDA_SCRATCH_BYTES);
-    if (!scratch)
-        return "not enough free GPU memory for scratch; is another process using the GPU?";
+    scratch = cuda_allocate("scratch", CUDA_SCRATCH_BYTES);
     missing = matmul_init();
     return missing ? missing : comm_connect(stream);
 }
@@ -178,7 +176,7 @@ void *device_malloc(size_t bytes) {
         cudaGetLastError();  // refused, not broken: the next launch check must not find it
         return NULL;
     }
-    CUDA_CHECK(status);
+    cuda_check(__FILE__, __LINE__, "cudaMalloc", status);
 #ifdef POISON
     CUDA_CHECK(cudaMemsetAsync(p, 0xff, bytes, stream));
 #endif
@@ -187,6 +185,14 @@ void *device_malloc(size_t bytes) {
     memory.count++;
     memory.bytes_now += bytes;
     if (memory.bytes_now > memory.bytes_peak) memory.bytes_peak = memory.bytes_now;
+    return p;
+}
+
+void *cuda_allocate(const char *what, size_t bytes) {
+    void *p = device_malloc(bytes);
+    if (!p)
+        exit_with(EXIT_DEVICE_MEMORY, "is another process using the GPU?",
+                  "memory: %zu MiB for %s refused", bytes >> 20, what);
     return p;
 }
 

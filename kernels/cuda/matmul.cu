@@ -90,10 +90,7 @@ const char *matmul_init() {
     if (cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS)
         return "cuBLASLt does not start; is it of another version than the driver supports?";
     workspace_bytes = (size_t)(cuda_arch() >= 90 ? 32 : 4) << 20;  // what NVIDIA recommends
-    workspace = device_malloc(workspace_bytes);
-    if (!workspace)
-        return "not enough free GPU memory for the matmul workspace; is another process using the "
-               "GPU?";
+    workspace = cuda_allocate("the matmul workspace", workspace_bytes);
     create_description(FORWARD, CUBLAS_OP_T, CUBLAS_OP_N);
     create_description(BACKWARD_INPUT, CUBLAS_OP_N, CUBLAS_OP_N);
     create_description(BACKWARD_WEIGHT, CUBLAS_OP_N, CUBLAS_OP_T);
@@ -137,6 +134,8 @@ static cublasLtMatmulAlgo_t suggest(const Shape &s) {
         handle, descriptions[s.kind], &l.a, &l.b, &l.d, &l.d, preference, 1, &first, &n);
     if (status == CUBLAS_STATUS_SUCCESS && n == 1 && first.state == CUBLAS_STATUS_SUCCESS)
         return first.algo;
+    if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED)
+        lt_fail(__LINE__, "cublasLtMatmulAlgoGetHeuristic", status);
     char what[160];
     snprintf(what, sizeof what, "%s: cuBLASLt has no algorithm for T %lld, K %lld, N %lld",
              KIND_NAMES[s.kind], (long long)s.T, (long long)s.K, (long long)s.N);

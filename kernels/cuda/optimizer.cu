@@ -47,7 +47,7 @@ __global__ void add_all_kernel(double *sum, const R *__restrict__ x, int64_t n) 
 void losses_sum(double *sum, const real *losses, int64_t T) {
     if (T == 0) return;
     add_all_kernel<real><<<1, BLOCK, 0, cuda_stream()>>>(sum, losses, T);
-    LAUNCH_CHECK("losses_sum");
+    LAUNCH_CHECK("add_all_kernel");
 }
 
 void global_norm_squared(double *sum, const real *x, size_t n) {

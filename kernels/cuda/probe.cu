@@ -9,7 +9,11 @@
 
 #include "attention.cuh"
 
-enum { TOKENS = 195, LIMIT_S = 30, DIFFER = 1, NOT_PROBED = 2 };
+extern "C" {
+#include "../../data/base/error.h"
+}
+
+enum { TOKENS = 195, LIMIT_S = 30, DIFFER = 1, NOT_PROBED = EXIT_DEVICE_MEMORY };
 static const int32_t cu_seqlens[] = {0, 65, TOKENS};
 static const char *const DEVICE = "UNPAD_PROBE_DEVICE";
 

@@ -51,16 +51,6 @@ typedef enum {
 typedef enum { CUBLASLT_ORDER_COL = 0, CUBLASLT_ORDER_ROW = 1 } cublasLtOrder_t;
 
 typedef enum {
-    CUBLASLT_MATRIX_LAYOUT_TYPE = 0,
-    CUBLASLT_MATRIX_LAYOUT_ORDER = 1,
-    CUBLASLT_MATRIX_LAYOUT_ROWS = 2,
-    CUBLASLT_MATRIX_LAYOUT_COLS = 3,
-    CUBLASLT_MATRIX_LAYOUT_LD = 4,
-    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
-    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6
-} cublasLtMatrixLayoutAttribute_t;
-
-typedef enum {
     CUBLASLT_MATMUL_DESC_COMPUTE_TYPE = 0,
     CUBLASLT_MATMUL_DESC_SCALE_TYPE = 1,
     CUBLASLT_MATMUL_DESC_POINTER_MODE = 2,
@@ -130,7 +120,6 @@ typedef struct {
 extern "C" {
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *lightHandle);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t lightHandle);
-const char *cublasLtGetStatusName(cublasStatus_t status);
 const char *cublasLtGetStatusString(cublasStatus_t status);
 size_t cublasLtGetVersion(void);
 size_t cublasLtGetCudartVersion(void);
@@ -147,9 +136,6 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *matLayout, cud
 cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t matLayout, cudaDataType type,
                                         uint64_t rows, uint64_t cols, int64_t ld);
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t matLayout);
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t matLayout,
-                                                cublasLtMatrixLayoutAttribute_t attr,
-                                                const void *buf, size_t sizeInBytes);
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref);
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t pref);
