@@ -37,8 +37,7 @@ static void open_device(void) {
     if (missing) SKIP("%s", missing);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Values of a type, as the device stores them; a MASTER is a float on the host
+// ---- Values of a type, as the device stores them; a MASTER is a float on the host ---------------
 
 HOT static size_t bytes_of(Type type) {
     static const size_t bytes[] = {
@@ -93,8 +92,7 @@ static const Operation *operation_named(const char *name) {
     return op;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Operands on the host
+// ---- Operands on the host -----------------------------------------------------------------------
 
 static int find_content(const Run *r, Content content) {
     for (int k = 0; k < MAX_OPERANDS && r->op->operands[k].name; k++)
@@ -215,8 +213,7 @@ static const char *shape_text(const Run *r) {
     return text;
 }
 
-// ------------------------------------------------------------------------------------------------
-// On the device
+// ---- On the device ------------------------------------------------------------------------------
 
 // Bytes behind each operand, which nothing may read to any effect, or write; and those that results
 // begin with. 0xff: NaN in every type. frozen: weights have no gradients.
@@ -304,8 +301,7 @@ static void execute(Run *r, Memory m) {
     take_off_device(r);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Against the plain code
+// ---- Against the plain code ---------------------------------------------------------------------
 
 static double to_bf16(double x) {
     int exponent;
@@ -357,8 +353,7 @@ static double check_against_plain_code(const Operation *op, Shape s) {
     return worst;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Changes that must not change bits
+// ---- Changes that must not change bits ----------------------------------------------------------
 
 // clang-format off
 typedef enum {  // of every operation; of rows or documents; of attention
@@ -548,8 +543,7 @@ static Shape random_docs(int *lengths) {
         .lengths = lengths};
 }
 
-// ------------------------------------------------------------------------------------------------
-// Kernels to select from
+// ---- Kernels to select from ---------------------------------------------------------------------
 
 static const char *const kernels_of_attention[] = {
 #ifdef BACKEND_CUDA
@@ -662,8 +656,7 @@ static void check_bits(const Operation *op, const char *kernels) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// What the table cannot show
+// ---- What the table cannot show -----------------------------------------------------------------
 
 // Runs a wrong call in a process: its exit code and standard error.
 static int exit_code_of(void (*call)(int), int argument, char *text, size_t size) {
@@ -961,8 +954,7 @@ TEST(notebook) {
 }
 #endif
 
-// ------------------------------------------------------------------------------------------------
-// Times
+// ---- Times --------------------------------------------------------------------------------------
 
 static double run_ms(const Run *r) {
     device_timer_start();
@@ -998,8 +990,7 @@ static void time_operation(const Operation *op, const char *kernels) {
     for (const Shape *s = op->bench; s && s->T >= 0; s++) time_shape(op, kernels, *s);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Cases, each in a process
+// ---- Cases, each in a process -------------------------------------------------------------------
 
 typedef struct {
     TestCase test;
