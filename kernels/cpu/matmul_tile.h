@@ -13,8 +13,8 @@
 typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
 typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
 
-// sum += the products of the next `depth`, a constant, so that a and b advance once for all of them:
-// on Intel each addition to a pointer takes the place of a multiply-add.
+// sum += the products of the next `depth`, a constant, so that a and b advance once for all of
+// them: on Intel each addition to a pointer takes the place of a multiply-add.
 TARGET static inline __attribute__((always_inline)) void NAME(multiply_add)(vec (*sum)[NV],
                                                                             const real *a,
                                                                             const real *b,
