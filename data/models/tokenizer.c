@@ -117,6 +117,8 @@ static bool token_names_read(TokenNames *names, const json_t *root, const json_t
         return bad_input(err, "model.vocab: expected an object of token ids");
     names->most = (1 << 17) + 8 * (int64_t)(json_object_size(vocab) + json_array_size(added));
     if (names->most > TOKENIZER_MAX_IDS) names->most = TOKENIZER_MAX_IDS;
+    if (added && !json_is_array(added))
+        return json_type_error(added, "added_tokens", "a list", err);
     json_object_foreach(vocab, name, item) {
         if (!token_names_add(names, item, name, false, false, err)) return false;
     }
