@@ -146,43 +146,37 @@ TEST(any_operations_leave_what_is_expected) {
         for (int op = 0; op < 30; op++) {
             const int k = 1 + (int)test_rng_below(MOST), keep = (int)test_rng_below(4);
             const uint32_t what = test_rng_below(op % 15 ? 8 : 9);
-            char path[IO_PATH_MAX], other[IO_PATH_MAX];
-            MUST(checkpoint_step_path(path, sizeof path, out_dir(), k, &err));
-            if (what == 0) {
-                MUST(path_printf(other, sizeof other, &err, "%s.tmp-%d/old", path, (int)getpid()));
-                MUST(dir_create_all(other, &err));
-            }
+            const char *path = printed("%s/step-%08d", out_dir(), k);
+            const char *state = printed("%s/state.json", path);
+            if (what == 0) MUST(dir_create_all(printed("%s.tmp-%d/old", path, getpid()), &err));
             if (what < 3) must_save(k, NULL), of[k] = GOOD;
             if (what == 0) {  // the manifest is not what the directory happens to have first
-                MUST(path_printf(other, sizeof other, &err, "%s/old", path) && !path_exists(other));
-                MUST(path_join(other, sizeof other, path, "state.json", &err));
-                CHECK(rename(other, scratch("x")) == 0 && rename(scratch("x"), other) == 0);
+                CHECK(!path_exists(printed("%s/old", path)));
+                CHECK(rename(state, scratch("x")) == 0 && rename(scratch("x"), state) == 0);
             }
             if (what == 3) must_save(k, "final"), final = k;
             if (what == 4 && of[k] == GOOD) {
-                MUST(path_join(other, sizeof other, path, "state.json", &err));
-                CHECK(truncate(other, 3) == 0);
+                CHECK(truncate(state, 3) == 0);
                 of[k] = DAMAGED;
             }
             if (what == 5 && (of[k] == GOOD || of[k] == DAMAGED)) {
-                MUST(path_join(other, sizeof other, path, "manifest.json", &err));
-                CHECK(unlink(other) == 0);
+                CHECK(unlink(printed("%s/manifest.json", path)) == 0);
                 of[k] = WITHOUT_MANIFEST;
             }
             if (what == 6) {  // it gets its name back, or its successor stays
-                MUST(path_printf(other, sizeof other, &err, "%s.old-4711", path));
+                const char *other = printed("%s.old-4711", path);
                 CHECK(of[k] && keep > 1
                           ? rename(path, other) == 0
                           : dir_create_all(other, &err) && (of[k] || rmdir(other) == 0));
-                MUST(path_printf(other, sizeof other, &err, "%s.tmp-4711", path));
-                MUST(dir_create_all(other, &err) && checkpoint_recover(out_dir(), &err));
+                MUST(dir_create_all(printed("%s.tmp-4711", path), &err));
+                MUST(checkpoint_recover(out_dir(), &err));
             }
             if (what == 7) MUST(checkpoint_prune(out_dir(), k, keep, &err));
             for (int i = k, kept = 0; what == 7 && keep > 0 && i > 0; i--)
                 if (of[i] == WITHOUT_MANIFEST || (of[i] && kept++ >= keep)) of[i] = NONE;
             if (what == 8) {
-                MUST(path_printf(other, sizeof other, &err, "%s.tmp-4711", path));
-                MUST(dir_create_all(other, &err) && checkpoint_remove_all(out_dir(), &err));
+                MUST(dir_create_all(printed("%s.tmp-4711", path), &err));
+                MUST(checkpoint_remove_all(out_dir(), &err));
                 memset(of, NONE, sizeof of);
                 final = -1;
             }
@@ -209,11 +203,8 @@ TEST(names_that_are_not_ours_are_left_alone) {
         "x.tmp-1 final.tmp step-000000001 step-99999999999999999999 notes.old-1";
     int n = 0;
     fresh_run(1);
-    for (char *rest = others, *name; (name = strsep(&rest, " ")); n++) {
-        char path[IO_PATH_MAX];
-        MUST(path_join(path, sizeof path, out_dir(), name, &err));
-        MUST(dir_create_all(path, &err));
-    }
+    for (char *rest = others, *name; (name = strsep(&rest, " ")); n++)
+        MUST(dir_create_all(printed("%s/%s", out_dir(), name), &err));
     MUST(checkpoint_recover(out_dir(), &err) && checkpoint_prune(out_dir(), 1, 1, &err));
     CHECK(newest() == 1 && damaged_seen == 0);
     CHECK(count_names("") == 2 + 1 + n);
@@ -224,18 +215,13 @@ TEST(names_that_are_not_ours_are_left_alone) {
 static const char *const parts[] = {"manifest.json", "model.safetensors", "state.json",
                                     "tokenizer.json"};
 
-static void part_path(char *path, const char *part) {
-    MUST(path_printf(path, IO_PATH_MAX, &err, "%s/step-00000002/%s", out_dir(), part));
-}
-
 // Missing, shorter, longer, no file, or with a flipped bit; of a directory another name
 TEST(every_damaged_file_is_found) {
-    char path[IO_PATH_MAX];
     for (int round = 0; round < 4 * 40; round++) {
         struct stat st;
         const int p = round % 4, how = round / 4;
         fresh_run(2);
-        part_path(path, parts[p]);
+        const char *path = printed("%s/step-00000002/%s", out_dir(), parts[p]);
         CHECK(stat(path, &st) == 0);
         if (how == 0) CHECK(unlink(path) == 0);
         if (how == 1) CHECK(truncate(path, st.st_size - 1) == 0);
@@ -269,24 +255,23 @@ TEST(manifests_of_other_formats_are_refused) {
         {"unpad checkpoint 2", "state.json", 12, "format: expected"},
         {"unpad checkpoint 1", "state.json", 11, "expected 11 bytes, found 12"},
         {"unpad checkpoint 1", "../out/step-00000002/state.json", 12, "files: expected name"}};
-    char text[512], path[IO_PATH_MAX], dir[IO_PATH_MAX];
     fresh_run(0);
     must_save(2, NULL);
-    part_path(path, "manifest.json");
-    part_path(dir, "");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error err = {0};
-        int n = snprintf(text, sizeof text,
-                         "{\"format\": \"%s\", \"step\": 2, \"files\": [{\"name\": \"%s\", "
-                         "\"size_bytes\": %d, \"crc32c\": \"%08x\"}]",
-                         cases[i].format, cases[i].name, cases[i].size_bytes,
-                         crc32c(0, "{\"step\": 2}\n", 12));
-        n += snprintf(text + n, sizeof text - (size_t)n, ",\n  \"manifest_crc32c\": \"%08x\"\n}\n",
-                      crc32c(0, text, (size_t)n));
-        put_file(path, text, (size_t)n);
+        const char *dir = scratch("out/step-00000002"),
+                   *path = scratch("out/step-00000002/manifest.json"),
+                   *body = printed(
+                       "{\"format\": \"%s\", \"step\": 2, \"files\": [{\"name\": \"%s\", "
+                       "\"size_bytes\": %d, \"crc32c\": \"%08x\"}]",
+                       cases[i].format, cases[i].name, cases[i].size_bytes,
+                       crc32c(0, "{\"step\": 2}\n", 12)),
+                   *text = printed("%s,\n  \"manifest_crc32c\": \"%08x\"\n}\n", body,
+                                   crc32c(0, body, strlen(body)));
+        put_file(path, text, strlen(text));
         CHECK(checkpoint_verify(dir, NULL, &err) == !cases[i].why);
         CHECK_MSG(!cases[i].why || strstr(err.what, cases[i].why), "%s", err.what);
-        put_file(path, text, (size_t)n + 1);  // with the zero after it
+        put_file(path, text, strlen(text) + 1);  // with the zero after it
         CHECK(!checkpoint_verify(dir, NULL, &(Error){0}));
     }
 }

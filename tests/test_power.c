@@ -236,7 +236,6 @@ static void make_promises(int first, Promise p) {
 }
 
 static const char *wrong(int r, const Promise *p, uint64_t expected) {
-    static char text[600];
     if (p->final && !checkpoint_verify(scratch("out/final"), NULL, &(Error){0}))
         return "final/ is lost";
     int code = run(runs[r].reader, "", NULL);
@@ -245,8 +244,7 @@ static const char *wrong(int r, const Promise *p, uint64_t expected) {
         code == EXIT_CHECKPOINT_MISFIT || strstr(said, "--overwrite starts over");
     if (old_or_none && p->step == 0) code = run(runs[r].command, "", NULL);
     const char *start = strstr(said, "start   out/step-");
-    snprintf(text, sizeof text, "exit code %d: %.500s", code, said);
-    if (code != 0) return text;
+    if (code != 0) return printed("exit code %d: %.500s", code, said);
     if ((start ? atoi(start + 17) : 0) < p->step)
         return "a checkpoint that was reported saved is lost";
     if (strstr(said, "are missing")) return "the log is shorter than the checkpoint says";

@@ -96,14 +96,10 @@ static void check_greedy(const char *name, const TokenIds *ends) {
 }
 
 TEST(greedy_texts_of_unequal_prompts_are_those_of_transformers) {
-    check_greedy("gqa3_tied", NULL);
-    check_greedy("mha_untied", NULL);
-    check_greedy("llama3_rope", NULL);
-    check_greedy("odd_sizes", NULL);
-    check_greedy("qwen2", NULL);
-    check_greedy("qwen3", NULL);
-    check_greedy("mistral_linear_rope", NULL);
-    check_greedy("smollm3_yarn_rope", NULL);
+    static const char *const names[] = {
+        "gqa3_tied", "mha_untied", "llama3_rope",         "odd_sizes",
+        "qwen2",     "qwen3",      "mistral_linear_rope", "smollm3_yarn_rope"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) check_greedy(names[i], NULL);
 }
 
 TEST(greedy_texts_end_at_every_end_token) {

@@ -25,9 +25,7 @@ const char *__asan_default_options(void) { return "quarantine_size_mb=8"; }
 static char said[1 << 16];  // by the last run: standard error, then standard output
 
 static void shell(const char *command) {
-    char line[1024];
-    snprintf(line, sizeof line, "cd '%s' && %s", scratch_root.dir, command);
-    CHECK_MSG(system(line) == 0, "%s", line);
+    CHECK_MSG(system(printed("cd '%s' && %s", scratch_root.dir, command)) == 0, "%s", command);
 }
 
 static void read_said(void) {
