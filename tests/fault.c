@@ -1,4 +1,13 @@
-// See fault.h. Each wrapper asks fault_now() whether its call is to fail.
+// Fault injection: counts a program's calls into libc and makes one of them, or all from one on,
+// fail or fall short.
+//
+// Link with one -Wl,--wrap=NAME for each of these (and -U_FORTIFY_SOURCE, which would rename some):
+//   io     open fopen close write pwrite pread ftruncate fsync rename unlink rmdir mkdir opendir
+//          lstat fstat stat
+//   alloc  malloc calloc realloc aligned_alloc strdup
+//   device calls of CUDA, cuBLASLt and NCCL, and launches: in the emulator, without --wrap
+// Only calls from our own objects are wrapped, not those of libc, Jansson and the sanitizers. A
+// test includes fault.c, so that it stays one object; without the --wrap flags nothing is counted.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -10,11 +19,19 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "fault.h"
-
 #include "../data/base/hash.h"
 
 enum { FAULT_MAX_FD = 256 };
+enum { FAULT_IO = 1, FAULT_ALLOC = 2, FAULT_DEVICE = 3 };
+// Instead of an errno: write and pread transfer half of the bytes; other calls succeed.
+enum { FAULT_SHORT = -1 };
+
+// A call, by the functions that led to it: the same in every run and fork of a program that is
+// built with frame pointers
+typedef struct {
+    uint64_t place;
+    const char *name;
+} FaultCall;
 
 static struct {
     int kind, error;
@@ -27,7 +44,9 @@ static struct {
     size_t most_seen;
 } fault;
 
-void fault_arm(int kind, long nth, int error, bool persistent) {
+// From now on, call number nth (from 1) of that kind fails with `error`: an errno, FAULT_SHORT, or
+// an error of CUDA; if persistent, all later ones too. nth 0 only counts.
+__attribute__((noinline)) static void fault_arm(int kind, long nth, int error, bool persistent) {
     fault.kind = kind;
     fault.nth = nth;
     fault.error = error;
@@ -37,32 +56,40 @@ void fault_arm(int kind, long nth, int error, bool persistent) {
     fault.victim = "";
 }
 
-void fault_arm_place(int kind, uint64_t place, int error, bool persistent) {
+// As fault_arm, for the first call from this place.
+__attribute__((unused)) static void fault_arm_place(int kind, uint64_t place, int error,
+                                                    bool persistent) {
     fault_arm(kind, 0, error, persistent);
     fault.place = place;
 }
 
-void fault_see(int kind, FaultCall *calls, size_t capacity) {
+// Only counts, and writes down the first calls, fewer than capacity.
+__attribute__((unused)) static void fault_see(int kind, FaultCall *calls, size_t capacity) {
     fault_arm(kind, 0, 0, false);
     fault.seen = calls;
     fault.most_seen = capacity;
 }
 
-long fault_disarm(void) {
+// Stops fault injection. Returns the number of calls since fault_arm.
+__attribute__((unused)) static long fault_disarm(void) {
     fault.kind = 0;
     return fault.calls;
 }
 
-const char *fault_victim(void) { return fault.victim; }
+// Name of the first call that was made to fail; "" if none was.
+__attribute__((unused)) static const char *fault_victim(void) { return fault.victim; }
 
-int fault_open_fds(void) {
+__attribute__((unused)) static int fault_open_fds(void) {
     int n = 0;
     for (int fd = 0; fd < FAULT_MAX_FD; fd++) n += fcntl(fd, F_GETFD) != -1;
     return n;
 }
 
-void (*fault_watch)(const char *call, int fd, const char *path, const char *path2, const void *data,
-                    size_t n, off_t at);
+// Where it is set, it is called before each call that changes names or files: "create", "mkdir",
+// "rename" (to path2), "unlink", "rmdir", "fsync" with a path, and by descriptor "data" at a place,
+// "cut" to a size, "sync". "fd" tells what a new descriptor leads to; at: O_TRUNC, or 0.
+static void (*fault_watch)(const char *call, int fd, const char *path, const char *path2,
+                           const void *data, size_t n, off_t at);
 
 // The return addresses, hashed, of the functions of this program that led here: as far as frame
 // pointers go, so not beyond a library that calls back, or the start of a thread.

@@ -151,8 +151,7 @@ static void want_exactly(Run *r, int k, int64_t i, double value) {
 #define OPERATION(name_, ...) \
     { #name_, .call = call_##name_, .reference = want_##name_, __VA_ARGS__ }
 
-// ------------------------------------------------------------------------------------------------
-// Rows, embedding
+// ---- Rows, embedding ----------------------------------------------------------------------------
 
 CALL(gather_rows, p[0], p[1], p[2], T / 2, C)
 REFERENCE(gather_rows) {
@@ -178,8 +177,7 @@ REFERENCE(embedding_backward) {
     free(sum);
 }
 
-// ------------------------------------------------------------------------------------------------
-// RMSNorm, bias, RoPE
+// ---- RMSNorm, bias, RoPE ------------------------------------------------------------------------
 
 // y = x rstd w of n columns; gradient of x: rstd (g - y0 mean(g y0)) with g = dy w, y0 = x rstd
 HOT static double rstd_of(const double *x, int64_t n) {
@@ -294,8 +292,7 @@ REFERENCE(rope_forward) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Attention
+// ---- Attention ----------------------------------------------------------------------------------
 
 HOT static double dot(const double *a, const double *b, int64_t n) {
     double sum = 0;
@@ -477,8 +474,7 @@ static double attention_pairs(const Run *r) {
 static double forward_flops(const Run *r) { return 4 * (double)dim(r, 'O') * attention_pairs(r); }
 static double backward_flops(const Run *r) { return 10 * (double)dim(r, 'O') * attention_pairs(r); }
 
-// ------------------------------------------------------------------------------------------------
-// Matmul, SwiGLU
+// ---- Matmul, SwiGLU -----------------------------------------------------------------------------
 
 // Output o (rows, cols), from element `first` on in rows of `stride`, = start + scale times the sum
 // over k < depth of a[row a_row + k a_step] times b[col b_row + k b_step]
@@ -562,8 +558,7 @@ REFERENCE(swiglu_backward) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Cross-entropy
+// ---- Cross-entropy ------------------------------------------------------------------------------
 
 HOT static double lse_of(const double *x, int64_t n) {
     double top = -INFINITY, sum = 0;
@@ -615,8 +610,7 @@ REFERENCE(losses_sum) {
     r->tol[0][0] = 2 * (double)T * 0x1p-53 * (size + fabs(x[0][0]));
 }
 
-// ------------------------------------------------------------------------------------------------
-// Optimizer
+// ---- Optimizer ----------------------------------------------------------------------------------
 
 CALL(grads_add, p[0], p[1], (size_t)T)
 REFERENCE(grads_add) { EACH(i, T) want(r, 0, i, x[0][i] + x[1][i], 0, 0); }
@@ -716,8 +710,7 @@ static void prepare_muon(Run *r, double *const *x) {
     if (r->s.T % 257 == 0) x[2][3] = 0;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Shapes. The backend takes widths of its own: CPU any, CUDA multiples of 8.
+// ---- Shapes. The backend takes widths of its own: CPU any, CUDA multiples of 8. -----------------
 
 #ifdef BACKEND_CUDA
 #define ODD(...)
@@ -834,8 +827,7 @@ static const Shape clip_shapes[] = {
     CLIP(0, 1), CLIP(0, 0.01), CLIP(0, -1), CLIP(1, 1), CLIP(2, 1), CLIP(3, 1), CLIP(3, -1),
     CLIP(4, 1), CLIP(4, -1), CLIP(5, 1), CLIP(6, 1), CLIP(7, 1), CLIP(8, 1), END};
 
-// ------------------------------------------------------------------------------------------------
-// The table
+// ---- The table ----------------------------------------------------------------------------------
 
 #define SHAPES(kind_) .shapes = kind_##_shapes, .bench = kind_##_bench
 #define TIMED(kind_) SHAPES(kind_), .flops = kind_##_flops

@@ -24,9 +24,9 @@ static void scratch_remove(void) {
     if (getpid() == scratch_root.owner) dir_remove_tree(scratch_root.dir, &err);  // not a fork's
 }
 
-// <directory>/<name>; the string is valid until the fourth call after this one.
+// <directory>/<name>; the string is valid until the 16th call after this one.
 __attribute__((unused)) static const char *scratch(const char *name) {
-    static char paths[4][256];
+    static char paths[16][256];
     static int next;
     if (!scratch_root.dir[0]) {
         const char *dir = getenv("TMPDIR");
@@ -35,23 +35,16 @@ __attribute__((unused)) static const char *scratch(const char *name) {
         scratch_root.owner = getpid();
         atexit(scratch_remove);
     }
-    next = (next + 1) % 4;
+    next = (next + 1) % 16;
     snprintf(paths[next], sizeof paths[next], "%s/%s", scratch_root.dir, name);
     return paths[next];
 }
 
 // Replaces the file.
-__attribute__((unused)) static bool file_write_all(const char *path, const void *data, size_t n,
-                                                   Error *err) {
-    FILE *file = fopen(path, "wb");
-    if (!file) return disk_error(err, path, "cannot create");
-    const bool ok = fwrite(data, 1, n, file) == n;
-    return fclose(file) == 0 && ok;
-}
-
 __attribute__((unused)) static void put_file(const char *path, const void *data, size_t n) {
-    Error err = {0};
-    CHECK_MSG(file_write_all(path, data, n, &err), "%s", err.what);
+    FILE *file = fopen(path, "wb");
+    CHECK_MSG(file && fwrite(data, 1, n, file) == n, "%s", path);
+    CHECK(fclose(file) == 0);
 }
 
 // JSON with ' for "; valid until the fourth call after this one.

@@ -46,6 +46,12 @@ enum { TEST_FAILED = 1, TEST_SKIPPED = 2 };
     do {                                                                              \
         if (!(cond_)) test_end(TEST_FAILED, __FILE__, __LINE__, #cond_, __VA_ARGS__); \
     } while (0)
+// The call, which is given &err, succeeds.
+#define MUST(call_)                       \
+    do {                                  \
+        Error err = {0};                  \
+        CHECK_MSG(call_, "%s", err.what); \
+    } while (0)
 #define SKIP(...) test_end(TEST_SKIPPED, __FILE__, __LINE__, NULL, __VA_ARGS__)
 
 __attribute__((noreturn, format(printf, 5, 6), unused)) static void test_end(
@@ -60,6 +66,18 @@ __attribute__((noreturn, format(printf, 5, 6), unused)) static void test_end(
     printf("\n");
     va_end(args);
     longjmp(test_leave, how);
+}
+
+// As printf; valid until the 16th call after this one.
+__attribute__((format(printf, 1, 2), unused)) static const char *printed(const char *format, ...) {
+    static char texts[16][4096];
+    static int next;
+    char *text = texts[next = (next + 1) % 16];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof texts[0], format, args);
+    va_end(args);
+    return text;
 }
 
 // splitmix64 on the case's own stream

@@ -113,8 +113,7 @@ TEST(token_order_is_sorted_by_token_then_position) {
     batch_free(&b);
 }
 
-// -------------------------------------------------------------------------------------------------
-// batch_is_valid
+// ---- batch_is_valid -----------------------------------------------------------------------------
 
 // Two documents of 5 and 3 tokens, the first one continued; no room for a third.
 static void make_small(Batch *b, Layout layout) {

@@ -43,15 +43,11 @@ static bool save(int64_t step, const char *name, Error *err) {
     return ok;
 }
 
-static void must_save(int64_t step, const char *name) {
-    Error err = {0};
-    CHECK_MSG(save(step, name, &err), "%s", err.what);
-}
+static void must_save(int64_t step, const char *name) { MUST(save(step, name, &err)); }
 
 // A run with checkpoints 1 .. n.
 static void fresh_run(int n) {
-    Error err = {0};
-    CHECK_MSG(dir_remove_tree(out_dir(), &err) && dir_create_all(out_dir(), &err), "%s", err.what);
+    MUST(dir_remove_tree(out_dir(), &err) && dir_create_all(out_dir(), &err));
     for (int step = 1; step <= n; step++) must_save(step, NULL);
 }
 
@@ -68,12 +64,12 @@ TEST(a_large_file_is_synced_in_parts_and_counts_as_progress) {
     static unsigned char data[CHUNK];
     static FileWriter w;
     Error err = {0};
-    CHECK_MSG(writer_open(&w, scratch("large"), &err), "%s", err.what);
+    MUST(writer_open(&w, scratch("large"), &err));
     fault_arm(FAULT_IO, 0, 0, false);
     io_progress = count_part;
     fault_watch = count_sync;
     for (uint64_t done = 0; done <= IO_PART; done += CHUNK)
-        CHECK_MSG(writer_write(&w, data, CHUNK, &err), "%s", err.what);
+        MUST(writer_write(&w, data, CHUNK, &err));
     const bool ok = writer_close(&w, &err);
     io_progress = NULL;
     fault_watch = NULL;
@@ -93,10 +89,10 @@ static int64_t newest(void) {
     Error err = {0}, why;
     warnings_off = true;
     damaged_seen = 0;
-    CHECK_MSG(checkpoint_list(out_dir(), &steps, &count, &err), "%s", err.what);
+    MUST(checkpoint_list(out_dir(), &steps, &count, &err));
     for (int i = 0; i < count; i++) {
         why = (Error){0};
-        CHECK(checkpoint_step_path(path, sizeof path, out_dir(), steps[i], &err));
+        MUST(checkpoint_step_path(path, sizeof path, out_dir(), steps[i], &err));
         damaged_seen += !checkpoint_verify(path, &found, &why) || found != steps[i];
         CHECK(!why.code || why.what[0]);
     }
@@ -112,8 +108,7 @@ static int count_names(const char *part) {
     return n;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Save, find, prune
+// ---- Save, find, prune --------------------------------------------------------------------------
 
 static int out_of_order;
 
@@ -151,44 +146,37 @@ TEST(any_operations_leave_what_is_expected) {
         for (int op = 0; op < 30; op++) {
             const int k = 1 + (int)test_rng_below(MOST), keep = (int)test_rng_below(4);
             const uint32_t what = test_rng_below(op % 15 ? 8 : 9);
-            char path[IO_PATH_MAX], other[IO_PATH_MAX];
-            CHECK(checkpoint_step_path(path, sizeof path, out_dir(), k, &err));
-            if (what == 0) {
-                CHECK(path_printf(other, sizeof other, &err, "%s.tmp-%d/old", path, (int)getpid()));
-                CHECK(dir_create_all(other, &err));
-            }
+            const char *path = printed("%s/step-%08d", out_dir(), k);
+            const char *state = printed("%s/state.json", path);
+            if (what == 0) MUST(dir_create_all(printed("%s.tmp-%d/old", path, getpid()), &err));
             if (what < 3) must_save(k, NULL), of[k] = GOOD;
             if (what == 0) {  // the manifest is not what the directory happens to have first
-                CHECK(path_printf(other, sizeof other, &err, "%s/old", path) &&
-                      !path_exists(other));
-                CHECK(path_join(other, sizeof other, path, "state.json", &err));
-                CHECK(rename(other, scratch("x")) == 0 && rename(scratch("x"), other) == 0);
+                CHECK(!path_exists(printed("%s/old", path)));
+                CHECK(rename(state, scratch("x")) == 0 && rename(scratch("x"), state) == 0);
             }
             if (what == 3) must_save(k, "final"), final = k;
             if (what == 4 && of[k] == GOOD) {
-                CHECK(path_join(other, sizeof other, path, "state.json", &err));
-                CHECK(truncate(other, 3) == 0);
+                CHECK(truncate(state, 3) == 0);
                 of[k] = DAMAGED;
             }
             if (what == 5 && (of[k] == GOOD || of[k] == DAMAGED)) {
-                CHECK(path_join(other, sizeof other, path, "manifest.json", &err));
-                CHECK(unlink(other) == 0);
+                CHECK(unlink(printed("%s/manifest.json", path)) == 0);
                 of[k] = WITHOUT_MANIFEST;
             }
             if (what == 6) {  // it gets its name back, or its successor stays
-                CHECK(path_printf(other, sizeof other, &err, "%s.old-4711", path));
+                const char *other = printed("%s.old-4711", path);
                 CHECK(of[k] && keep > 1
                           ? rename(path, other) == 0
                           : dir_create_all(other, &err) && (of[k] || rmdir(other) == 0));
-                CHECK(path_printf(other, sizeof other, &err, "%s.tmp-4711", path));
-                CHECK(dir_create_all(other, &err) && checkpoint_recover(out_dir(), &err));
+                MUST(dir_create_all(printed("%s.tmp-4711", path), &err));
+                MUST(checkpoint_recover(out_dir(), &err));
             }
-            if (what == 7) CHECK(checkpoint_prune(out_dir(), k, keep, &err));
+            if (what == 7) MUST(checkpoint_prune(out_dir(), k, keep, &err));
             for (int i = k, kept = 0; what == 7 && keep > 0 && i > 0; i--)
                 if (of[i] == WITHOUT_MANIFEST || (of[i] && kept++ >= keep)) of[i] = NONE;
             if (what == 8) {
-                CHECK(path_printf(other, sizeof other, &err, "%s.tmp-4711", path));
-                CHECK(dir_create_all(other, &err) && checkpoint_remove_all(out_dir(), &err));
+                MUST(dir_create_all(printed("%s.tmp-4711", path), &err));
+                MUST(checkpoint_remove_all(out_dir(), &err));
                 memset(of, NONE, sizeof of);
                 final = -1;
             }
@@ -214,44 +202,31 @@ TEST(names_that_are_not_ours_are_left_alone) {
         "step-7 step-0000000x step-00000100.bak step-00000100.tmp- step-00000100.tmp-1x "
         "x.tmp-1 final.tmp step-000000001 step-99999999999999999999 notes.old-1";
     int n = 0;
-    Error err = {0};
     fresh_run(1);
-    for (char *rest = others, *name; (name = strsep(&rest, " ")); n++) {
-        char path[IO_PATH_MAX];
-        CHECK(path_join(path, sizeof path, out_dir(), name, &err));
-        CHECK(dir_create_all(path, &err));
-    }
-    CHECK_MSG(checkpoint_recover(out_dir(), &err) && checkpoint_prune(out_dir(), 1, 1, &err), "%s",
-              err.what);
+    for (char *rest = others, *name; (name = strsep(&rest, " ")); n++)
+        MUST(dir_create_all(printed("%s/%s", out_dir(), name), &err));
+    MUST(checkpoint_recover(out_dir(), &err) && checkpoint_prune(out_dir(), 1, 1, &err));
     CHECK(newest() == 1 && damaged_seen == 0);
     CHECK(count_names("") == 2 + 1 + n);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Damage
+// ---- Damage -------------------------------------------------------------------------------------
 
 static const char *const parts[] = {"manifest.json", "model.safetensors", "state.json",
                                     "tokenizer.json"};
 
-static void part_path(char *path, const char *part) {
-    Error err = {0};
-    CHECK(path_printf(path, IO_PATH_MAX, &err, "%s/step-00000002/%s", out_dir(), part));
-}
-
 // Missing, shorter, longer, no file, or with a flipped bit; of a directory another name
 TEST(every_damaged_file_is_found) {
-    char path[IO_PATH_MAX];
-    Error err = {0};
     for (int round = 0; round < 4 * 40; round++) {
         struct stat st;
         const int p = round % 4, how = round / 4;
         fresh_run(2);
-        part_path(path, parts[p]);
+        const char *path = printed("%s/step-00000002/%s", out_dir(), parts[p]);
         CHECK(stat(path, &st) == 0);
         if (how == 0) CHECK(unlink(path) == 0);
         if (how == 1) CHECK(truncate(path, st.st_size - 1) == 0);
         if (how == 2) CHECK(truncate(path, st.st_size + 1) == 0);
-        if (how == 3) CHECK(unlink(path) == 0 && dir_create_all(path, &err));
+        if (how == 3) MUST(unlink(path) == 0 && dir_create_all(path, &err));
         if (how > 3) {
             FILE *f = fopen(path, "r+");
             const long at = (long)test_rng_below((uint32_t)st.st_size);
@@ -280,30 +255,28 @@ TEST(manifests_of_other_formats_are_refused) {
         {"unpad checkpoint 2", "state.json", 12, "format: expected"},
         {"unpad checkpoint 1", "state.json", 11, "expected 11 bytes, found 12"},
         {"unpad checkpoint 1", "../out/step-00000002/state.json", 12, "files: expected name"}};
-    char text[512], path[IO_PATH_MAX], dir[IO_PATH_MAX];
     fresh_run(0);
     must_save(2, NULL);
-    part_path(path, "manifest.json");
-    part_path(dir, "");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error err = {0};
-        int n = snprintf(text, sizeof text,
-                         "{\"format\": \"%s\", \"step\": 2, \"files\": [{\"name\": \"%s\", "
-                         "\"size_bytes\": %d, \"crc32c\": \"%08x\"}]",
-                         cases[i].format, cases[i].name, cases[i].size_bytes,
-                         crc32c(0, "{\"step\": 2}\n", 12));
-        n += snprintf(text + n, sizeof text - (size_t)n, ",\n  \"manifest_crc32c\": \"%08x\"\n}\n",
-                      crc32c(0, text, (size_t)n));
-        put_file(path, text, (size_t)n);
+        const char *dir = scratch("out/step-00000002"),
+                   *path = scratch("out/step-00000002/manifest.json"),
+                   *body = printed(
+                       "{\"format\": \"%s\", \"step\": 2, \"files\": [{\"name\": \"%s\", "
+                       "\"size_bytes\": %d, \"crc32c\": \"%08x\"}]",
+                       cases[i].format, cases[i].name, cases[i].size_bytes,
+                       crc32c(0, "{\"step\": 2}\n", 12)),
+                   *text = printed("%s,\n  \"manifest_crc32c\": \"%08x\"\n}\n", body,
+                                   crc32c(0, body, strlen(body)));
+        put_file(path, text, strlen(text));
         CHECK(checkpoint_verify(dir, NULL, &err) == !cases[i].why);
         CHECK_MSG(!cases[i].why || strstr(err.what, cases[i].why), "%s", err.what);
-        put_file(path, text, (size_t)n + 1);  // with the zero after it
+        put_file(path, text, strlen(text) + 1);  // with the zero after it
         CHECK(!checkpoint_verify(dir, NULL, &(Error){0}));
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Every call fails
+// ---- Every call fails ---------------------------------------------------------------------------
 
 static void check_failed_save(bool ok, int error, bool persistent, bool replaces,
                               const Error *err) {
@@ -346,12 +319,9 @@ TEST(every_io_call_of_a_save_fails_in_turn) {
 // From I/O call number nth on, all fail; 0: none.
 static bool convert(const char *text, long nth, Error *err) {
     static volatile sig_atomic_t no_signal;
-    char in[256], dir[256];
-    const char *spec = in;
-    snprintf(in, sizeof in, "%s", scratch("text.txt"));
-    snprintf(dir, sizeof dir, "%s", out_dir());
+    const char *in = scratch("text.txt"), *spec = in;
     put_file(in, text, strlen(text));
-    OutDir out = {.path = dir};
+    OutDir out = {.path = out_dir()};
     const Options o = {.threads = 1};
     const Texts t = {&o, "demo", 264, true, false, &out, &no_signal};
     fault_arm(FAULT_IO, nth, EIO, true);
@@ -368,7 +338,7 @@ TEST(shards_of_a_failed_conversion_are_whole_or_none) {
     do {
         Error err = {0};
         fresh_run(0);
-        CHECK_MSG(convert("one", 0, &err), "%s", err.what);
+        MUST(convert("one", 0, &err));
         const bool ok = convert("three", ++nth, &err);
         calls = fault_disarm();
         const bool is_there = path_exists(scratch("out/tokens"));
@@ -403,15 +373,14 @@ TEST(nothing_is_allocated_by_an_unchecked_length) {
     Error err = {0};
     char bytes[40] = "\xff\xe0\xf5\x05\0\0\0\0{}";
     fresh_run(0);
-    CHECK(file_write_all(scratch("claims"), bytes, sizeof bytes, &err));
+    put_file(scratch("claims"), bytes, sizeof bytes);
     fault_arm(FAULT_ALLOC, 0, 0, false);
     const bool ok = safetensors_open(&s, scratch("claims"), &err);
     const long calls = fault_disarm();
     CHECK_MSG(!ok && calls == 1, "%ld allocations", calls);  // the list of files
 }
 
-// ------------------------------------------------------------------------------------------------
-// Space
+// ---- Space --------------------------------------------------------------------------------------
 
 // Of models in shares of the space that is free: an error where not even the last checkpoint, three
 // times the model, and final/ fit. Other programs may write in the meantime: nothing is near.

@@ -38,8 +38,6 @@ expect warmup_longer_than_the_run 0 '^warning: --warmup-steps 2, --steps 2: the 
 # in a file a line a step, or every so many; on a terminal about 100, none wider, and one rewritten in place
 expect lines_every 0 '^step     3/7 ' "${run[@]}" --out every --steps 7 --log-every 3
 check lines_every_3_and_before_a_pause test "$(grep -c '^step' out.txt)" -eq 4
-expect no_lines 0 '^val after step 4' "${run[@]}" --out every --steps 4 --log-every 0 --overwrite
-lacks no_lines_of_steps '^step' out.txt
 for case in '80 60' '50 250'; do
     read -r columns steps <<< $case
     with_terminals lines_of_a_terminal || break
@@ -66,10 +64,6 @@ assert a == b and a[0] == 8, (a, b)
 a, b = ([(l["step"], l["loss"], l["grad_norm"]) for l in steps(run)] for run in "ab")
 assert a == b, (a, b)
 PY
-for more in '--threads 1' '--recompute on' '--recompute full'; do
-    "$train" "${common[@]}" --out "t $more" --steps 3 $more > out.txt 2>&1
-    same_state "the_same_bits_with_$more" "t $more/step-00000003" a/step-00000003
-done
 cp -r a named && rm -r named/step-00000006 named/step-00000008 named/final
 expect resume_from_a_run 0 'start +named/step-00000003' "${run[@]}" --resume=named --out branch --steps 4
 expect resume_from_a_model 3 'a/final/trainer_state.json: cannot open' "${run[@]}" --resume=a/final --out branch2
@@ -82,14 +76,11 @@ expect final_loads_as_a_model 0 'start +weights of --model' "$train" --model a/f
 same a_loaded_model_keeps_its_tokenizer a/final/tokenizer.json c/final/tokenizer.json
 expect keep_prunes 0 'done' "${run[@]}" --out k --steps 6 --save-every 1 --keep 2
 check keep_leaves_two test "$(ls -d k/step-* | wc -l)" -eq 2
-begin=$(date +%s%3N)
 expect compare 0 '^repad ' "${run[@]}" --compare 2
-check_python compare_table_is_consistent $(($(date +%s%3N) - begin)) <<'PY'
+check_python compare_table_is_consistent <<'PY'
 rows = [l.split() for l in open("out.txt", errors="replace") if l.split(" ")[0] in ("packed", "padded", "rows", "repad")]
 assert [r[0] for r in rows] == ["packed", "padded", "rows", "repad"], rows
 times = [float(r[1]) for r in rows]
-# one warm-up step and one timed step per layout
-assert all(t > 0 for t in times) and sum(times) <= float(sys.argv[1]), (times, sys.argv[1])
 tokens = [float(r[2]) * t for r, t in zip(rows, times)]     # the same documents in every layout
 assert max(tokens) < (1.01 + 0.1 / min(times)) * min(tokens), tokens     # ms have one decimal
 loss = {r[0]: float(r[7]) for r in rows}
@@ -123,7 +114,6 @@ expect version 0 '^unpad.c [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?[a-z]+ backen
 # ---- damaged and foreign checkpoints ----------------------------------------------------------------------
 cp -r a d && rm -r d/final && printf 'x' | dd of=d/step-00000008/model.safetensors bs=1 seek=3000 conv=notrunc 2> /dev/null
 expect damaged_newest_falls_back 0 'warning: skipping d/step-00000008' "${resume[@]}" --out d --steps 7
-expect resume_without_a_run_starts_from_scratch 0 'start +random weights' "${resume[@]}" --out fresh --steps 1
 expect resume_with_another_micro_batch 9 'hint: leave both out' "$train" --resume --out a --micro-batch-tokens 768
 expect resume_with_another_length 9 'max_seqlen' "${resume[@]}" --out a --max-seqlen 64
 sed 's/"intermediate_size": 40/"intermediate_size": 48/' tiny/config.json > out.txt && mkdir tiny2 && cp out.txt tiny2/config.json

@@ -20,8 +20,7 @@ static bool parse(LlamaConfig *c, const char *text, Error *err) {
 
 static LlamaConfig must_parse(const char *text) {
     LlamaConfig c;
-    Error err = {0};
-    CHECK_MSG(parse(&c, text, &err), "%s", err.what);
+    MUST(parse(&c, text, &err));
     return c;
 }
 
@@ -30,11 +29,11 @@ static LlamaConfig must_parse(const char *text) {
 static const char *published_text(const char *name) {
     static char texts[2][1 << 12];
     static int next;
-    char path[128], *copy = texts[next = 1 - next];
+    char *copy = texts[next = 1 - next];
     uint64_t n = 0;
     Error err = {0};
-    snprintf(path, sizeof path, "tests/golden/configs/%s.json", name);
-    char *text = file_read_all(path, sizeof texts[0] - 1, &n, "", &err);
+    char *text = file_read_all(printed("tests/golden/configs/%s.json", name), sizeof texts[0] - 1,
+                               &n, "", &err);
     CHECK_MSG(text, "%s", err.what);
     strcpy(copy, text);
     free(text);
@@ -116,7 +115,7 @@ TEST(built_in_configs_have_their_sizes_and_come_back) {
     for (int i = 0; i < NUM_NAMES; i++) {
         LlamaConfig c, none;
         Error err = {0};
-        CHECK(llama_config_find(&c, names[i], &err));
+        MUST(llama_config_find(&c, names[i], &err));
         CHECK_MSG(llama_config_num_params(&c) == counts[i], "%s", names[i]);
         CHECK(!llama_config_find(&none, "none", &err) && strstr(err.hint, names[i]));
         c.rms_norm_eps *= 1 + (float)i;
@@ -142,12 +141,10 @@ TEST(missing_keys_have_the_defaults_of_their_type) {
         {"qwen3", "", 32, 128, 32768, -1, -1, 1e4, false},
         {"smollm3", "", 4, 16, 32768, -1, -1, 2e6, true}};  // 128001: not in its vocabulary
     for (int i = 0; i < 5; i++) {
-        char text[400];
-        snprintf(text, sizeof text,
-                 "{'model_type':'%s',%s'vocab_size':100,'hidden_size':512,'intermediate_size':7,"
-                 "'num_hidden_layers':8,'num_attention_heads':32}",
-                 cases[i].type, cases[i].more);
-        const LlamaConfig c = must_parse(text);
+        const LlamaConfig c = must_parse(
+            printed("{'model_type':'%s',%s'vocab_size':100,'hidden_size':512,'intermediate_size':7,"
+                    "'num_hidden_layers':8,'num_attention_heads':32}",
+                    cases[i].type, cases[i].more));
         CHECK(c.num_kv_heads == cases[i].kv_heads && c.head_dim == cases[i].head_dim);
         CHECK(c.max_position_embeddings == cases[i].positions);
         CHECK((c.bos.n ? c.bos.ids[0] : -1) == cases[i].bos);
@@ -158,8 +155,7 @@ TEST(missing_keys_have_the_defaults_of_their_type) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Wrong configs: a good one with other members, or without one
+// ---- Wrong configs: a good one with other members, or without one -------------------------------
 
 // Each member alone is refused, with its name
 static const char *const wrong_values[][2] = {

@@ -22,8 +22,7 @@ static std::vector<T> run(size_t n, void (*kernel)(T *, P...), int threads, int 
 
 static float at(const std::vector<bf16> &v, size_t i) { return __bfloat162float(v[i]); }
 
-// ------------------------------------------------------------------------------------------------
-// Arithmetic
+// ---- Arithmetic ---------------------------------------------------------------------------------
 
 // What would be subnormal becomes 0.
 __global__ void ex2_kernel(float *power, const float *x) {
@@ -39,8 +38,7 @@ TEST(ex2) {
         CHECK_MSG(p[i] == (x[i] < -126 ? 0.0f : ldexpf(1.0f, i - 128)), "2^%g = %g", x[i], p[i]);
 }
 
-// ------------------------------------------------------------------------------------------------
-// cp.async and named barriers
+// ---- cp.async and named barriers ----------------------------------------------------------------
 
 // Two groups in flight, every third chunk invalid: it must arrive as zeros. Each thread reads data
 // that another thread copied (reverse order).
@@ -100,8 +98,7 @@ TEST(named_barriers) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// sm_90: mbarrier, TMA
+// ---- sm_90: mbarrier, TMA -----------------------------------------------------------------------
 
 // A ring of two stages and six items: warp 0 writes, warp 1 adds up. Every stage is used three
 // times, so a wrong parity or arrival count either hangs or adds an old value.
@@ -202,8 +199,7 @@ TEST(tma_of_ragged_documents) {
     ragged_case(20, 30, 10);  // to the last row
 }
 
-// ------------------------------------------------------------------------------------------------
-// sm_90a
+// ---- sm_90a -------------------------------------------------------------------------------------
 
 // One warpgroup releases registers, two acquire them; 384 threads start with 168 each.
 __global__ void __launch_bounds__(384, 1) setmaxnreg_kernel(int *out) {
@@ -222,8 +218,7 @@ TEST(setmaxnreg) {
     for (int t = 0; t < 384; t++) CHECK(r[t] == t * 3);
 }
 
-// ------------------------------------------------------------------------------------------------
-// The maps of layout.txt
+// ---- The maps of layout.txt ---------------------------------------------------------------------
 
 static std::vector<std::string> words_of(const char *kind, const char *name) {
     std::vector<std::string> words;
@@ -254,8 +249,7 @@ struct Map {  // linear over bits: the image of each bit
     }
 };
 
-// ------------------------------------------------------------------------------------------------
-// Matrices of small integers, column-major: element (i, j) at i + rows * j
+// ---- Matrices of small integers, column-major: element (i, j) at i + rows * j -------------------
 
 struct Matrix {
     int rows, columns;
@@ -293,8 +287,7 @@ static void check_product(const std::vector<float> &d, const Map &map, int threa
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Tensor cores of sm_80
+// ---- Tensor cores of sm_80 ----------------------------------------------------------------------
 
 __global__ void mma_kernel(float *d, const uint32_t *a, const uint32_t *b) {
     const int t = threadIdx.x;
@@ -337,8 +330,7 @@ TEST(ldmatrix) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Tensor cores of sm_90a
+// ---- Tensor cores of sm_90a ---------------------------------------------------------------------
 
 static Map accumulators(int n) { return Map(n == 64 ? "wgmma_c64" : "wgmma_c128"); }
 

@@ -7,8 +7,7 @@
 #include "scratch.h"
 #include "test.h"
 
-// -------------------------------------------------------------------------------------------------
-// Making files
+// ---- Making files -------------------------------------------------------------------------------
 
 typedef struct {
     unsigned char bin[4096], idx[1024], mask[64];
@@ -45,15 +44,10 @@ static void make_files(Files *f, int width) {
     f->width = width;
     put_word(f, 0, width == 2 ? 20240520 : 20240801);
     put_word(f, 1, width == 2 ? 1 : 7);
-    put_word(f, 2, NUM_TOKENS);
-    put_word(f, 8, 0x44415055);
-    put_word(f, 9, 1);
-    put_word(f, 10, VOCAB);
-    put_word(f, 11, 3);
-    put_word(f, 12, 98);
-    put_word(f, 13, 99);
-    put_word(f, 14, NUM_ENDS);
-    put_word(f, 16, 0x1234);
+    static const int32_t words[][2] = {{2, NUM_TOKENS}, {8, 0x44415055}, {9, 1},
+                                       {10, VOCAB},     {11, 3},         {12, 98},
+                                       {13, 99},        {14, NUM_ENDS},  {16, 0x1234}};
+    for (int i = 0; i < 9; i++) put_word(f, words[i][0], words[i][1]);
     for (int i = 0; i < NUM_TOKENS; i++)
         put(f->bin + 1024 + i * width, (uint64_t)(i % VOCAB), (size_t)width);
     f->bin_size = (size_t)(1024 + NUM_TOKENS * width);
@@ -96,10 +90,9 @@ static size_t part_of(Files *f, int which, unsigned char **bytes) {
 static void save(Files *f, const char *stem) {
     seal(f);
     for (int which = 0; which < 3; which++) {
-        char name[128];
         unsigned char *bytes;
         const size_t size = part_of(f, which, &bytes);
-        snprintf(name, sizeof name, "%s%s", stem, endings[which]);
+        const char *name = printed("%s%s", stem, endings[which]);
         if (size)
             put_file(scratch(name), bytes, size);
         else
@@ -109,14 +102,10 @@ static void save(Files *f, const char *stem) {
 
 // Their paths, as --train takes them
 static const char *list_of(const char *first, const char *second) {
-    static char list[600];
-    snprintf(list, sizeof list, "%s", scratch(first));
-    snprintf(list + strlen(list), sizeof list - strlen(list), ",%s", scratch(second));
-    return list;
+    return printed("%s,%s", scratch(first), scratch(second));
 }
 
-// -------------------------------------------------------------------------------------------------
-// Opening them
+// ---- Opening them -------------------------------------------------------------------------------
 
 static bool opens(const char *path, Error *err) {
     Dataset ds;
@@ -129,16 +118,11 @@ static bool opens(const char *path, Error *err) {
 
 // Opens the data set, with the default options.
 static void open_data(Dataset *ds, const char *path) {
-    Error err = {0};
     const DatasetOptions options = dataset_options();
-    CHECK_MSG(dataset_open(ds, path, &options, &err), "%s", err.what);
+    MUST(dataset_open(ds, path, &options, &err));
 }
 
-static void check_opens(const char *path) {
-    Error err;
-    const bool ok = opens(path, &err);
-    CHECK_MSG(ok, "%s", err.what);
-}
+static void check_opens(const char *path) { MUST(opens(path, &err)); }
 
 static void check_refused(const char *path, const char *because) {
     Error err;
@@ -157,14 +141,13 @@ static bool refused(const char *path) {
 // Reads the five documents of make_files, whole and every part of them.
 static void check_documents(Dataset *ds, int64_t first_doc) {
     int32_t out[64];
-    Error err = {0};
     int64_t start = 0, doc = first_doc;
     for (int i = 0; i < NUM_ENDS; i++) {
         if (LENGTHS[i] == 0) continue;
         CHECK(dataset_doc_length(ds, doc) == LENGTHS[i]);
         for (int64_t from = 0; from <= LENGTHS[i]; from++)
             for (int64_t n = 0; from + n <= LENGTHS[i]; n++) {
-                CHECK_MSG(dataset_read(ds, doc, from, n, out, &err), "%s", err.what);
+                MUST(dataset_read(ds, doc, from, n, out, &err));
                 for (int64_t k = 0; k < n; k++) CHECK(out[k] == start + from + k);
             }
         start += LENGTHS[i];
@@ -242,8 +225,7 @@ TEST(bits_of_a_mask_are_counted) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Damage
+// ---- Damage -------------------------------------------------------------------------------------
 
 // Every prefix, every tail of zeros, no file at all, and every flipped bit but for those of tokens
 TEST(every_damage_of_the_three_files_is_refused) {
@@ -251,11 +233,10 @@ TEST(every_damage_of_the_three_files_is_refused) {
         const int which = round / 2;
         Files f;
         unsigned char *bytes;
-        char victim[256];
         make_masked_files(&f, round % 2 ? 2 : 4);
         save(&f, "cut");
         const size_t size = part_of(&f, which, &bytes), sealed = which ? size : 1024;
-        snprintf(victim, sizeof victim, "%s%s", scratch("cut"), endings[which]);
+        const char *victim = printed("%s%s", scratch("cut"), endings[which]);
         check_opens(scratch("cut.bin"));
         for (size_t bit = 0; round % 2 && bit < 8 * sealed; bit++) {
             bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
@@ -334,21 +315,19 @@ TEST(every_field_is_validated) {
 // Of two documents, which begin with BOS, end with EOS or have a mask: what the writer says of both
 TEST(flags_of_the_writer_are_those_of_all_documents) {
     const ShardVocabulary v = {100, 1, 2, 0};
-    char dir[256];
-    snprintf(dir, sizeof dir, "%s", scratch("flags of two"));
+    const char *dir = scratch("flags of two");
     for (int both = 0; both < 64; both++) {
         const int of[] = {both % 8, both / 8};
         Dataset ds;
         ShardWriter w;
-        Error err = {0};
-        CHECK(dir_remove_tree(dir, &err) && dir_create_all(dir, &err));
+        MUST(dir_remove_tree(dir, &err) && dir_create_all(dir, &err));
         shard_writer_init(&w, dir, "train", &v);
         for (int i = 0; i < 2; i++) {
             const uint16_t tokens[] = {of[i] & 1 ? 1 : 5, 5, of[i] & 2 ? 2 : 5};
-            CHECK(shard_writer_add(&w, (const unsigned char *)tokens, 3,
-                                   of[i] & 4 ? (unsigned char *)"\0\0\1" : NULL, &err));
+            MUST(shard_writer_add(&w, (const unsigned char *)tokens, 3,
+                                  of[i] & 4 ? (unsigned char *)"\0\0\1" : NULL, &err));
         }
-        CHECK_MSG(shard_writer_close(&w, &err), "%s", err.what);
+        MUST(shard_writer_close(&w, &err));
         shard_writer_free(&w);
         open_data(&ds, dir);
         CHECK(ds.bos == (of[0] & of[1] & 1 ? 1 : -1) && ds.eos == (of[0] & of[1] & 2 ? 2 : -1));
@@ -362,15 +341,11 @@ TEST(shards_of_the_writer_have_their_sizes) {
     static const uint64_t lengths[] = {2, 1, 1};
     const ShardVocabulary v[] = {{65536, -1, -1, 0}, {65537, -1, -1, 0}};
     ShardWriter w;
-    Error err = {0};
     CHECK(shard_token_bytes(&v[0]) == 2 && shard_token_bytes(&v[1]) == 4);
     CHECK(mkdir(scratch("writer"), 0777) == 0);
-    char dir[256];
-    snprintf(dir, sizeof dir, "%s", scratch("writer"));
-    shard_writer_init(&w, dir, "train", &v[0]);
+    shard_writer_init(&w, scratch("writer"), "train", &v[0]);
     for (int i = 0; i < 3; i++) {  // 100 million tokens with the second one
-        CHECK_MSG(shard_writer_add(&w, (unsigned char *)"tokens", lengths[i], NULL, &err), "%s",
-                  err.what);
+        MUST(shard_writer_add(&w, (unsigned char *)"tokens", lengths[i], NULL, &err));
         CHECK_MSG(w.num_shards == (i < 2 ? 1 : 2), "%d", w.num_shards);
         if (i == 0) w.ends[0] = 100000000 - 1;
     }
@@ -414,22 +389,20 @@ TEST(a_bad_token_is_found_at_any_position) {
         Files f;
         Dataset ds;
         int64_t doc = 0, token = bad;
-        char expected[128];
         make_files(&f, width);
         put(f.bin + at, id, (size_t)width);
         save(&f, "bad");
         open_data(&ds, scratch("bad.bin"));
         while (token >= dataset_doc_length(&ds, doc)) token -= dataset_doc_length(&ds, doc++);
-        snprintf(expected, sizeof expected,
-                 "bad.bin: document %ld, token %ld: expected an id below 100, found %lu", doc,
-                 token, id);
-        check_reads(&ds, bad, bad + 1, expected);
+        check_reads(&ds, bad, bad + 1,
+                    printed("bad.bin: document %ld, token %ld: expected an id below 100, found %lu",
+                            doc, token, id));
         dataset_close(&ds);
         make_files(&f, width);
         save(&f, "bad");
         open_data(&ds, scratch("bad.bin"));
-        snprintf(expected, sizeof expected, "bad.bin: bytes %d to %d: ", 1024 + b * BLOCK * width,
-                 1024 + end * width - 1);
+        const char *expected =
+            printed("bad.bin: bytes %d to %d: ", 1024 + b * BLOCK * width, 1024 + end * width - 1);
         for (int bit = 0; bit < 8 * width; bit++) {
             f.bin[at + (size_t)bit / 8] ^= (unsigned char)(1 << bit % 8);
             put_file(scratch("bad.bin"), f.bin, f.bin_size);
@@ -449,7 +422,7 @@ TEST(a_shard_that_shrinks_is_noticed) {
     save(&f, "shrink");
     open_data(&ds, scratch("shrink.bin"));
     CHECK(truncate(scratch("shrink.bin"), 1024 + 2 * BLOCK) == 0);
-    CHECK(dataset_read(&ds, 0, 0, 3, out, &err));
+    MUST(dataset_read(&ds, 0, 0, 3, out, &err));
     CHECK(!dataset_read(&ds, 4, 0, 2, out, &err) && err.code == EXIT_BAD_INPUT);
     file_close(&ds.shards[0].file);  // the same when it is opened again
     err = (Error){0};
@@ -457,8 +430,7 @@ TEST(a_shard_that_shrinks_is_noticed) {
     dataset_close(&ds);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Other formats
+// ---- Other formats ------------------------------------------------------------------------------
 
 // llm.c: none of our fields, no index, documents begin with a token.
 static void make_llmc(Files *f, int width, int32_t token) {
@@ -477,20 +449,19 @@ TEST(llmc_shards_are_scanned) {
         for (int own = 0; own < 2; own++) {
             Files f;
             Dataset ds;
-            Error err = {0};
-            char text[256], expected[64];
+            char text[256];
             DatasetOptions options = dataset_options();
             const int32_t token = own ? given[own] : usual[wide];
             options.boundary_token = given[own];
             make_llmc(&f, wide ? 4 : 2, token);
             put_file(scratch("v.bin"), f.bin, f.bin_size);
-            CHECK_MSG(dataset_open(&ds, scratch("v.bin"), &options, &err), "%s", err.what);
+            MUST(dataset_open(&ds, scratch("v.bin"), &options, &err));
             CHECK(ds.num_docs == NUM_DOCS && ds.num_tokens == NUM_TOKENS && ds.num_empty == 0);
             for (int i = 0, doc = 0; i < NUM_ENDS; i++)
                 if (LENGTHS[i] > 0) CHECK(dataset_doc_length(&ds, doc++) == LENGTHS[i]);
             dataset_describe(&ds, text, sizeof text);
-            snprintf(expected, sizeof expected, "scanning for token %d, tokens unchecked", token);
-            CHECK_MSG(strstr(text, expected) && ds.bos == token, "%s", text);
+            CHECK_MSG(strstr(text, printed("for token %d, tokens unchecked", token)), "%s", text);
+            CHECK(ds.bos == token);
             dataset_close(&ds);
             if (own) check_refused(scratch("v.bin"), "is nowhere in it");
             for (size_t n = f.bin_size + 8; n-- > 0;) {
@@ -518,11 +489,10 @@ TEST(scanning_crosses_blocks) {
     put(big + 8, TOKENS, 4);
     for (int64_t border = BLOCK - 2; border <= BLOCK + 2; border++) {
         Dataset ds;
-        Error err = {0};
         put(big + 1024 + 2 * border, 9, 2);
         put_file(scratch("big.bin"), big, sizeof big);
         put(big + 1024 + 2 * border, 0, 2);
-        CHECK_MSG(dataset_open(&ds, scratch("big.bin"), &options, &err), "%s", err.what);
+        MUST(dataset_open(&ds, scratch("big.bin"), &options, &err));
         CHECK(ds.num_docs == 2 && dataset_doc_length(&ds, 0) == border);
         dataset_close(&ds);
     }
@@ -540,13 +510,12 @@ TEST(samples_of_other_trainers_are_read) {
     static const int lengths[] = {4, 1, 9, 2, 6};
     for (size_t s = 0; s < sizeof samples / sizeof *samples; s++) {
         Dataset ds;
-        Error err = {0};
         int32_t tokens[16];
         open_data(&ds, samples[s].path);
         CHECK(ds.num_docs == 5 && ds.num_tokens == 22);
         for (int i = 0; i < 5; i++) {
             CHECK(dataset_doc_length(&ds, i) == lengths[i]);
-            CHECK_MSG(dataset_read(&ds, i, 0, lengths[i], tokens, &err), "%s", err.what);
+            MUST(dataset_read(&ds, i, 0, lengths[i], tokens, &err));
             for (int j = 0; j < lengths[i]; j++)
                 CHECK(tokens[j] == (j == 0 ? samples[s].begin : 100 * i + j + 1));
         }
@@ -579,10 +548,9 @@ TEST(other_files_are_recognized) {
     static const char *const foreign[] = {"datatrove.ds", "llmq.bin", "megatron.bin", "numpy.npy",
                                           "olmo.npy"};
     for (int i = 0; i < 5; i++) {
-        char path[128];
         Error err;
-        snprintf(path, sizeof path, "tests/golden/shards/%s", foreign[i]);
-        CHECK(!opens(path, &err) && err.code == EXIT_BAD_INPUT);
+        CHECK(!opens(printed("tests/golden/shards/%s", foreign[i]), &err));
+        CHECK(err.code == EXIT_BAD_INPUT);
         CHECK_MSG(strstr(err.hint, "data/convert.py"), "%s: %s", err.what, err.hint);
     }
     CHECK(mkdir(scratch("npy"), 0777) == 0);  // in a directory too
@@ -598,8 +566,7 @@ TEST(other_files_are_recognized) {
     check_refused(scratch("absent*.bin"), "found nothing");
 }
 
-// -------------------------------------------------------------------------------------------------
-// Many files
+// ---- Many files ---------------------------------------------------------------------------------
 
 // Shards by the names of split, in order; a list keeps its own.
 TEST(directories_globs_and_lists) {
@@ -624,10 +591,9 @@ TEST(directories_globs_and_lists) {
                  {list, NULL, 2, "part2.bin"}};
     for (int i = 0; i < 4; i++) {
         Dataset ds;
-        Error err = {0};
         DatasetOptions options = dataset_options();
         if (cases[i].split) options.split = cases[i].split;
-        CHECK_MSG(dataset_open(&ds, cases[i].spec, &options, &err), "%s", err.what);
+        MUST(dataset_open(&ds, cases[i].spec, &options, &err));
         CHECK(ds.num_shards == cases[i].num_shards && strstr(ds.shards[0].path, cases[i].first));
         for (size_t s = 0; s < ds.num_shards; s++) check_documents(&ds, (int64_t)s * NUM_DOCS);
         dataset_close(&ds);
@@ -643,20 +609,15 @@ TEST(more_shards_than_descriptors) {
     enum { SHARDS = DATASET_MAX_OPEN + 50 };
     Files f;
     Dataset ds;
-    Error err = {0};
     int32_t out[8];
     make_files(&f, 2);
     CHECK(mkdir(scratch("many"), 0777) == 0);
-    for (int i = 0; i < SHARDS; i++) {
-        char stem[64];
-        snprintf(stem, sizeof stem, "many/train_%05d", i);
-        save(&f, stem);
-    }
+    for (int i = 0; i < SHARDS; i++) save(&f, printed("many/train_%05d", i));
     open_data(&ds, scratch("many"));
     CHECK(ds.num_shards == SHARDS && ds.num_open <= DATASET_MAX_OPEN);
     for (int i = 0; i < 3000; i++) {
         const int64_t doc = test_rng_below(SHARDS) * NUM_DOCS + 2;
-        CHECK_MSG(dataset_read(&ds, doc, 0, 7, out, &err), "%s", err.what);
+        MUST(dataset_read(&ds, doc, 0, 7, out, &err));
         CHECK(out[0] == 6 && out[6] == 12 && ds.num_open <= DATASET_MAX_OPEN);
     }
     int open_now = 0;
@@ -739,7 +700,7 @@ TEST(tokenizers_and_vocabularies_must_agree) {
     CHECK(strstr(err.what, "vocabulary of 100, the model has 99"));
     CHECK(err.code == EXIT_CHECKPOINT_MISFIT);
     options.vocab_size = VOCAB;
-    CHECK(dataset_open(&ds, scratch("tok_a.bin"), &options, &err));
+    MUST(dataset_open(&ds, scratch("tok_a.bin"), &options, &err));
     dataset_close(&ds);
 }
 

@@ -70,8 +70,6 @@ text three greedy --prompt 'of the'
 text together greedy --prompt @prompts.txt
 { for f in 1:line 2:two 3:three; do echo "--- ${f%:*}" && cat "${f#*:}.txt"; done; } > expected.txt
 same prompts_of_a_file_are_those_alone together.txt expected.txt
-text small greedy --prompt @prompts.txt --max-seqlen 24 --micro-batch-tokens 24
-same one_after_another_when_memory_is_small together.txt small.txt
 seq 1 150 > many.txt
 text all greedy --prompt @many.txt --sample-tokens 2
 check every_prompt_of_many test "$(grep -ac '^--- ' all.txt)" -eq 150
@@ -91,15 +89,8 @@ has ends_at_max_seqlen 'then 2 tokens' err.txt
 text hot1 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200
 text hot2 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200
 same a_seed_repeats_the_text hot1.txt hot2.txt
-lacks padding_ids_are_never_sampled '<26[0-9]>' hot1.txt
 text hot3 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200 --seed 2
 differ another_seed_is_another_text hot1.txt hot3.txt
-check_python output_is_utf8_without_control_characters << 'PY'
-for name in "hot1.txt", "hot3.txt", "together.txt":
-    text = open(name, "rb").read().decode()
-    assert all(c in "\n\t" or (c >= " " and c != "\x7f") for c in text), text
-assert "\ufffd" in open("hot1.txt").read()     # random bytes are not all characters
-PY
 
 # ---- chat ----------------------------------------------------------------------------------------------
 turn='<|im_start|>user

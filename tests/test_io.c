@@ -11,8 +11,7 @@
 #include "scratch.h"
 #include "test.h"
 
-// ------------------------------------------------------------------------------------------------
-// Errors, arithmetic, CRC
+// ---- Errors, arithmetic, CRC --------------------------------------------------------------------
 
 TEST(first_error_wins_and_stays_one_line) {
     Error err = {0};
@@ -49,7 +48,7 @@ TEST(sha256_vectors) {  // FIPS 180-2, appendix B, and lengths around the paddin
         unsigned char digest[32];
         Error err = {0};
         for (size_t i = 0; i < n; i++) all[i] = cases[c].text[i % strlen(cases[c].text)];
-        CHECK(file_write_all(scratch("sha"), all, n, &err));
+        put_file(scratch("sha"), all, n);
         free(all);
         CHECK_MSG(sha256_file(scratch("sha"), digest, &err), "%s", err.what);
         for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
@@ -78,8 +77,7 @@ TEST(crc32c_paths_and_parts_agree) {
         }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Paths
+// ---- Paths --------------------------------------------------------------------------------------
 
 TEST(paths_join_or_refuse) {
     static const char *const joined[][3] = {
@@ -89,19 +87,18 @@ TEST(paths_join_or_refuse) {
     char out[16];
     Error err = {0};
     for (int i = 0; i < 4; i++) {
-        CHECK(path_join(out, sizeof out, joined[i][0], joined[i][1], &err));
+        MUST(path_join(out, sizeof out, joined[i][0], joined[i][1], &err));
         CHECK(strcmp(out, joined[i][2]) == 0);
     }
     for (int i = 0; i < 6; i++) {
-        CHECK(path_parent(out, sizeof out, parents[i][0], &err));
+        MUST(path_parent(out, sizeof out, parents[i][0], &err));
         CHECK_MSG(strcmp(out, parents[i][1]) == 0, "%s -> %s", parents[i][0], out);
     }
-    CHECK(path_join(out, sizeof out, "1234567", "1234567", &err) && strlen(out) == 15);
+    MUST(path_join(out, sizeof out, "1234567", "1234567", &err) && strlen(out) == 15);
     CHECK(!path_join(out, sizeof out, "12345678", "1234567", &err) && err.code == EXIT_USAGE);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Reading and writing
+// ---- Reading and writing ------------------------------------------------------------------------
 
 static void write_and_compare(size_t total) {
     static unsigned char data[400000];
@@ -111,13 +108,13 @@ static void write_and_compare(size_t total) {
     const char *path = scratch("written");
     for (size_t i = 0; i < total; i++) data[i] = (unsigned char)test_rng_u32();
     unlink(path);
-    CHECK_MSG(writer_open(&w, path, &err), "%s", err.what);
+    MUST(writer_open(&w, path, &err));
     for (size_t done = 0, piece; done < total; done += piece) {
         piece = 1 + test_rng_below(test_rng_below(2) ? 100 : 100000);
         if (piece > total - done) piece = total - done;
-        CHECK(writer_write(&w, data + done, piece, &err));
+        MUST(writer_write(&w, data + done, piece, &err));
     }
-    CHECK(writer_write(&w, NULL, 0, &err) && writer_close(&w, &err));
+    MUST(writer_write(&w, NULL, 0, &err) && writer_close(&w, &err));
     CHECK(w.size_bytes == total && w.crc == crc32c(0, data, total));
     char *back = file_read_all(path, 1 << 24, &n, "", &err);
     CHECK_MSG(back && n == total && memcmp(back, data, total) == 0, "total %zu", total);
@@ -132,14 +129,14 @@ TEST(writer_writes_what_it_was_given) {
 
 TEST(writer_refuses_an_existing_file_and_removes_its_own) {
     FileWriter w;
-    Error err = {0}, err2 = {0}, err3 = {0};
+    Error err2 = {0}, err3 = {0};
     const char *path = scratch("exclusive");
-    CHECK(writer_open(&w, path, &err) && writer_close(&w, &err));
+    MUST(writer_open(&w, path, &err) && writer_close(&w, &err));
     CHECK(!writer_write(&w, "x", 1, &err2) && err2.code == EXIT_DISK);
     CHECK(!writer_open(&w, path, &err3) && err3.code == EXIT_DISK && strstr(err3.what, path));
     writer_abort(&w);
     CHECK(path_exists(path));  // not our file
-    CHECK(unlink(path) == 0 && writer_open(&w, path, &err) && writer_write(&w, "x", 1, &err));
+    MUST(unlink(path) == 0 && writer_open(&w, path, &err) && writer_write(&w, "x", 1, &err));
     writer_abort(&w);
     writer_abort(&w);
     CHECK(!path_exists(path));
@@ -147,12 +144,12 @@ TEST(writer_refuses_an_existing_file_and_removes_its_own) {
 
 TEST(reads_are_exact) {
     File f;
-    Error err = {0}, past = {0}, wrap = {0};
+    Error past = {0}, wrap = {0};
     char b[8];
-    CHECK(file_write_all(scratch("ten"), "0123456789", 10, &err));
-    CHECK(file_open(&f, scratch("ten"), "", &err) && f.size_bytes == 10);
-    CHECK(file_read_at(&f, b, 4, 6, &err) && memcmp(b, "6789", 4) == 0);
-    CHECK(file_read_at(&f, b, 0, 10, &err));
+    put_file(scratch("ten"), "0123456789", 10);
+    MUST(file_open(&f, scratch("ten"), "", &err) && f.size_bytes == 10);
+    MUST(file_read_at(&f, b, 4, 6, &err) && memcmp(b, "6789", 4) == 0);
+    MUST(file_read_at(&f, b, 0, 10, &err));
     CHECK(!file_read_at(&f, b, 4, 7, &past) && past.code == EXIT_BAD_INPUT);
     CHECK(!file_read_at(&f, b, 4, UINT64_MAX - 1, &wrap) && wrap.code == EXIT_BAD_INPUT);
     CHECK(truncate(scratch("ten"), 3) == 0);
@@ -172,32 +169,30 @@ TEST(only_regular_files_are_read) {
     CHECK(!file_open(&f, "/tmp", "", &dir) && dir.code == EXIT_BAD_INPUT);
     CHECK(mkfifo(scratch("fifo"), 0600) == 0);
     CHECK(!file_open(&f, scratch("fifo"), "", &fifo) && fifo.code == EXIT_BAD_INPUT);  // at once
-    CHECK(file_write_all(scratch("big"), "0123456789", 10, &big));
+    put_file(scratch("big"), "0123456789", 10);
     CHECK(!file_read_all(scratch("big"), 9, &n, "", &big) && big.code == EXIT_BAD_INPUT);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Directories
+// ---- Directories --------------------------------------------------------------------------------
 
 TEST(dir_create_all_and_remove_tree) {
-    Error err = {0}, taken = {0};
-    CHECK(dir_create_all(scratch("a/b/c"), &err) && path_is_dir(scratch("a/b/c")));
-    CHECK(dir_create_all(scratch("a/b/c/"), &err) && dir_create_all("/", &err));
-    CHECK(file_write_all(scratch("a/b/file"), "x", 1, &err));
+    Error taken = {0};
+    MUST(dir_create_all(scratch("a/b/c"), &err) && path_is_dir(scratch("a/b/c")));
+    MUST(dir_create_all(scratch("a/b/c/"), &err) && dir_create_all("/", &err));
+    put_file(scratch("a/b/file"), "x", 1);
     CHECK(!dir_create_all(scratch("a/b/file/d"), &taken) && taken.code == EXIT_DISK);
-    CHECK(dir_create_all(scratch("outside"), &err));
-    CHECK(file_write_all(scratch("outside/keep"), "x", 1, &err));
+    MUST(dir_create_all(scratch("outside"), &err));
+    put_file(scratch("outside/keep"), "x", 1);
     CHECK(symlink(scratch("outside"), scratch("a/link")) == 0);
-    CHECK(dir_remove_tree(scratch("a"), &err) && !path_exists(scratch("a")));
+    MUST(dir_remove_tree(scratch("a"), &err) && !path_exists(scratch("a")));
     CHECK(path_exists(scratch("outside/keep")));  // links are not followed
-    CHECK(dir_remove_tree(scratch("a"), &err));
+    MUST(dir_remove_tree(scratch("a"), &err));
 }
 
 TEST(dir_probe_refuses) {
-    Error err = {0};
-    CHECK(dir_create_all(scratch("probe"), &err) && dir_probe(scratch("probe"), &err));
+    MUST(dir_create_all(scratch("probe"), &err) && dir_probe(scratch("probe"), &err));
     CHECK(rmdir(scratch("probe")) == 0);  // it leaves nothing
-    CHECK(file_write_all(scratch("probe"), "x", 1, &err));
+    put_file(scratch("probe"), "x", 1);
     const char *const bad[] = {scratch("none"), scratch("probe"), "/proc"};
     for (int i = 0; i < 3; i++) {
         Error refused = {0};
@@ -208,28 +203,24 @@ TEST(dir_probe_refuses) {
 // The lock is of the open file: a second one of the same process is refused as another process is.
 TEST(a_locked_directory_names_its_owner_and_is_missed) {
     DirLock lock, second;
-    Error err = {0}, in_use = {0}, moved = {0}, replaced = {0};
-    char pid_text[32], aside[256], place[256];
-    snprintf(aside, sizeof aside, "%s", scratch("aside"));
-    snprintf(place, sizeof place, "%s", scratch("place"));
-    snprintf(pid_text, sizeof pid_text, "process %d on", (int)getpid());
-    CHECK(dir_create_all(place, &err) && dir_lock(&lock, place, &err) && lock.works);
-    CHECK(dir_lock_check(&lock, place, &err));
+    Error in_use = {0}, moved = {0}, replaced = {0};
+    const char *aside = scratch("aside"), *place = scratch("place");
+    MUST(dir_create_all(place, &err) && dir_lock(&lock, place, &err) && lock.works);
+    MUST(dir_lock_check(&lock, place, &err));
     CHECK(!dir_lock(&second, place, &in_use) && in_use.code == EXIT_DIR_IN_USE);
-    CHECK_MSG(strstr(in_use.what, pid_text), "%s", in_use.what);
+    CHECK_MSG(strstr(in_use.what, printed("process %d on", getpid())), "%s", in_use.what);
     CHECK(rename(place, aside) == 0 && !dir_lock_check(&lock, place, &moved));
     CHECK(moved.code == EXIT_DISK && strstr(moved.what, place));
-    CHECK(dir_create_all(place, &err) && !dir_lock_check(&lock, place, &replaced));
-    CHECK(rmdir(place) == 0 && rename(aside, place) == 0 && dir_lock_check(&lock, place, &err));
+    MUST(dir_create_all(place, &err) && !dir_lock_check(&lock, place, &replaced));
+    MUST(rmdir(place) == 0 && rename(aside, place) == 0 && dir_lock_check(&lock, place, &err));
     dir_unlock(&lock);
     dir_unlock(&lock);
     CHECK(path_exists(scratch("place/.lock")));  // unlinked, two could hold locks of two files
-    CHECK(dir_lock(&lock, place, &err) && lock.works);
+    MUST(dir_lock(&lock, place, &err) && lock.works);
     dir_unlock(&lock);
 }
 
-// ------------------------------------------------------------------------------------------------
-// JSON
+// ---- JSON ---------------------------------------------------------------------------------------
 
 static bool json_accepts(const char *text, size_t n) {
     char *copy = (char *)malloc(n);  // exact size: the sanitizer detects a read past the end
@@ -248,9 +239,8 @@ static void put(const char *name, const char *text) { put_file(scratch(name), te
 
 // The least of what a group and those above it leave, of both versions; in a container the root's
 TEST(limits_of_control_groups_are_read) {
-    Error err = {0};
-    CHECK(dir_create_all(scratch("cg/memory/job/step"), &err) &&
-          dir_create_all(scratch("cg/slurm/x"), &err));
+    MUST(dir_create_all(scratch("cg/memory/job/step"), &err) &&
+         dir_create_all(scratch("cg/slurm/x"), &err));
     put("v1", "5:cpu:/x\n3:memory:/job/step\n");
     put("v2", "0::/slurm/x\n");
     CHECK(cgroup_memory_free(scratch("v1"), scratch("cg")) == SIZE_MAX);
@@ -301,7 +291,7 @@ TEST(json_depth_and_size_are_bounded) {
     }
     memset(text, '[', 200000);
     CHECK(!json_accepts(text, 200000));
-    CHECK(file_write_all(scratch("j"), "{ }", 3, &err));
+    put_file(scratch("j"), "{ }", 3);
     json_auto_t *root = json_read(scratch("j"), 3, "", &err);
     CHECK(root && !json_read(scratch("j"), 2, "", &err) && err.code == EXIT_BAD_INPUT);
 }

@@ -40,11 +40,10 @@ static LoraConfig adapters;  // of the models of a test, where rank > 0
 
 // Adapters are so large that they matter.
 static void start_model(LlamaModel *m, const LlamaConfig *c, LlamaSettings settings) {
-    Error err = {0};
     const uint64_t before = device_memory().bytes_now;
     settings.lora = adapters;
     llama_plan(m, c, settings);
-    CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
+    MUST(llama_allocate(m, &err));
     CHECK(device_memory().bytes_now - before == llama_memory_total(m));
     llama_init(m, 7);
     if (adapters.rank > 0) weights_init(llama_frozen_parameters(m, false), 7);
@@ -111,8 +110,7 @@ static double relative_l2(const float *a, const float *b, size_t n) {
     return norm > 0 ? sqrt(error / norm) : sqrt(error);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Goldens made by dev/reference/make_golden.py with transformers.LlamaForCausalLM
+// ---- Goldens made by dev/reference/make_golden.py with transformers.LlamaForCausalLM ------------
 
 typedef struct {
     SafetensorsSet set;
@@ -145,17 +143,20 @@ static const int32_t *golden_ints(Golden *g, const char *name, int *n) {
     return x;
 }
 
+// NAME.safetensors of its directory, instead of another file
+static void open_expected(Golden *g, const char *name) {
+    safetensors_close(&g->set);
+    MUST(safetensors_open(&g->set, printed("%s/%s.safetensors", g->dir, name), &err));
+}
+
 // chunk: rows of the head and elements of a tensor at a time; 0: as always, here all at once
 static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
-    Error err = {0};
     LlamaConfig config;
-    char path[600];
     int num_tokens, num_cu;
     memset(g, 0, sizeof *g);
     snprintf(g->dir, sizeof g->dir, "tests/golden/%s", name);
-    snprintf(path, sizeof path, "%s/expected.safetensors", g->dir);
-    CHECK_MSG(safetensors_open(&g->set, path, &err), "%s", err.what);
-    CHECK_MSG(llama_config_read(&config, g->dir, &err), "%s", err.what);
+    open_expected(g, "expected");
+    MUST(llama_config_read(&config, g->dir, &err));
     const int32_t *tokens = golden_ints(g, "tokens", &num_tokens),
                   *cu = golden_ints(g, "cu_seqlens", &num_cu);
     int longest = 1;
@@ -175,15 +176,13 @@ static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
                                     .head_chunk = chunk,
                                     .io_chunk = (size_t)chunk};
     llama_plan(&g->model, &config, settings);
-    CHECK_MSG(llama_allocate(&g->model, &err), "%s", err.what);
+    MUST(llama_allocate(&g->model, &err));
     if (adapters.rank > 0) {
-        CHECK_MSG(llama_load_frozen(&g->model, g->dir, &err), "%s", err.what);
+        MUST(llama_load_frozen(&g->model, g->dir, &err));
         snprintf(g->dir, sizeof g->dir, "tests/golden/%s/lora", name);
-        snprintf(path, sizeof path, "%s/expected.safetensors", g->dir);
-        safetensors_close(&g->set);
-        CHECK_MSG(safetensors_open(&g->set, path, &err), "%s", err.what);
+        open_expected(g, "expected");
     }
-    CHECK_MSG(llama_load(&g->model, g->dir, &err), "%s", err.what);
+    MUST(llama_load(&g->model, g->dir, &err));
 }
 
 static void golden_close(Golden *g) {
@@ -196,13 +195,11 @@ static void golden_close(Golden *g) {
 static void golden_gradients(Golden *g) {
     for (int i = 0; i < g->model.num_trained; i++) {
         const Parameter *t = &g->model.tensors[i];
-        char name[128];
         size_t n = 0;
-        snprintf(name, sizeof name, "grad.%s", t->name);
-        const float *expected = golden_floats(g, name, &n);
-        CHECK_MSG(expected && n == t->count, "%s", name);
+        const float *expected = golden_floats(g, printed("grad.%s", t->name), &n);
+        CHECK_MSG(expected && n == t->count, "%s", t->name);
         double e = relative_l2(g->model.grads + t->offset, expected, n);
-        CHECK_MSG(e <= 1e-5, "%s/%s: relative L2 %.3g", g->dir, name, e);
+        CHECK_MSG(e <= 1e-5, "%s/%s: relative L2 %.3g", g->dir, t->name, e);
     }
 }
 
@@ -242,12 +239,8 @@ static void golden_training(Golden *g, const char *losses_name, const char *norm
 // Of make_muon_golden.py
 static void check_muon_golden(const char *name) {
     static Golden g;
-    Error err = {0};
-    char path[600];
     golden_open(&g, name, 0, true);
-    snprintf(path, sizeof path, "%s/muon.safetensors", g.dir);
-    safetensors_close(&g.set);
-    CHECK_MSG(safetensors_open(&g.set, path, &err), "%s", err.what);
+    open_expected(&g, "muon");
     golden_training(&g, "losses", "norms");
     golden_close(&g);
 }
@@ -270,10 +263,9 @@ static void check_golden(const char *name, int chunk) {
 
 // Of make_lora_golden.py
 static void check_lora_golden(const char *name) {
-    char dir[512], base[16];
-    Error err = {0};
-    snprintf(dir, sizeof dir, "tests/golden/%s/lora", name);
-    CHECK_MSG(lora_config_read(&adapters, base, sizeof base, dir, &err), "%s", err.what);
+    char base[16];
+    MUST(lora_config_read(&adapters, base, sizeof base, printed("tests/golden/%s/lora", name),
+                          &err));
     CHECK(strcmp(base, "..") == 0);
     check_golden(name, 0);
     adapters.rank = 0;
@@ -288,11 +280,8 @@ static void check_goldens(const char *file, void (*check)(const char *name)) {
         "gqa3_tied", "llama3_rope", "mha_untied", "mistral_linear_rope",
         "odd_sizes", "qwen2",       "qwen3",      "smollm3_yarn_rope"};
     int checked = 0;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char path[600];
-        snprintf(path, sizeof path, "tests/golden/%s/%s", names[i], file);
-        if (path_exists(path)) check(names[i]), checked++;
-    }
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (path_exists(printed("tests/golden/%s/%s", names[i], file))) check(names[i]), checked++;
     CHECK_MSG(checked >= 2, "%d goldens found: run from the repository's root", checked);
 }
 
@@ -303,28 +292,18 @@ TEST(goldens_with_the_head_and_the_weights_in_chunks) {
 TEST(goldens_of_muon) { check_goldens("muon.safetensors", check_muon_golden); }
 TEST(goldens_of_peft) { check_goldens("lora/expected.safetensors", check_lora_golden); }
 
-// The same model as two files of bf16, like a download of a large model
-TEST(sharded_bf16_weights_are_the_rounded_ones) {
+// The same weights, all of them exact in bf16, in two files, like a download of a large model
+TEST(sharded_bf16_weights_are_the_same) {
     static Golden g;
-    Error err = {0};
     golden_open(&g, "mha_untied", 0, false);
-    const size_t n = g.model.num_elements;
-    float *w = (float *)host_calloc(n, sizeof *w, "weights");
-    memcpy(w, g.model.weights, n * sizeof *w);
-    CHECK_MSG(llama_load(&g.model, "tests/golden/mha_untied_bf16_sharded", &err), "%s", err.what);
-    for (size_t i = 0; i < n; i++) {  // bf16 keeps 8 bits: half a unit of the last is 2^-9
-        const float found = g.model.weights[i];
-        uint32_t bits;
-        memcpy(&bits, &found, 4);
-        CHECK_MSG((bits & 0xffff) == 0 && fabsf(found - w[i]) <= 0x1p-9f * fabsf(w[i]),
-                  "weight %zu: %g, expected %g", i, (double)found, (double)w[i]);
-    }
-    free(w);
+    llama_init(&g.model, 1);
+    MUST(llama_load(&g.model, "tests/golden/mha_untied_bf16_sharded", &err));
+    forward_backward(&g.model, &g.batch);
+    golden_logits(&g);
     golden_close(&g);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Layouts and isolation
+// ---- Layouts and isolation ----------------------------------------------------------------------
 
 static const int lengths[] = {17, 1, 0, 64, 5, 33, 2, 48, 1, 1, 30};
 enum { NUM_DOCS = sizeof lengths / sizeof *lengths, ROW = 64 };
@@ -449,27 +428,6 @@ TEST(a_document_has_the_same_bits_alone_permuted_and_with_other_neighbours) {
     check_isolation(&variant);
 }
 
-// As texts grow: without training nothing lies behind the rows that are gathered for the head.
-TEST(logits_of_several_rows_are_those_of_each) {
-    static LlamaModel m;
-    enum { V = 23, ROWS = 5 };
-    const LlamaConfig c = tiny_config(3, 1, 4, true);
-    const LlamaSettings settings = {.micro_batch_tokens = 256, .max_seqlen = ROW};
-    const int32_t rows[ROWS] = {0, 5, 17, 90, 201};
-    float all[ROWS * V], one[V];
-    Batch b;
-    start_model(&m, &c, settings);
-    make_docs(lengths, NUM_DOCS, c.vocab_size);
-    batch_init(&b, 256, NUM_DOCS);
-    batch_pack(&b, docs, NUM_DOCS);
-    llama_next_logits(&m, &b, rows, ROWS, all);
-    for (int i = 0; i < ROWS; i++) {
-        llama_next_logits(&m, &b, rows + i, 1, one);
-        CHECK(memcmp(all + i * V, one, sizeof one) == 0);
-    }
-    close_packed(&m, &b);
-}
-
 // The loss and all gradients of several layouts, bit for bit: of a model with room to spare, and of
 // one with each recompute that padded rows fill to the last, so that no buffer is smaller than what
 // is written to it. Buffers that layers share hold NaN at the start of a poison build.
@@ -576,14 +534,13 @@ static float tree_sum(const float *x, int n) {
 TEST(deterministic_sums_follow_the_tree) {
     static LlamaModel m;
     enum { MOST = 23 };
-    Error err = {0};
     LlamaConfig c = tiny_config(3, 1, 4, false);
     LlamaSettings settings = {
         .micro_batch_tokens = 16, .max_seqlen = 16, .train = true, .deterministic_reduction = true};
     for (int leaves = 1; leaves <= MOST; leaves++) {
         settings.num_leaves = settings.num_losses = leaves;
         llama_plan(&m, &c, settings);
-        CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
+        MUST(llama_allocate(&m, &err));
         const size_t n = m.num_elements;
         float *x = (float *)host_calloc(n * MOST, sizeof *x, "gradients");
         llama_begin_step(&m, 1);
@@ -642,8 +599,7 @@ TEST(gradients_left_over_never_show) {
     check_left_over_gradients(false);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Initial weights, saving
+// ---- Initial weights, saving --------------------------------------------------------------------
 
 // Norms are 1, biases and B of adapters 0; A of adapters is uniform, as PEFT's.
 static void check_initial_weights(const LlamaModel *m) {
@@ -736,19 +692,16 @@ TEST(weights_in_one_file_and_in_several_come_back) {
     for (size_t i = 0; i < 10; i++) {
         const ModelDtype dtype = cases[i / 2].dtype;
         const char *last_file = cases[i / 2].last_file;
-        char last[300], index[300];
         a.settings.io_chunk = b.settings.io_chunk = i % 2 ? 64 : whole;
-        CHECK_MSG(save_final(&a, dtype, cases[i / 2].max_file_bytes, &err), "%s", err.what);
-        CHECK_MSG(checkpoint_verify(scratch("final"), &step, &err), "%s", err.what);
-        snprintf(last, sizeof last, "%s/%s", scratch("final"), last_file);
-        snprintf(index, sizeof index, "%s/model.safetensors.index.json", scratch("final"));
-        CHECK_MSG(path_exists(last), "%zu", i);
-        CHECK(path_exists(index) == (strcmp(last_file, "model.safetensors") != 0));
+        MUST(save_final(&a, dtype, cases[i / 2].max_file_bytes, &err));
+        MUST(checkpoint_verify(scratch("final"), &step, &err));
+        CHECK_MSG(path_exists(scratch(printed("final/%s", last_file))), "%zu", i);
+        CHECK(path_exists(scratch("final/model.safetensors.index.json")) == (i > 3));
         llama_init(&b, 7);
         vary_vectors(&b);
         CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof *a.weights) == 0);
         llama_init(&b, 99);
-        CHECK_MSG(llama_load(&b, scratch("final"), &err), "%s", err.what);
+        MUST(llama_load(&b, scratch("final"), &err));
         for (size_t k = 0; k < a.num_elements; k++) {
             const float saved = (float)a.weights[k], found = (float)b.weights[k];
             const float tolerance = dtype == MODEL_BF16 ? 0x1p-8f : 0;
@@ -762,7 +715,7 @@ TEST(weights_in_one_file_and_in_several_come_back) {
     for (int i = 0; i < p.num; i++) elements += p.list[i].count;
     get_weights = p.get, p.get = count_elements;
     a.weights[a.tensors[3].offset] = (real)NAN;
-    CHECK(checkpoint_begin(&ck, scratch(""), 2, "final", &err));
+    MUST(checkpoint_begin(&ck, scratch(""), 2, "final", &err));
     CHECK(!model_files_write_weights(p, MODEL_BF16, 1000, &ck, &err));
     CHECK(err.code == EXIT_DIVERGED && elements_read == elements);
     checkpoint_abort(&ck);
@@ -792,7 +745,7 @@ TEST(moments_come_back_into_a_model_of_the_same_shape) {
     for (int i = 0; i < a.num_tensors; i++)
         for (size_t k = a.tensors[i].offset, n = 0; n < a.tensors[i].count; k++, n++)
             a.m[k] = (float)test_rng_normal(), a.v[k] = 1e-30f * (float)n;
-    CHECK_MSG(parameters_save(llama_parameters(&a), true, "F32", path, &w, &err), "%s", err.what);
+    MUST(parameters_save(llama_parameters(&a), true, "F32", path, &w, &err));
     for (int i = 0; i < 3; i++) {
         c.num_layers = cases[i].layers, c.intermediate_size = cases[i].intermediate_size;
         make_model(&b, &c, 16, 16, false);
@@ -809,8 +762,7 @@ TEST(moments_come_back_into_a_model_of_the_same_shape) {
     llama_free(&a);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Memory: the regions of the arenas and the sizes stated in llama.h
+// ---- Memory: the regions of the arenas and the sizes stated in llama.h --------------------------
 
 // A divisor of the step's tokens where one is large enough
 TEST(the_largest_micro_batch_that_fits) {
@@ -869,8 +821,7 @@ TEST(shards_are_equal_in_work_and_cut_no_matrix) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Adapters of a frozen model
+// ---- Adapters of a frozen model -----------------------------------------------------------------
 
 // Blocks that begin and end inside of rows
 TEST(merged_weights_have_the_losses_of_adapters) {

@@ -24,12 +24,11 @@ static bool is_target(int64_t doc, int64_t i) {
 static void write_shard(void) {
     const ShardVocabulary vocabulary = {VOCAB, -1, -1, 0};
     ShardWriter w;
-    Error err = {0};
     if (dir[0])
-        CHECK(dir_remove_tree(dir, &err));
+        MUST(dir_remove_tree(dir, &err));
     else
         snprintf(dir, sizeof dir, "%s", scratch("data"));
-    CHECK(dir_create_all(dir, &err));
+    MUST(dir_create_all(dir, &err));
     shard_writer_init(&w, dir, "train", &vocabulary);
     for (int d = 0; d < NUM_DOCS; d++) {
         uint16_t tokens[512];
@@ -39,19 +38,17 @@ static void write_shard(void) {
             tokens[i] = (uint16_t)(d == bad_doc && i == 1 ? VOCAB : token_of(d, i));
             targets[i] = is_target(d, i);
         }
-        const bool ok = shard_writer_add(&w, (const unsigned char *)tokens, (uint64_t)lengths[d],
-                                         masked ? targets : NULL, &err);
-        CHECK_MSG(ok, "%s", err.what);
+        MUST(shard_writer_add(&w, (const unsigned char *)tokens, (uint64_t)lengths[d],
+                              masked ? targets : NULL, &err));
     }
-    CHECK_MSG(shard_writer_close(&w, &err), "%s", err.what);
+    MUST(shard_writer_close(&w, &err));
     shard_writer_free(&w);
 }
 
 static void open_data(Dataset *ds) {
-    Error err = {0};
     const DatasetOptions options = dataset_options();
     write_shard();
-    CHECK_MSG(dataset_open(ds, dir, &options, &err), "%s", err.what);
+    MUST(dataset_open(ds, dir, &options, &err));
 }
 
 static LoaderSettings settings_of(Layout layout) {
@@ -157,7 +154,6 @@ static void check_sums(const StepPlan *p, const StepPlan *sums, const LoaderSett
 // In every layout, in memory that other steps have used, on any number of ranks
 static void check_steps(Dataset *ds) {
     StepData d = {0};
-    Error err = {0};
     PlanState state = START;
     for (int round = 0; round < 80; round++) {
         LoaderSettings s = settings_of((Layout)(round % 4));
@@ -172,7 +168,7 @@ static void check_steps(Dataset *ds) {
             s.max_work = CAPACITY + 1;
         }
         for (s.rank = 0; s.rank < s.num_ranks; s.rank++) {
-            CHECK_MSG(loader_load_step(&d, ds, &s, state, &err), "%s", err.what);
+            MUST(loader_load_step(&d, ds, &s, state, &err));
             check_rank(&d, &s, &sums);
         }
         check_sums(&d.plan, &sums, &s);
@@ -190,9 +186,9 @@ static void check_thread(Dataset *ds, const LoaderSettings *s, int from, PlanSta
     Error err = {0};
     StepData plain = {0};
     PlanState state = *middle;
-    CHECK(loader_start(&loader, ds, s, state, &err));
+    MUST(loader_start(&loader, ds, s, state, &err));
     for (int step = from; step < STEPS; step++) {
-        CHECK_MSG(loader_load_step(&plain, ds, s, state, &err), "%s", err.what);
+        MUST(loader_load_step(&plain, ds, s, state, &err));
         const StepData *d = loader_next(&loader, &err);
         CHECK_MSG(d != NULL, "%s", err.what);
         CHECK(d->plan.cursor_after.step == step + 1 && d->num_micro == plain.num_micro);
@@ -222,8 +218,7 @@ TEST(steps_are_their_plans_with_a_thread_and_without) {
     masked = 0;
 }
 
-// -------------------------------------------------------------------------------------------------
-// Errors
+// ---- Errors -------------------------------------------------------------------------------------
 
 // Does the step hold the beginning of a document?
 static bool holds(const StepPlan *p, int64_t doc) {
@@ -243,7 +238,7 @@ TEST(a_bad_token_fails_only_its_step) {
         PlanState state = START;
         open_data(&ds);
         const DocIndex index = dataset_doc_index(&ds);
-        CHECK(loader_start(&loader, &ds, &s, START, &err));
+        MUST(loader_start(&loader, &ds, &s, START, &err));
         while (plan_step(&plan, &index, &s.plan, s.layout, &state, &err) &&
                !holds(&plan, bad_doc)) {
             CHECK_MSG(loader_next(&loader, &err) != NULL, "step %ld: %s", state.step, err.what);
@@ -267,9 +262,8 @@ TEST(stopping_at_any_moment) {
     open_data(&ds);
     for (int round = 0; round < 60; round++) {
         Loader loader;
-        Error err = {0};
-        CHECK(loader_start(&loader, &ds, &s, START, &err));
-        for (int step = 0; step < round % 5; step++) CHECK(loader_next(&loader, &err) != NULL);
+        MUST(loader_start(&loader, &ds, &s, START, &err));
+        for (int step = 0; step < round % 5; step++) MUST(loader_next(&loader, &err) != NULL);
         if (round % 3 == 0) usleep(test_rng_below(2000));
         loader_stop(&loader);
         loader_stop(&loader);

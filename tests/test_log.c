@@ -19,11 +19,10 @@ static char *read_log(void) {
 }
 
 static void open_log(RunLog *log, const char *text, int64_t keep_bytes) {
-    Error err = {0};
-    CHECK(dir_create_all(scratch("log"), &err));
-    CHECK(file_write_all(scratch("log/log.jsonl"), text, strlen(text), &err));
+    MUST(dir_create_all(scratch("log"), &err));
+    put_file(scratch("log/log.jsonl"), text, strlen(text));
     warnings_off = true;
-    CHECK_MSG(log_open(log, scratch("log"), keep_bytes, 1, &err), "%s", err.what);
+    MUST(log_open(log, scratch("log"), keep_bytes, 1, &err));
 }
 
 static void put_record(RunLog *log) {
@@ -49,12 +48,11 @@ TEST(a_log_keeps_the_lines_before_a_checkpoint) {
                 {11, "one\ntwo\nthr", "one\ntwo\n"}};
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
         RunLog log;
-        Error err = {0};
         open_log(&log, cuts[i].text, cuts[i].keep);
         const size_t left = strlen(cuts[i].left);
         CHECK_MSG(log.size_bytes == (int64_t)left, "%zu: %ld bytes", i, log.size_bytes);
         put_record(&log);
-        CHECK(log_sync(&log, &err));
+        MUST(log_sync(&log, &err));
         char *text = read_log();
         CHECK_MSG(strncmp(text, cuts[i].left, left) == 0 && text[left] == '{' &&
                       strlen(text) == (size_t)log.size_bytes && text[log.size_bytes - 1] == '\n',
@@ -113,8 +111,7 @@ TEST(lines_of_steps) {
     };
     Sources one;
     RunLog log;
-    Error err = {0};
-    CHECK(sources_parse(&one, "a", &err));
+    MUST(sources_parse(&one, "a", &err));
     open_log(&log, "", -1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const StepReport r = {.step = cases[i].step,
@@ -165,9 +162,8 @@ TEST(progress_is_that_of_the_whole_log) {
     };
     for (size_t i = 0; i < sizeof logs / sizeof *logs; i++) {
         int64_t last_step = -1, first_save = -1;
-        Error err = {0};
         put_file(scratch("log/log.jsonl"), logs[i].text, strlen(logs[i].text));
-        CHECK(log_read_progress(scratch("log"), &last_step, &first_save, &err));
+        MUST(log_read_progress(scratch("log"), &last_step, &first_save, &err));
         CHECK_MSG(last_step == logs[i].last_step && first_save == logs[i].first_save, "log %zu", i);
     }
 }

@@ -12,13 +12,13 @@
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 #ifndef BACKEND_CUDA
 #include <omp.h>
 
 #include "../kernels/cpu/common.h"
 #endif
+#include "../data/base/clock.h"
 #include "ops.h"
 
 static bool quick;
@@ -37,8 +37,7 @@ static void open_device(void) {
     if (missing) SKIP("%s", missing);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Values of a type, as the device stores them; a MASTER is a float on the host
+// ---- Values of a type, as the device stores them; a MASTER is a float on the host ---------------
 
 HOT static size_t bytes_of(Type type) {
     static const size_t bytes[] = {
@@ -93,8 +92,7 @@ static const Operation *operation_named(const char *name) {
     return op;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Operands on the host
+// ---- Operands on the host -----------------------------------------------------------------------
 
 static int find_content(const Run *r, Content content) {
     for (int k = 0; k < MAX_OPERANDS && r->op->operands[k].name; k++)
@@ -215,8 +213,7 @@ static const char *shape_text(const Run *r) {
     return text;
 }
 
-// ------------------------------------------------------------------------------------------------
-// On the device
+// ---- On the device ------------------------------------------------------------------------------
 
 // Bytes behind each operand, which nothing may read to any effect, or write; and those that results
 // begin with. 0xff: NaN in every type. frozen: weights have no gradients.
@@ -304,8 +301,7 @@ static void execute(Run *r, Memory m) {
     take_off_device(r);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Against the plain code
+// ---- Against the plain code ---------------------------------------------------------------------
 
 static double to_bf16(double x) {
     int exponent;
@@ -357,8 +353,7 @@ static double check_against_plain_code(const Operation *op, Shape s) {
     return worst;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Changes that must not change bits
+// ---- Changes that must not change bits ----------------------------------------------------------
 
 // clang-format off
 typedef enum {  // of every operation; of rows or documents; of attention
@@ -548,8 +543,7 @@ static Shape random_docs(int *lengths) {
         .lengths = lengths};
 }
 
-// ------------------------------------------------------------------------------------------------
-// Kernels to select from
+// ---- Kernels to select from ---------------------------------------------------------------------
 
 static const char *const kernels_of_attention[] = {
 #ifdef BACKEND_CUDA
@@ -662,8 +656,7 @@ static void check_bits(const Operation *op, const char *kernels) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// What the table cannot show
+// ---- What the table cannot show -----------------------------------------------------------------
 
 // Runs a wrong call in a process: its exit code and standard error.
 static int exit_code_of(void (*call)(int), int argument, char *text, size_t size) {
@@ -841,20 +834,16 @@ TEST(weights_are_exact) {
 
 // The time between two marks; the marks do not wait.
 TEST(timer_is_within_the_clock) {
-    struct timespec a, b;
     open_device();
     void *x = device_malloc(1 << 20);
     const uint64_t waits = device_memory().waits;
-    clock_gettime(CLOCK_MONOTONIC, &a);
+    const double began = now_ms();
     device_timer_start();
     grads_add(x, (real *)x + (1 << 16), 1 << 16);
     device_timer_stop();
     CHECK(device_memory().waits == waits);
     device_synchronize();
-    clock_gettime(CLOCK_MONOTONIC, &b);
-    const double clock_ms =
-        (double)(b.tv_sec - a.tv_sec) * 1e3 + (double)(b.tv_nsec - a.tv_nsec) * 1e-6;
-    const double ms = (double)device_timer_ms();
+    const double clock_ms = now_ms() - began, ms = (double)device_timer_ms();
     CHECK_MSG(ms > 0 && ms <= clock_ms + 1e-3, "%g ms of %g", ms, clock_ms);
     CHECK(device_memory().waits == waits + 1);
 #ifndef BACKEND_CUDA
@@ -961,8 +950,7 @@ TEST(notebook) {
 }
 #endif
 
-// ------------------------------------------------------------------------------------------------
-// Times
+// ---- Times --------------------------------------------------------------------------------------
 
 static double run_ms(const Run *r) {
     device_timer_start();
@@ -998,8 +986,7 @@ static void time_operation(const Operation *op, const char *kernels) {
     for (const Shape *s = op->bench; s && s->T >= 0; s++) time_shape(op, kernels, *s);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Cases, each in a process
+// ---- Cases, each in a process -------------------------------------------------------------------
 
 typedef struct {
     TestCase test;
@@ -1051,28 +1038,25 @@ static int limit_s = 600;
 
 static int run_in_process(const TestCase *t) {
     int status = 0;
-    const struct timespec pause = {0, 2000000};
-    struct timespec start, now;
-    clock_gettime(CLOCK_MONOTONIC, &start);
+    const double began = now_ms();
     progress[0] = 0;
     fflush(stdout);
     const pid_t child = fork();
     if (child == 0) run_to_the_end(t);
     while (waitpid(child, &status, WNOHANG) != child) {
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        if (now.tv_sec - start.tv_sec > limit_s) {
+        if (now_ms() - began > 1e3 * limit_s) {
             kill(child, SIGKILL);
             waitpid(child, &status, 0);
             printf("    no result within %d s\n", limit_s);
             break;
         }
-        nanosleep(&pause, NULL);
+        sleep_ms(2);
     }
-    if (WIFEXITED(status) && WEXITSTATUS(status) < TEST_FAILED) return 0;
-    if (WIFEXITED(status) && WEXITSTATUS(status) == TEST_SKIPPED) return TEST_SKIPPED;
-    if (WIFSIGNALED(status) || WEXITSTATUS(status) > TEST_SKIPPED)
-        printf("    ended by %s %d in %s\n", WIFEXITED(status) ? "exit code" : "signal",
-               WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status), progress);
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (code == 0 || code == TEST_SKIPPED) return code;
+    if (code != TEST_FAILED)
+        printf("    ended by %s %d in %s\n", code < 0 ? "signal" : "exit code",
+               code < 0 ? WTERMSIG(status) : code, progress);
     if (strstr(t->name, "sm90")) printf("    until this is solved train with --attention sm80\n");
     return TEST_FAILED;
 }

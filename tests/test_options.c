@@ -100,13 +100,11 @@ TEST(values_are_read_in_every_spelling) {
         "'resume': null, 'out': 'out', 'deterministic': false, 'overlap': true, 'no-bias': false,"
         "'any-int': 0, 'any-int64': 0, 'any-float': 0}";
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char given[300];
-        const char *name;
+        const char *name, *given = printed("{%s}", cases[i][1]);
         json_t *value;
         Error err = {0};
-        const int n = snprintf(given, sizeof given, "{%s}", cases[i][1]);
         json_auto_t *expected = json_parse(json_of(defaults), strlen(defaults), "", &err);
-        json_auto_t *other = json_parse(json_of(given), (size_t)n, "", &err);
+        json_auto_t *other = json_parse(json_of(given), strlen(given), "", &err);
         CHECK_MSG(expected && other, "%s", err.what);
         json_object_update(expected, other);
         must_parse(cases[i][0]);
@@ -167,9 +165,8 @@ TEST(errors_have_a_cause_and_a_hint) {
                                               "4m",   "4kB",      "k",   "i",
                                               "1.0",  "0x10",     "2G",  "2147483648"};
     for (int i = 0; i < 12; i++) {
-        char line[40];
+        const char *line = printed("--steps %s", wrong_steps[i]);
         Error err;
-        snprintf(line, sizeof line, "--steps %s", wrong_steps[i]);
         CHECK_MSG(!parse(line, &err) && strstr(err.what, i < 10 ? "expected a whole number"
                                                                 : "expected a number from 1 to"),
                   "%s: %s", line, err.what);
@@ -234,7 +231,7 @@ TEST(stored_values_are_taken_unless_given) {
     json_auto_t *stored = json_parse(text, strlen(text), "options", &err);
     free(text);
     json_object_set_new(stored, "left", json_true());  // by a later version
-    CHECK_MSG(options_take(table, argc, argv, stored, "out|resume", &err), "%s", err.what);
+    MUST(options_take(table, argc, argv, stored, "out|resume", &err));
     FILE *out = fmemopen(changes, sizeof changes, "w");
     CHECK(out);
     options_print_changes(table, argc, argv, stored, "out|resume", out);
@@ -267,7 +264,7 @@ TEST(stored_values_of_another_kind_are_refused) {
     Error err = {0};
     must_parse("");
     json_t *older = json_parse("{\"gone\": 1, \"steps\": 5}", 23, "options", &err);
-    CHECK(older && options_take(table, 1, argv, older, "", &err) && o.steps == 5 && o.lr == 3e-4f);
+    MUST(older && options_take(table, 1, argv, older, "", &err) && o.steps == 5 && o.lr == 3e-4f);
     json_decref(older);
 }
 

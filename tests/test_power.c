@@ -147,8 +147,7 @@ static void add_call_of_a_thread(const char *call, int fd, const char *path, con
 
 static void record(void) { fault_watch = add_call_of_a_thread; }
 
-// ------------------------------------------------------------------------------------------------
-// States
+// ---- States -------------------------------------------------------------------------------------
 
 enum { KEPT, LOST, HALF, ZEROS, ALL = -1 };
 static int version[MAX_EVENTS], durable[MAX_EVENTS];  // of inodes: writes, and up to the fsync
@@ -199,13 +198,13 @@ static void put_inode(const char *path, int inode, int last, int how) {
         if (end > size || e->type == CUT) size = end;
         if (!pending || how != ZEROS) memcpy(bytes + e->at, w->bytes + e->data, n);
     }
-    CHECK(file_write_all(path, bytes, size, &(Error){0}));
+    put_file(path, bytes, size);
 }
 
 static void put_state(const Names *t, int n, int last, int target, int how) {
     static char paths[MAX_EVENTS][200];
     Error err = {0};
-    CHECK_MSG(dir_remove_tree(scratch("out"), &err), "%s", err.what);
+    MUST(dir_remove_tree(scratch("out"), &err));
     text_copy(paths[0], sizeof *paths, scratch_root.dir);
     for (const struct Entry *e = t->list; e < t->list + n; e++) {
         CHECK(path_join(paths[e->inode], sizeof *paths, paths[e->dir], w->words[e->name], &err));
@@ -216,8 +215,7 @@ static void put_state(const Names *t, int n, int last, int target, int how) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// The reader
+// ---- The reader ---------------------------------------------------------------------------------
 
 // What has been reported done: the last step saved, final/, and the shards of texts
 typedef struct {
@@ -238,7 +236,6 @@ static void make_promises(int first, Promise p) {
 }
 
 static const char *wrong(int r, const Promise *p, uint64_t expected) {
-    static char text[600];
     if (p->final && !checkpoint_verify(scratch("out/final"), NULL, &(Error){0}))
         return "final/ is lost";
     int code = run(runs[r].reader, "", NULL);
@@ -247,8 +244,7 @@ static const char *wrong(int r, const Promise *p, uint64_t expected) {
         code == EXIT_CHECKPOINT_MISFIT || strstr(said, "--overwrite starts over");
     if (old_or_none && p->step == 0) code = run(runs[r].command, "", NULL);
     const char *start = strstr(said, "start   out/step-");
-    snprintf(text, sizeof text, "exit code %d: %.500s", code, said);
-    if (code != 0) return text;
+    if (code != 0) return printed("exit code %d: %.500s", code, said);
     if ((start ? atoi(start + 17) : 0) < p->step)
         return "a checkpoint that was reported saved is lost";
     if (strstr(said, "are missing")) return "the log is shorter than the checkpoint says";

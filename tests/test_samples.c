@@ -15,13 +15,12 @@ static Options greedy(int32_t max_seqlen) {
 }
 
 static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t max_seqlen) {
-    Error err = {0};
     LlamaConfig config;
     const LlamaSettings settings = {
         .micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .cache_tokens = capacity};
-    CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
+    MUST(llama_config_read(&config, dir, &err));
     llama_plan(m, &config, settings);
-    CHECK_MSG(llama_allocate(m, &err) && llama_load(m, dir, &err), "%s", err.what);
+    MUST(llama_allocate(m, &err) && llama_load(m, dir, &err));
 }
 
 static int most_docs;  // of one batch
@@ -50,20 +49,16 @@ static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out,
               "%s", err.what);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Greedy decoding, against transformers' generate() on each document alone
+// ---- Greedy decoding, against transformers' generate() on each document alone -------------------
 
 // With ends, as transformers: nothing after the first of them.
 static void check_greedy(const char *name, const TokenIds *ends) {
-    Error err = {0};
     SafetensorsSet set;
     LlamaModel m;
     Text texts[MAX_TEXTS];
-    char dir[256], path[300];
     int32_t tokens[256], cu[MAX_TEXTS + 1], expected[MAX_TEXTS * NEW_TOKENS];
-    snprintf(dir, sizeof dir, "tests/golden/%s", name);
-    snprintf(path, sizeof path, "%s/expected.safetensors", dir);
-    CHECK_MSG(safetensors_open(&set, path, &err), "%s", err.what);
+    const char *dir = printed("tests/golden/%s", name);
+    MUST(safetensors_open(&set, printed("%s/expected.safetensors", dir), &err));
     read_ints(&set, "tokens", tokens, 256);
     read_ints(&set, "cu_seqlens", cu, MAX_TEXTS + 1);
     read_ints(&set, "greedy", expected, MAX_TEXTS * NEW_TOKENS);
@@ -101,22 +96,17 @@ static void check_greedy(const char *name, const TokenIds *ends) {
 }
 
 TEST(greedy_texts_of_unequal_prompts_are_those_of_transformers) {
-    check_greedy("gqa3_tied", NULL);
-    check_greedy("mha_untied", NULL);
-    check_greedy("llama3_rope", NULL);
-    check_greedy("odd_sizes", NULL);
-    check_greedy("qwen2", NULL);
-    check_greedy("qwen3", NULL);
-    check_greedy("mistral_linear_rope", NULL);
-    check_greedy("smollm3_yarn_rope", NULL);
+    static const char *const names[] = {
+        "gqa3_tied", "mha_untied", "llama3_rope",         "odd_sizes",
+        "qwen2",     "qwen3",      "mistral_linear_rope", "smollm3_yarn_rope"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) check_greedy(names[i], NULL);
 }
 
 TEST(greedy_texts_end_at_every_end_token) {
     check_greedy("mha_untied", &(TokenIds){3, 1, {0, 56, 40}});
 }
 
-// ------------------------------------------------------------------------------------------------
-// Tokens that no text should have
+// ---- Tokens that no text should have ------------------------------------------------------------
 
 enum { TEXT_A, SPECIAL, HOLE, TEXT_B, END, PADDING, ROW };  // ids; a row is more than the tokenizer
 
@@ -200,14 +190,13 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
         const int32_t n = (int32_t)strlen(cases[i][0]);
         const Options o = {.max_seqlen = n, .sample_tokens = 1, .top_p = 1};
         const SampleModel model = {UNKNOWN + 1, &none, n, 8, NULL, later_is_likelier};
-        char expected[100];
         Text text = text_of_prompt(&o, 0, n);
         Generator g = {.o = &o, .tokenizer = &t, .texts = &text, .num_texts = 1};
         for (int32_t k = 0; k < n; k++) {
             const unsigned char byte = (unsigned char)cases[i][0][k];
             text.tokens[k] = byte == 'S' ? SPECIAL_TOKEN : byte == 'U' ? UNKNOWN : byte;
         }
-        snprintf(expected, sizeof expected, "--- sample 1 after step 1\n%s\n", cases[i][1]);
+        const char *expected = printed("--- sample 1 after step 1\n%s\n", cases[i][1]);
         capture_begin();
         samples_report(&g, &model, 1, &log);
         const char *shown = capture_end();
@@ -217,8 +206,7 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Prompts of any lengths, buffers of any size
+// ---- Prompts of any lengths, buffers of any size ------------------------------------------------
 
 static void fill_prompts(Text *texts, int n, const Options *o, const int32_t *lengths) {
     for (int i = 0; i < n; i++) {

@@ -6,70 +6,11 @@
 #include "scratch.h"
 #include "test.h"
 
-// ------------------------------------------------------------------------------------------------
-// llama.h's side
-
-enum { CAPACITY = 256 };
-static const int lengths[] = {5, 1, 2, 70, 1, 0, 17, 2, 33};
-enum { NUM_DOCS = sizeof lengths / sizeof *lengths };
-
-static LlamaConfig llama_config(int heads, int kv_heads, int head_dim, bool tied) {
-    LlamaConfig c;
-    memset(&c, 0, sizeof c);
-    c.vocab_size = 61, c.hidden_size = 44, c.intermediate_size = 52, c.num_layers = 2;
-    c.num_heads = heads, c.num_kv_heads = kv_heads, c.head_dim = head_dim;
-    c.max_position_embeddings = CAPACITY, c.rms_norm_eps = 1e-5f, c.rope_theta = 10000;
-    c.tie_word_embeddings = tied, c.initializer_range = 0.2f;
-    return c;
-}
-
-// Random weights, those of the norms too
-static void llama_make(LlamaModel *m, const LlamaConfig *c) {
-    Error err = {0};
-    const LlamaSettings settings = {
-        .micro_batch_tokens = CAPACITY, .max_seqlen = CAPACITY, .train = true};
-    llama_plan(m, c, settings);
-    CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
-    llama_init(m, 7);
-    for (size_t i = m->num_decayed; i < m->num_elements; i++)
-        m->weights[i] += (floatX)(0.3 * test_rng_normal());
-}
-
-// Every second document is a segment whose last token has a target.
-static void llama_make_batch(Batch *b, const LlamaConfig *c) {
-    static int32_t tokens[CAPACITY];
-    DocView docs[NUM_DOCS];
-    for (int i = 0; i < CAPACITY; i++) tokens[i] = (int32_t)test_rng_below((uint32_t)c->vocab_size);
-    for (int d = 0, used = 0; d < NUM_DOCS; used += lengths[d++]) {
-        const DocView doc = {tokens + used, lengths[d], d % 2 && lengths[d] ? d : -1, NULL};
-        docs[d] = doc;
-    }
-    batch_init(b, CAPACITY, NUM_DOCS);
-    batch_pack(b, docs, NUM_DOCS);
-}
-
-static double llama_forward_backward(LlamaModel *m, const Batch *b) {
-    llama_begin_step(m, b->num_targets);
-    llama_train_micro_batch(m, b);
-    return llama_read_step(m).loss_sum / b->num_targets;
-}
-
-// eps is so large that an update is a smooth function of the gradient: with a small one the sign of
-// a gradient near zero would decide.
-static const AdamW llama_hyper = {1e-2f, 0.9f, 0.95f, 1e-3f, 0.1f, 0};
-
-static void llama_adamw(LlamaModel *m, int64_t t) {
-    AdamW hyper = llama_hyper;
-    hyper.t = t;
-    llama_update(m, hyper, 0);
-}
-
 typedef Batch LlamaBatch;
+typedef AdamW LlamaAdamW;
 typedef real llama_real;
 
-// ------------------------------------------------------------------------------------------------
-// The other side. From here on these names are dev/simple's.
-
+// From here on these names are dev/simple's.
 #define main simple_main
 #define real simple_real
 #define Batch SimpleBatch
@@ -94,15 +35,6 @@ typedef struct {
     Weights weights, grads, m, v;
     Acts acts, dacts;
 } Simple;
-
-static Batch make_batch(const LlamaBatch *from) {
-    Batch b = {from->total_tokens, from->num_segments, from->num_targets, {0}, {0}, {0}};
-    CHECK(from->total_tokens <= MAX_TOKENS && from->num_segments <= MAX_DOCS);
-    memcpy(b.tokens, from->tokens, (size_t)from->total_tokens * sizeof(int));
-    memcpy(b.targets, from->targets, (size_t)from->total_tokens * sizeof(int));
-    memcpy(b.cu_seqlens, from->cu_seqlens, (size_t)(from->num_segments + 1) * sizeof(int));
-    return b;
-}
 
 // Where a checkpoint's tensor lies: q, k and v, gate and up are rows of one matrix.
 static real *find_tensor(Weights *w, const Config *c, const char *name) {
@@ -133,21 +65,62 @@ static real *find_tensor(Weights *w, const Config *c, const char *name) {
     return NULL;
 }
 
-static Simple *make_simple(const LlamaModel *llama, const LlamaBatch *batch) {
+static const char *const texts[] = {
+    "Five.",
+    "!",
+    "Hi",
+    "",
+    "of sixteen chars",
+    "!",
+    "A much longer one, of more than seventy characters: seventy-six, as it is."};
+enum { NUM_TEXTS = sizeof texts / sizeof *texts };
+
+// Random weights, those of the norms too, and the same documents for both
+static Simple *make_both(LlamaModel *llama, LlamaBatch *batch, Config c) {
     static Simple s;
+    const LlamaConfig config = {.vocab_size = (int)c.vocab_size,
+                                .hidden_size = (int)c.hidden_size,
+                                .intermediate_size = (int)c.intermediate_size,
+                                .num_layers = (int)c.num_layers,
+                                .num_heads = (int)c.num_heads,
+                                .num_kv_heads = (int)c.num_kv_heads,
+                                .head_dim = (int)c.head_dim,
+                                .max_position_embeddings = MAX_TOKENS,
+                                .rms_norm_eps = (float)c.rms_norm_eps,
+                                .rope_theta = c.rope_theta,
+                                .tie_word_embeddings = c.tie_word_embeddings,
+                                .initializer_range = 0.2f};
+    const LlamaSettings settings = {
+        .micro_batch_tokens = MAX_TOKENS, .max_seqlen = MAX_TOKENS, .train = true};
+    DocView docs[NUM_TEXTS];
     memset(&s, 0, sizeof s);
-    const LlamaConfig *c = &llama->config;
-    s.config = (Config){
-        c->vocab_size, c->hidden_size,        c->intermediate_size, c->num_layers,
-        c->num_heads,  c->num_kv_heads,       c->head_dim,          (double)c->rms_norm_eps,
-        c->rope_theta, c->tie_word_embeddings};
-    s.batch = make_batch(batch);
+    s.config = c;
+    s.batch = pack(texts, NUM_TEXTS);
+    for (int d = 0; d < NUM_TEXTS; d++)
+        docs[d] =
+            (DocView){s.batch.tokens + s.batch.cu_seqlens[d], (int)strlen(texts[d]), -1, NULL};
+    batch_init(batch, MAX_TOKENS, NUM_TEXTS);
+    batch_pack(batch, docs, NUM_TEXTS);
+    const size_t bytes = (size_t)batch->total_tokens * sizeof(int);
+    CHECK(s.batch.total_tokens == batch->total_tokens && s.batch.num_targets == batch->num_targets);
+    CHECK(memcmp(s.batch.targets, batch->targets, bytes) == 0);
+    llama_plan(llama, &config, settings);
+    MUST(llama_allocate(llama, &err));
+    llama_init(llama, 7);
+    for (size_t i = llama->num_decayed; i < llama->num_elements; i++)
+        llama->weights[i] += (floatX)(0.3 * test_rng_normal());
     for (int i = 0; i < llama->num_tensors; i++) {
         const Parameter *t = &llama->tensors[i];
         real *w = find_tensor(&s.weights, &s.config, t->name);
         for (size_t k = 0; k < t->count; k++) w[k] = (real)llama->weights[t->offset + k];
     }
     return &s;
+}
+
+static double llama_forward_backward(LlamaModel *m, const LlamaBatch *b) {
+    llama_begin_step(m, b->num_targets);
+    llama_train_micro_batch(m, b);
+    return llama_read_step(m).loss_sum / b->num_targets;
 }
 
 static double simple_forward_backward(Simple *s) {
@@ -157,8 +130,7 @@ static double simple_forward_backward(Simple *s) {
     return loss;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Both
+// ---- Both ---------------------------------------------------------------------------------------
 
 // In fp32 each update amplifies the rounding errors before it: the relative error of a gradient was
 // 2e-6 in the first step and 2e-5 in the third. In fp64 the third step had 4e-14.
@@ -185,26 +157,26 @@ static void check_tensors(const LlamaModel *llama, const llama_real *arena, Simp
     }
 }
 
-static void check_steps(int heads, int kv_heads, int head_dim, bool tied) {
+// eps is so large that an update is a smooth function of the gradient: with a small one the sign of
+// a gradient near zero would decide.
+static void check_steps(long heads, long kv_heads, long head_dim, bool tied) {
     static LlamaModel llama;
-    const LlamaConfig c = llama_config(heads, kv_heads, head_dim, tied);
     LlamaBatch batch;
-    llama_make(&llama, &c);
-    llama_make_batch(&batch, &c);
-    Simple *s = make_simple(&llama, &batch);
-    const AdamW hyper = {(double)llama_hyper.lr, (double)llama_hyper.beta1,
-                         (double)llama_hyper.beta2, (double)llama_hyper.eps,
-                         (double)llama_hyper.weight_decay};
-    for (int64_t step = 1; step <= NUM_STEPS; step++) {
+    Simple *s = make_both(
+        &llama, &batch, (Config){256, 44, 52, 2, heads, kv_heads, head_dim, 0x1p-17, 10000, tied});
+    LlamaAdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-3f, 0.1f, 0};
+    const AdamW simple_hyper = {(double)hyper.lr, (double)hyper.beta1, (double)hyper.beta2,
+                                (double)hyper.eps, (double)hyper.weight_decay};
+    for (hyper.t = 1; hyper.t <= NUM_STEPS; hyper.t++) {
         const double loss = llama_forward_backward(&llama, &batch);
         const double expected = simple_forward_backward(s);
         CHECK_MSG(fabs(loss - expected) <= tolerance * expected, "step %d: loss %.17g, not %.17g",
-                  (int)step, loss, expected);
-        check_tensors(&llama, llama.grads, s, &s->grads, "gradient", step);
-        llama_adamw(&llama, step);
-        adamw_update((real *)&s->weights, (real *)&s->m, (real *)&s->v, (real *)&s->grads, hyper,
-                     step);
-        check_tensors(&llama, llama.weights, s, &s->weights, "update", step);
+                  (int)hyper.t, loss, expected);
+        check_tensors(&llama, llama.grads, s, &s->grads, "gradient", hyper.t);
+        llama_update(&llama, hyper, 0);
+        adamw_update((real *)&s->weights, (real *)&s->m, (real *)&s->v, (real *)&s->grads,
+                     simple_hyper, hyper.t);
+        check_tensors(&llama, llama.weights, s, &s->weights, "update", hyper.t);
     }
     batch_free(&batch);
     llama_free(&llama);
@@ -215,21 +187,6 @@ TEST(llama_h_agrees) {
     check_steps(6, 2, 10, false);
     check_steps(2, 2, 64, false);
     check_steps(3, 3, 14, true);
-}
-
-TEST(pack_sets_targets_inside_documents) {
-    static const char *const texts[] = {"several", "documents", "of", "3", "lengths"};
-    const Batch b = pack(texts, 5);
-    int row = 0, targets = 0;
-    for (int d = 0; d < 5; d++) {
-        CHECK(b.cu_seqlens[d] == row);
-        for (const char *c = texts[d]; *c; c++, row++) {
-            CHECK(b.tokens[row] == *c && b.targets[row] == (c[1] ? c[1] : -1));
-            targets += c[1] != 0;
-        }
-    }
-    CHECK(b.cu_seqlens[5] == row && b.total_tokens == row && b.num_docs == 5);
-    CHECK(b.num_targets == targets);
 }
 
 #ifdef GRADCHECK

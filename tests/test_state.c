@@ -30,11 +30,10 @@ static const struct {
 // Result of state_read for this text.
 static int read_text(const char *text, const Same *same, TrainingState *s) {
     Error err = {0};
-    char dir[256], path[300];
+    const char *dir = scratch("state");
     *s = (TrainingState){0};
-    snprintf(dir, sizeof dir, "%s", scratch("state"));
-    snprintf(path, sizeof path, "%s/trainer_state.json", dir);
-    CHECK(dir_create_all(dir, &err) && file_write_all(path, text, strlen(text), &err));
+    MUST(dir_create_all(dir, &err));
+    put_file(scratch("state/trainer_state.json"), text, strlen(text));
     state_read(s, dir, &same->plan, &same->train, &err);
     return err.code;
 }
@@ -134,8 +133,8 @@ static int read_mixture(const char *now, const char *from, const char *to, PlanS
     TrainingState s;
     Error err = {0};
     char edited[4096];
-    CHECK(sources_parse(&wrote.train.sources, "web:7,code:3", &err));
-    CHECK(sources_parse(&reads.train.sources, now, &err));
+    MUST(sources_parse(&wrote.train.sources, "web:7,code:3", &err));
+    MUST(sources_parse(&reads.train.sources, now, &err));
     char *text = written_state(&wrote, none, &err), *at = strstr(text, from);
     CHECK_MSG(at, "%s is not in %s", from, text);
     snprintf(edited, sizeof edited, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));

@@ -10,8 +10,7 @@
 
 constexpr int K = 16;
 
-// ------------------------------------------------------------------------------------------------
-// Tiles: those of dev/witnesses/arithmetic.py, made from the same numbers
+// ---- Tiles: those of dev/witnesses/arithmetic.py, made from the same numbers --------------------
 
 static u64 mix(u64 z) {
     z = (z + 1) * 0x9E3779B97F4A7C15ull;
@@ -129,8 +128,7 @@ static u64 hash_of(const std::vector<T> &v, u64 which) {
     return sum;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Kernels: a block takes chains of DEPTH tiles, the accumulator that of the first
+// ---- Kernels: a block takes chains of DEPTH tiles, the accumulator that of the first ------------
 
 template <int DEPTH>
 __global__ void mma_kernel(float *out, const uint16_t *a, const uint16_t *b, const float *c,
@@ -213,8 +211,7 @@ __global__ void wgmma_kernel(float *out, const uint16_t *a, const uint16_t *b, c
 #endif
 }
 
-// ------------------------------------------------------------------------------------------------
-// Cases
+// ---- Cases --------------------------------------------------------------------------------------
 
 typedef void Kernel(float *, const uint16_t *, const uint16_t *, const float *, int chains);
 struct Instruction {

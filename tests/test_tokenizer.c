@@ -23,8 +23,7 @@ static bool open_text(Tokenizer *t, const char *text, Error *err) {
 
 static Tokenizer must_open(const char *text) {
     Tokenizer t;
-    Error err;
-    CHECK_MSG(open_text(&t, text, &err), "%s", err.what);
+    MUST(open_text(&t, text, &err));
     return t;
 }
 
@@ -48,7 +47,7 @@ TEST(bos_and_eos_come_from_the_config) {
     Error err;
     const char *config = "{'bos_token': null, 'eos_token': {'content': 'hello'}}";
     save("tokenizer_config.json", config);
-    CHECK_MSG(open_text(&t, GPT2, &err), "%s", err.what);
+    MUST(open_text(&t, GPT2, &err));
     CHECK(t.eos == 1 && t.bos == -1);
     tokenizer_free(&t);
     save("tokenizer_config.json", "{");
@@ -95,8 +94,7 @@ TEST(tokens_decode) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// BPE: as Hugging Face encodes the same texts (dev/reference/make_tokenizer_golden.py)
+// ---- BPE: as Hugging Face encodes the same texts (dev/reference/make_tokenizer_golden.py) -------
 
 enum { ROOM = 4096 };
 
@@ -136,12 +134,10 @@ static void check_case(const Tokenizer *t, const json_t *item) {
 static void check_golden(const char *dir) {
     Tokenizer t;
     Error err = {0};
-    char path[IO_PATH_MAX];
     const json_t *item;
     size_t i;
-    CHECK_MSG(tokenizer_open(&t, dir, &err), "%s", err.what);
-    CHECK(path_join(path, sizeof path, dir, "cases.json", &err));
-    json_t *cases = json_read(path, TOKENIZER_MAX_BYTES, "", &err);
+    MUST(tokenizer_open(&t, dir, &err));
+    json_t *cases = json_read(printed("%s/cases.json", dir), TOKENIZER_MAX_BYTES, "", &err);
     CHECK_MSG(cases != NULL, "%s", err.what);
     json_array_foreach(cases, i, item) check_case(&t, item);
     CHECK(i > 20);
@@ -155,8 +151,7 @@ TEST(bpe_encodes_as_hugging_face) {
     check_golden("tests/golden/tokenizers/qwen");
 }
 
-// ------------------------------------------------------------------------------------------------
-// BPE: as a naive encoder encodes any text by any vocabulary
+// ---- BPE: as a naive encoder encodes any text by any vocabulary ---------------------------------
 
 enum { TOY_BYTES = 7, TOY_MERGES = 24, TOY_EXTRA = 6, TOY_LENGTH = 10, TOY_TEXT = 64 };
 enum { TOY_TOKENS = TOY_BYTES + TOY_MERGES + TOY_EXTRA };
@@ -294,7 +289,6 @@ TEST(bpe_encodes_as_the_naive_encoder) {
     for (int round = 0; round < 150; round++) {
         static Toy toy;
         Encoder e;
-        Error err = {0};
         toy_make(&toy);
         toy_open(&toy, &e);
         for (int i = 0; i < 40; i++) {
@@ -304,7 +298,7 @@ TEST(bpe_encodes_as_the_naive_encoder) {
             for (size_t k = 0; k < n; k++)
                 text[k] = "abc12\0><"[test_rng_below(toy.narrow ? 2 : 8)];
             bpe_clear(e.e);
-            CHECK_MSG(bpe_encode(e.e, (const unsigned char *)text, n, &err), "%s", err.what);
+            MUST(bpe_encode(e.e, (const unsigned char *)text, n, &err));
             const int wanted = toy_encode(&toy, text, n, expected);
             const int32_t *ids = bpe_ids(e.e, &count);
             CHECK_MSG(
@@ -316,14 +310,13 @@ TEST(bpe_encodes_as_the_naive_encoder) {
 }
 
 // Five tokens and two merges; `more` goes into the model.
-static void small_bpe(char *text, size_t capacity, const char *normalizer, const char *pre,
-                      const char *more) {
-    snprintf(text, capacity,
-             "{'normalizer': %s, 'added_tokens': [{'id': 5, 'content': '<s>', 'special': true,"
-             " 'normalized': true}], 'pre_tokenizer': %s, 'decoder': {'type': 'ByteLevel'},"
-             " 'model': {'type': 'BPE', 'vocab': {'a': 0, 'b': 1, 'ab': 2, 'aba': 3,"
-             " '\xc4\xa0': 4}, 'merges': ['a b', ['ab', 'a']]%s}}",
-             normalizer, pre, more);
+static const char *small_bpe(const char *normalizer, const char *pre, const char *more) {
+    return printed(
+        "{'normalizer': %s, 'added_tokens': [{'id': 5, 'content': '<s>', 'special': true,"
+        " 'normalized': true}], 'pre_tokenizer': %s, 'decoder': {'type': 'ByteLevel'},"
+        " 'model': {'type': 'BPE', 'vocab': {'a': 0, 'b': 1, 'ab': 2, 'aba': 3,"
+        " '\xc4\xa0': 4}, 'merges': ['a b', ['ab', 'a']]%s}}",
+        normalizer, pre, more);
 }
 
 static const char BYTE_LEVEL[] = "{'type': 'ByteLevel', 'add_prefix_space': false}";
@@ -361,8 +354,7 @@ TEST(texts_encode_as_in_hugging_face) {
         "{'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': false},"
         " 'model': {'type': 'BPE', 'vocab': {'\xc3\xa1': 0, '\xc5\x82': 1, '\xc4\xb0': 2, '!': 3,"
         " '\xc4\xb0!': 4}, 'merges': ['\xc4\xb0 !']}}";
-    char small[1024];
-    small_bpe(small, sizeof small, "null", BYTE_LEVEL, "");
+    const char *small = small_bpe("null", BYTE_LEVEL, "");
     const struct {
         const char *json, *text;
         int32_t bos, eos, n, ids[6];
@@ -440,9 +432,7 @@ TEST(features_that_change_the_ids_are_refused_by_name) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error err = {0};
         int32_t ids[8];
-        char text[2048];
-        small_bpe(text, sizeof text, cases[i].normalizer, cases[i].pre, cases[i].more);
-        Tokenizer t = must_open(text);
+        Tokenizer t = must_open(small_bpe(cases[i].normalizer, cases[i].pre, cases[i].more));
         const int64_t n = tokenizer_encode(&t, cases[i].text, strlen(cases[i].text), ids, 8, &err);
         CHECK_MSG((n == -1) == (cases[i].why != NULL), "case %zu", i);
         CHECK_MSG(n > 0 || ((err.code == EXIT_USAGE || err.code == EXIT_BAD_INPUT) &&

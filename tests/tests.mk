@@ -87,10 +87,13 @@ soak: train_llama
 # Looks for inputs of the readers of foreign files that show a fault, FUZZ_S seconds for each of the
 # targets of dev/fuzz/fuzz.c, or for TARGET=name; needs clang
 FUZZ_S  ?= 60
-O_fuzz   = -O2 $(ASAN) $(if $(filter %/fuzz.o,$@),-DFUZZING,-fsanitize=fuzzer-no-link)
-$(eval $(call VARIANT,fuzz,$$(O_fuzz),false,))
-build/fuzz/%: CC := clang
-build/fuzz/fuzz: build/fuzz/dev/fuzz/fuzz.o build/fuzz/libhost.a
+FUZZED   = $(if $(filter %/fuzz.o,$@),-DFUZZING,-fsanitize=fuzzer-no-link)
+$(eval $(call VARIANT,fuzz,-O2 $$(ASAN) $$(FUZZED),false,))
+$(eval $(call VARIANT,fast,-O2 -fsanitize=undefined $$(TRAPS) $$(FUZZED),false,))
+TRAPS   := -fsanitize-undefined-trap-on-error -DNO_CLONES
+build/fuzz/% build/fast/%: CC := clang
+build/fast/fuzz: ASAN :=
+build/fuzz/fuzz build/fast/fuzz: build/%/fuzz: build/%/dev/fuzz/fuzz.o build/%/libhost.a
 	$(call say,LINK,$@)$(CC) $(ASAN) -fsanitize=fuzzer $(WRAP_fuzz) $^ -o $@ $(LDLIBS)
 # The threads of loader, saver, tokenizer and CPU kernels under ThreadSanitizer, to which clang's OpenMP
 # explains its barriers

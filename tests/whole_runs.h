@@ -25,9 +25,7 @@ const char *__asan_default_options(void) { return "quarantine_size_mb=8"; }
 static char said[1 << 16];  // by the last run: standard error, then standard output
 
 static void shell(const char *command) {
-    char line[1024];
-    snprintf(line, sizeof line, "cd '%s' && %s", scratch_root.dir, command);
-    CHECK_MSG(system(line) == 0, "%s", line);
+    CHECK_MSG(system(printed("cd '%s' && %s", scratch_root.dir, command)) == 0, "%s", command);
 }
 
 static void read_said(void) {
@@ -113,14 +111,13 @@ static void make_inputs(void) {
         "\"rope_theta\": 1e4, \"tie_word_embeddings\": true, \"initializer_range\": 0.05, "
         "\"bos_token_id\": 256, "
         "\"eos_token_id\": 257}";
-    Error err = {0};
     if (path_exists(scratch("base"))) return;
     setenv("OMP_WAIT_POLICY", "passive", 1);  // else it executes itself again
     setenv("TMPDIR", "tmp", 1);
     shell(
         "mkdir tmp tiny text && for i in 1 2 3 4 5 6 7 8 9; do seq $i 2 40 > text/$i.txt; done && "
         "echo '{\"parts\": [[\"a \", false], [\"line\", true]]}' > more.jsonl");
-    CHECK(file_write_all(scratch("tiny/config.json"), config, sizeof config - 1, &err));
+    put_file(scratch("tiny/config.json"), config, sizeof config - 1);
     must_run("--train text --steps 0 --val-every 0 --num-samples 0 --out made");
     shell("mv made/tokens shards && cp shards/*.json tiny && rm -r made");
     must_run(NEW "--steps 1");

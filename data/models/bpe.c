@@ -271,7 +271,9 @@ static bool bpe_read(Bpe *b, Error *err) {
     if (!json_mentions_type(pre, "ByteLevel"))
         return bpe_unknown("no ByteLevel pre_tokenizer", err);
     if (!json_get_bool(model, "ignore_merges", &b->ignore_merges, false, err)) return false;
-    const json_t *list = json_member(pre, "pretokenizers");
+    const json_t *list = json_member(pre, "pretokenizers"), *type = json_member(pre, "type");
+    if (list && type && !json_string_is(type, "Sequence"))
+        return bpe_unknown("pretokenizers that are no Sequence", err);
     if (!json_is_array(list) && !bpe_add_pre_tokenizer(b, pre, err)) return false;
     json_array_foreach(list, part, item) {
         if (!bpe_add_pre_tokenizer(b, item, err)) return false;

@@ -153,6 +153,20 @@ static bool read_fields(LlamaConfig *c, const Field *f, const json_t *object, Er
     return err->code == 0;
 }
 
+// Python's readers take null for a value, not for a key that is missing.
+static bool refuse_nulls(const LlamaConfig *c, const Field *f, const json_t *object, Error *err) {
+    for (; f->kind != END; f++) {
+        const void *value = (const char *)c + f->offset;
+        const bool has_default = f->kind == BOOL     ? *(const bool *)value
+                                 : f->kind == DOUBLE ? *(const double *)value != 0
+                                 : f->kind == FLOAT  ? *(const float *)value != 0
+                                                     : *(const int *)value != 0;
+        if (has_default && json_is_null(json_object_get(object, f->key)))
+            return bad_input(err, "%s: expected a value, found null", f->key);
+    }
+    return true;
+}
+
 static void write_fields(const LlamaConfig *c, const Field *f, json_t *object) {
     for (; f->kind != END; f++) {
         const void *value = (const char *)c + f->offset;
@@ -341,7 +355,7 @@ static bool read_own_ids(const json_t *root, const char *key, int vocab_size, To
 
 static bool read_sizes(LlamaConfig *c, const json_t *root, Error *err) {
     if (json_is_null(json_object_get(root, "num_key_value_heads"))) c->num_kv_heads = 0;
-    if (!read_fields(c, fields, root, err) ||
+    if (!refuse_nulls(c, fields, root, err) || !read_fields(c, fields, root, err) ||
         !read_own_ids(root, "bos_token_id", c->vocab_size, &c->bos, err) ||
         !read_own_ids(root, "eos_token_id", c->vocab_size, &c->eos, err) ||
         !read_own_ids(root, "pad_token_id", c->vocab_size, &c->pad, err))
@@ -395,7 +409,8 @@ static bool read_rope(LlamaConfig *c, const json_t *root, Error *err) {
     if (outer && inner && !json_equal(outer, inner))
         return error_set(err, EXIT_BAD_INPUT, "delete one of them",
                          "rope_theta: expected one value, found another in %s", name);
-    return read_fields(c, rope_theta, inner ? rope : root, err);
+    return refuse_nulls(c, rope_theta, root, err) &&
+           read_fields(c, rope_theta, inner ? rope : root, err);
 }
 
 bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Error *err) {

@@ -70,7 +70,7 @@ static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *
     }
     for (size_t i = 0; i < json_array_size(targets) || i == 0; i++) {
         const char *name = json_string_value(json_array_get(targets, i));
-        if (!name || !add_target(c, name, strlen(name)))
+        if (!name || !strchr(name, '_') || !add_target(c, name, strlen(name)))  // no "q" of --lora
             return bad_input(err,
                              "target_modules: expected q_proj, ... down_proj in a list, found %s",
                              name ? name : "none");
@@ -79,6 +79,8 @@ static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *
         !json_get_int(root, "r", 1, 1024, &c->rank, false, err) ||
         !json_get_double(root, "lora_alpha", 1e-6, 1e6, &alpha, false, err))
         return false;
+    if (!json_string_is(json_member(root, "peft_type"), "LORA"))
+        return bad_input(err, "peft_type: expected LORA, not found");
     c->alpha = (float)alpha;
     text_copy(base_model, capacity, base);
     return check_rank(c->rank, EXIT_BAD_INPUT, "r", err);

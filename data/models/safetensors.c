@@ -121,8 +121,16 @@ static bool parse_entry(TensorInfo *t, const json_t *entry, Error *err) {
     return true;
 }
 
+static bool check_metadata(json_t *metadata, Error *err) {
+    const char *key;
+    const json_t *item;
+    bool ok = json_is_object(metadata) || json_is_null(metadata);
+    json_object_foreach(metadata, key, item) ok = ok && json_is_string(item);
+    return ok || bad_input(err, "__metadata__: expected an object of strings");
+}
+
 static bool add_tensor(SafetensorsSet *s, const char *name, json_t *entry, int file, Error *err) {
-    if (strcmp(name, "__metadata__") == 0) return true;
+    if (strcmp(name, "__metadata__") == 0) return check_metadata(entry, err);
     s->tensors = host_grow(s->tensors, &s->tensors_capacity, (size_t)s->num_tensors + 1,
                            sizeof *s->tensors, "list of tensors");
     TensorInfo *t = &s->tensors[s->num_tensors];

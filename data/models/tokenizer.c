@@ -113,10 +113,13 @@ static bool token_names_read(TokenNames *names, const json_t *root, const json_t
     const json_t *added = json_member(root, "added_tokens"), *item;
     size_t i;
     json_t *vocab = json_member(model, "vocab");
+    double next = (double)json_object_size(vocab);  // the id that an added token gets
     if (!json_is_object(vocab))
         return bad_input(err, "model.vocab: expected an object of token ids");
     names->most = (1 << 17) + 8 * (int64_t)(json_object_size(vocab) + json_array_size(added));
     if (names->most > TOKENIZER_MAX_IDS) names->most = TOKENIZER_MAX_IDS;
+    if (added && !json_is_array(added))
+        return json_type_error(added, "added_tokens", "a list", err);
     json_object_foreach(vocab, name, item) {
         if (!token_names_add(names, item, name, false, false, err)) return false;
     }
@@ -127,8 +130,14 @@ static bool token_names_read(TokenNames *names, const json_t *root, const json_t
         if (!json_get_string(item, "content", &content, true, err) ||
             !json_get_bool(item, "special", &special, false, err))
             return false;
+        const json_t *own = json_object_get(vocab, content);
+        const double found = json_number_value(id), expected = own ? json_number_value(own) : next;
         if (!id) return bad_input(err, "added token '%s' has no id", content);
         if (!token_names_add(names, id, content, true, special, err)) return false;
+        if (found != expected)  // Hugging Face's tokenizers does not read id
+            return bad_input(err, "added token '%s': expected id %.0f, found %.0f", content,
+                             expected, found);
+        if (found >= next) next = found + 1;
     }
     return names->n > 0 || bad_input(err, "model.vocab: expected tokens, found none");
 }

@@ -9,6 +9,7 @@
 // is 0 here (the linker's --wrap), or hardly any input would be read beyond its checksum.
 #include <fcntl.h>
 #include <float.h>
+#include <math.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -39,7 +40,8 @@ typedef struct {
 typedef struct {
     Bytes part[PARTS];
     unsigned char flags[2];
-    Error err;  // of a target that returns false
+    Error err;     // of a target that returns false
+    json_t *seen;  // array: what was read, for dev/fuzz/compare.py; NULL: not wanted
 } Input;
 
 // The file of that name in the scratch directory; none where there are no bytes.
@@ -169,6 +171,14 @@ static bool fuzz_tokenizer(Input *in) {
     Tokenizer t;
     ChatTemplate chat;
     if (!tokenizer_open(&t, scratch("."), &in->err)) return false;
+    json_auto_t *root = parse(in->part[0]);
+    json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab"), *id;
+    const json_t *added = json_member(root, "added_tokens");
+    const char *name;
+    double most = (double)json_object_size(vocab);
+    json_object_foreach(vocab, name, id) most = fmax(most, json_number_value(id) + 1);
+    CHECK(!added || json_is_array(added));
+    CHECK(t.vocab_size <= most + (double)json_array_size(added));
     CHECK(t.vocab_size > 0 && t.bos >= -1 && t.bos < t.vocab_size && t.eos < t.vocab_size);
     for (int32_t i = 0; i < t.vocab_size; i++) CHECK(t.offset[i] <= t.offset[i + 1]);
     chat_template_open(&chat, scratch("."), &t, &(Error){0});
@@ -177,6 +187,7 @@ static bool fuzz_tokenizer(Input *in) {
     CHECK(n <= 512);
     for (int64_t i = 0; i < n; i++, bytes += length) {
         CHECK(ids[i] >= 0 && ids[i] < t.vocab_size);
+        json_array_append_new(in->seen, json_integer(ids[i]));
         tokenizer_bytes(&t, ids[i], &length);
         if (ids[i] == t.bos) length = 0;
     }
@@ -192,7 +203,10 @@ static bool fuzz_config(Input *in) {
     CHECK(c.vocab_size > 0 && c.hidden_size > 0 && c.intermediate_size > 0 && c.num_layers > 0);
     CHECK(c.num_kv_heads > 0 && c.num_heads % c.num_kv_heads == 0 && c.head_dim >= 2);
     CHECK(llama_config_num_params(&c) <= (uint64_t)1 << 40 && rope_attention_factor(&c) < 1e9);
-    for (int i = 0; i < c.head_dim / 2; i++) CHECK(rope_frequency(&c, i) <= 1);
+    for (int i = 0; i < c.head_dim / 2; i++) {
+        CHECK(rope_frequency(&c, i) <= 1);
+        if (in->seen) json_array_append_new(in->seen, json_real((double)rope_frequency(&c, i)));
+    }
     for (int i = 0; i < c.eos.of_config; i++) CHECK(c.eos.ids[i] < c.vocab_size);
     for (int i = 0; i < c.bos.of_config; i++) CHECK(c.bos.ids[i] < c.vocab_size);
     char *text = llama_config_text(&c, "float32");
@@ -200,6 +214,8 @@ static bool fuzz_config(Input *in) {
     CHECK(root && llama_config_parse(&again, root, "text", &in->err));
     char *text_again = llama_config_text(&again, "float32");
     CHECK(strcmp(text, text_again) == 0);
+    json_array_append_new(in->seen, json_real(rope_attention_factor(&c)));
+    json_array_append(in->seen, root);
     free(text);
     free(text_again);
     return true;
@@ -211,8 +227,14 @@ static bool fuzz_adapter(Input *in) {
     LoraConfig c, again;
     if (!lora_config_read(&c, base, sizeof base, scratch("."), &in->err)) return false;
     CHECK(c.rank >= 8 && c.rank % 8 == 0 && c.rank <= 1024 && lora_scale(&c) > 0);
+    json_auto_t *root = parse(in->part[0]);
+    const json_t *targets = json_object_get(root, "target_modules");
+    CHECK(json_string_is(json_object_get(root, "peft_type"), "LORA"));
+    CHECK(!memchr(in->part[0].p, 0, in->part[0].n));
+    CHECK(strchr(json_string_value(json_array_get(targets, 0)), '_'));
     char *text = lora_config_text(&c, base);
     put("adapter_config.json", text, strlen(text));
+    if (in->seen) json_array_append_new(in->seen, json_loads(text, 0, NULL));
     CHECK(lora_config_read(&again, base, sizeof base, scratch("."), &in->err));
     CHECK(c.rank == again.rank && c.alpha == again.alpha);
     CHECK(memcmp(c.target, again.target, sizeof c.target) == 0);
@@ -222,6 +244,19 @@ static bool fuzz_adapter(Input *in) {
 
 static void ignore(void *context, ParameterArena arena, size_t at, const float *values, size_t n) {
     (void)context, (void)arena, (void)at, (void)values, (void)n;
+}
+
+// Name, type, shape and bytes, the first 32 of them in hexadecimal
+static void see_tensor(json_t *seen, const SafetensorsSet *s, const TensorInfo *t) {
+    const size_t n = t->end - t->begin < 32 ? t->end - t->begin : 32;
+    unsigned char bytes[32];
+    char hex[65] = "";
+    json_t *shape = json_array();
+    CHECK(file_read_at(&s->files[t->file].file, bytes, n, t->begin, &(Error){0}));
+    for (size_t i = 0; i < n; i++) sprintf(hex + 2 * i, "%02x", bytes[i]);
+    for (int i = 0; i < t->ndim; i++)
+        json_array_append_new(shape, json_integer((json_int_t)t->shape[i]));
+    json_array_append_new(seen, json_pack("[s, s, o, s]", t->name, t->dtype, shape, hex));
 }
 
 // Headers begin with their length, the index is opened, moments; header and data of a file, index,
@@ -245,6 +280,9 @@ static bool fuzz_safetensors(Input *in) {
     const char *path = scratch(in->flags[0] & 2 ? "f.index.json" : "a.safetensors");
     SafetensorsSet s;
     if (!safetensors_open(&s, path, &in->err)) return false;
+    json_auto_t *root = in->flags[0] == 1 ? parse(in->part[0]) : NULL;
+    const json_t *metadata = json_member(root, "__metadata__");
+    CHECK(!metadata || json_is_object(metadata));
     for (int i = 0; i < s.num_tensors; i++) {
         const TensorInfo *t = &s.tensors[i];
         const uint64_t n = tensor_num_elements(t), last = n < 99 ? n : 99;
@@ -252,6 +290,7 @@ static bool fuzz_safetensors(Input *in) {
         CHECK(t->end - t->begin == n * tensor_dtype_size(t->dtype));
         CHECK(safetensors_find(&s, t->name) == t && strnlen(t->name, 160) < 160);
         bytes += n * tensor_dtype_size(t->dtype);
+        if (in->seen) see_tensor(in->seen, &s, t);
         CHECK(safetensors_read_f32(&s, t, values, n - last, last, &(Error){0}) ||
               !strstr("F32 BF16 F16 F64", t->dtype));
     }
@@ -261,7 +300,7 @@ static bool fuzz_safetensors(Input *in) {
     }
     CHECK(bytes == 0);
     safetensors_close(&s);
-    return parameters_load(parameters, in->flags[0] & 4, path, &in->err);
+    return parameters_load(parameters, in->flags[0] & 4, path, &in->err) || in->seen;
 }
 
 // Options have values that their table allows, and their JSON gives the same ones again.
@@ -292,7 +331,8 @@ static bool fuzz_options(Input *in) {
     char *line = host_calloc(in->part[0].n + 1, 1, "argv"), *argv[64], *rest = line;
     const char *topic = NULL;
     int argc = 0;
-    FILE *nowhere = fopen("/dev/null", "w");
+    static FILE *nowhere;
+    if (!nowhere) nowhere = fopen("/dev/null", "w");
     memcpy(line, in->part[0].p, in->part[0].n);
     while (argc < 64 && rest) argv[argc++] = strsep(&rest, "\n");
     json_auto_t *stored = parse(in->part[1]);
@@ -301,7 +341,6 @@ static bool fuzz_options(Input *in) {
     const bool ok = options_parse(run_option_table, argc, argv, &topic, &in->err);
     if (ok) check_options();
     if (topic) options_print_help(run_option_table, "", "lr|model", topic, nowhere, &(Error){0});
-    fclose(nowhere);
     free(line);
     return ok;
 }
@@ -338,13 +377,14 @@ static bool fuzz_questions(Input *in) {
         "{\"merges\": "
         "[\"a b\"], \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"<s>\": 3, \"\u0120\": 4}}}";
     const Options o = {.bench = scratch("q.jsonl"), .max_seqlen = 1 + in->flags[0]};
+    static FILE *nowhere;
     FILE *screen = stdout;
     Benchmark b;
     size_t rows = 0;
-    put("tokenizer.json", tokenizer, strlen(tokenizer));
-    stdout = fopen("/dev/null", "w");
+    if (!nowhere) put("tokenizer.json", tokenizer, strlen(tokenizer));
+    if (!nowhere) nowhere = fopen("/dev/null", "w");
+    stdout = nowhere;
     const bool ok = benchmark_open(&b, &o, scratch("."), 1 << 20, &in->err);
-    fclose(stdout);
     stdout = screen;
     for (size_t i = 0, first = 0; ok && i < b.num_choices; rows += (size_t)b.choices[i++].rows) {
         const BenchmarkChoice *c = &b.choices[i];
@@ -391,7 +431,10 @@ static const Target targets[] = {
 enum { NUM_TARGETS = sizeof targets / sizeof *targets };
 
 const char *__asan_default_options(void);
-const char *__asan_default_options(void) { return "max_allocation_size_mb=32"; }
+const char *__asan_default_options(void) {  // what costs most of the time of small inputs is less
+    return "max_allocation_size_mb=32:quarantine_size_mb=1:malloc_context_size=2:"
+           "clear_shadow_mmap_threshold=4194304";
+}
 
 static void run_target(const Target *t, const unsigned char *p, size_t n) {
     Input in = {0};
@@ -405,7 +448,10 @@ static void run_target(const Target *t, const unsigned char *p, size_t n) {
         if (t->files[i]) put(t->files[i], in.part[i].p, in.part[i].n);
     }
     warnings_off = true;
-    CHECK(t->run(&in) || (in.err.code >= EXIT_USAGE && in.err.what[0]));
+    in.seen = getenv("FUZZ_SEEN") ? json_array() : NULL;
+    const bool ok = t->run(&in);
+    CHECK(ok || (in.err.code >= EXIT_USAGE && in.err.what[0]));
+    if (in.seen) fputs(json_write(ok ? in.seen : json_text(in.err.what), JSON_COMPACT), stdout);
 }
 
 // A piece of the input is repeated up to 128 KiB, then up to 256: that takes twice the time, not four
@@ -439,7 +485,7 @@ static void check_time(const Target *t, const unsigned char *p, size_t n, uint64
 static void try_input(const Target *t, const unsigned char *p, size_t n) {
     const uint64_t random = mix64(fnv1a(FNV1A_START, p, n));
     run_target(t, p, n);
-    if (n > 0 && random % 4096 == 0) check_time(t, p, n, mix64(random + 1));
+    if (n > 0 && random % 4096 == 0 && !getenv("FUZZ_SEEN")) check_time(t, p, n, mix64(random + 1));
 }
 
 #ifdef FUZZING

@@ -20,8 +20,9 @@
 //
 // Blocking. All threads pack a part of B (NC x KC, 5 MB, in L3). Then each packs the rows of A (MC
 // x KC, 240 kB) of its item for itself, so that they stay in its L2, and multiplies them by one
-// panel of B (NR x KC) after the other. KC is also the number of terms summed between accesses to
-// C: a larger KC saves memory traffic, a smaller one reduces rounding error and a panel's size.
+// panel of B (NR x KC) after the other, while the tiles prefetch the next one into L2. KC is also
+// the number of terms summed between accesses to C: a larger KC saves memory traffic, a smaller one
+// reduces rounding error and a panel's size.
 // What was tried: dev/SPEED.md.
 #include "common.h"
 
@@ -62,7 +63,7 @@ static Matrix at(Matrix x, int64_t i, int64_t k) {
 // Register tiles, one per instruction set
 
 typedef void Tile(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
-                  const real *RESTRICT b, int64_t depth);
+                  const real *RESTRICT b, int64_t depth, const real *next);
 
 typedef void Pack(real *packed, Matrix x, int64_t rows, int width, int64_t depth, int64_t stride);
 
@@ -226,8 +227,9 @@ static void compute_tile(const Packed *p, int64_t i, int64_t j) {
         const real *b = p->b + (j * p->stride + k) * chosen->nr;
         int64_t depth = at_most(p->kc, p->span - k);
         if (chosen->round_pairs) depth = ceil_div(depth, 2);
+        const real *next = b + p->stride * chosen->nr + i * chosen->mr * chosen->nr * depth / MC;
         chosen->tile(whole ? c : spare, whole ? addend : NULL, whole ? p->c_stride : chosen->nr, a,
-                     b, depth);
+                     b, depth, next);
         for (int64_t r = 0; r < rows && !whole; r++) {
             const int64_t row = r * p->c_stride;
             const real *from = spare + r * chosen->nr;

@@ -8,16 +8,35 @@
 //   ZIP_LOW, ZIP_HIGH(a, b) in each quadruple: a0 b0 a1 b1, a2 b2 a3 b3
 //   PAIRS(a, b, which)      in each quadruple: a0 a1 b0 b1 (which 0x44), a2 a3 b2 b3 (0xee)
 //   MERGE_LOW, MERGE_HIGH   indices that interleave the lower, upper halves of two vectors
-//
+#define vec NAME(vec)
+#define vec_anywhere NAME(vec_anywhere)
+typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
+typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
+
+// sum += the products of the next `depth`, a constant, so that a and b advance once for all of
+// them: on Intel each addition to a pointer takes the place of a multiply-add.
+TARGET static inline __attribute__((always_inline)) void NAME(multiply_add)(vec (*sum)[NV],
+                                                                            const real *a,
+                                                                            const real *b,
+                                                                            const int depth) {
+    UNROLL for (int k = 0; k < depth; k++) {
+        vec row[NV];
+        UNROLL for (int j = 0; j < NV; j++) row[j] =
+            *(const vec *)(b + (k * NV + j) * VECTOR_LENGTH);
+        UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++) sum[i][j] =
+            FMA(a[k * MR + i], row[j], sum[i][j]);
+    }
+}
+
 // c (MR, NV * VECTOR_LENGTH) = addend + the sum over k of a[k][i] * b[k][j]; a (depth, MR) and
 // b (depth, NV * VECTOR_LENGTH) are packed panels, b aligned to a vector. addend is laid out like c
 // and may be c; NULL: zeros. All MR * NV sums stay in
 // registers: each k loads MR + NV values for MR * NV multiply-adds. The inner loops have constant
-// bounds and are fully unrolled, which lets the compiler keep sum[][] in registers.
+// bounds and are fully unrolled, which lets the compiler keep sum[][] in registers. Meanwhile a
+// panel as deep is fetched into L2, the share of one tile of MC / MR from next on.
 TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
-                              const real *RESTRICT b, int64_t depth) {
-    typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
-    typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
+                              const real *RESTRICT b, int64_t depth, const real *next) {
+    enum { NR = NV * VECTOR_LENGTH, DEEP = 4 };
     vec sum[MR][NV];
     UNROLL for (int i = 0; i < MR; i++) {
         UNROLL for (int j = 0; j < NV; j++) {
@@ -25,12 +44,12 @@ TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, con
             __builtin_prefetch(c + i * c_stride + j * VECTOR_LENGTH, 1);
         }
     }
-    for (int64_t k = 0; k < depth; k++, a += MR, b += NV * VECTOR_LENGTH) {
-        vec row[NV];
-        UNROLL for (int j = 0; j < NV; j++) row[j] = *(const vec *)(b + j * VECTOR_LENGTH);
-        UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++) sum[i][j] =
-            FMA(a[i], row[j], sum[i][j]);
+    for (; depth >= DEEP; depth -= DEEP, a += DEEP * MR, b += DEEP * NR) {
+        __builtin_prefetch(next, 0, 2);
+        next += DEEP * MR * NR / MC;
+        NAME(multiply_add)(sum, a, b, DEEP);
     }
+    for (; depth > 0; depth--, a += MR, b += NR) NAME(multiply_add)(sum, a, b, 1);
     UNROLL for (int i = 0; i < MR; i++) {
         UNROLL for (int j = 0; j < NV; j++) {
             const int64_t at = i * c_stride + j * VECTOR_LENGTH;
@@ -48,8 +67,6 @@ TARGET static inline __attribute__((always_inline)) void NAME(pack_part)(real *t
                                                                          const real *from,
                                                                          int64_t stride, int rows,
                                                                          const int n) {
-    typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
-    typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
     typedef lane_index indices __attribute__((vector_size(sizeof(vec))));
     vec a[VECTOR_LENGTH], b[VECTOR_LENGTH];
     UNROLL for (int i = 0; i < n; i++) a[i] =
@@ -129,7 +146,6 @@ TARGET static inline __attribute__((always_inline)) void NAME(few_of)(real *REST
                                                                       const real *RESTRICT b,
                                                                       int64_t depth, int64_t kc,
                                                                       const int rows) {
-    typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
     vec total[FEW_ROWS];
     UNROLL for (int i = 0; i < rows; i++) memcpy(&total[i], c + i * VECTOR_LENGTH, sizeof(vec));
     for (int64_t first = 0; first < depth; first += kc) {
@@ -168,6 +184,8 @@ TARGET static void NAME(few)(real *RESTRICT c, const real *RESTRICT a, const rea
     if (rows == 8) NAME(few_of)(c, a, b, depth, kc, 8);
 }
 #endif
+#undef vec
+#undef vec_anywhere
 #undef NAME
 #undef MERGE_LOW
 #undef MERGE_HIGH
