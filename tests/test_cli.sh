@@ -76,7 +76,7 @@ expect final_loads_as_a_model 0 'start +weights of --model' "$train" --model a/f
 same a_loaded_model_keeps_its_tokenizer a/final/tokenizer.json c/final/tokenizer.json
 expect keep_prunes 0 'done' "${run[@]}" --out k --steps 6 --save-every 1 --keep 2
 check keep_leaves_two test "$(ls -d k/step-* | wc -l)" -eq 2
-expect compare 0 '^repad ' "${run[@]}" --compare 1
+expect compare 0 '^repad ' "${run[@]}" --compare 2
 check_python compare_table_is_consistent <<'PY'
 rows = [l.split() for l in open("out.txt", errors="replace") if l.split(" ")[0] in ("packed", "padded", "rows", "repad")]
 assert [r[0] for r in rows] == ["packed", "padded", "rows", "repad"], rows
@@ -141,6 +141,8 @@ expect no_such_model 3 'smollm2-135m, smollm2-360m' "$train" --model smolm2-135m
 expect a_gguf_as_model 3 'hint: scripts/gguf_to_hf.py' "$train" --model x/y.gguf
 expect weights_as_model 3 'hint: give the directory where it lies' "$train" --model a/final/model.safetensors
 expect no_weights 3 'hint: .*save_pretrained converts' "$train" --model tiny "${data[@]}" --out n2
+expect no_training_data 3 'hint: scripts/quickstart.sh' "$train" --dry-run
+expect no_temporary_directory 4 'none: cannot create a directory' env TMPDIR=none "$train" --train "$root/README.md" --dry-run
 expect a_model_of_the_hub 3 'hint: hf download org/name --local-dir org/name' "$train" --model org/name
 
 # ---- the output directory: errors of a disk are in tests/test_faults.c -------------------------------------

@@ -15,7 +15,7 @@ TEST(a_call_of_one_of_two_ranks_fails) {
         int rank, kind, calls;  // about so many has an undisturbed run
     } of[] = {
 #ifdef BACKEND_CUDA
-        {0, FAULT_DEVICE, 2000}, {1, FAULT_DEVICE, 2000}};
+        {0, FAULT_DEVICE, 400}, {1, FAULT_DEVICE, 400}};
 #else
         {0, FAULT_IO, 320}, {1, FAULT_IO, 60}, {0, FAULT_ALLOC, 8000}, {1, FAULT_ALLOC, 5000}};
 #endif
@@ -52,8 +52,12 @@ TEST(a_call_of_one_of_two_ranks_fails) {
         if (!good) printf("    %s\n", said);
         CHECK_MSG(good, "call %d of kind %d of rank %d: exit code %d after %.0f s", nth,
                   of[which].kind, of[which].rank, code, seconds);
-        CHECK_MSG(run(TWO, "--resume", NULL) == 0 && results(true) == expected, "%d: %s", nth,
-                  said);
+        int again = EXIT_DIR_IN_USE;  // mpirun may end before a rank that it has killed
+        for (int wait = 0; wait < 100 && again == EXIT_DIR_IN_USE; i++) {
+            sleep_ms(wait > 0 ? 100 : 0);
+            again = run(TWO, "--resume", NULL);
+        }
+        CHECK_MSG(again == 0 && results(true) == expected, "%d: %s", nth, said);
     }
     printf("    %d runs ended with an error\n", failed);
 }
