@@ -14,7 +14,7 @@ python << 'PY' || bad tokenizer ''
 t = json.load(open("corpus/tokenizer.json"))
 for i, name in enumerate(("<|im_start|>", "<|im_end|>")):
     t["added_tokens"].append(dict(t["added_tokens"][0], id=258 + i, content=name))
-t["model"]["vocab"]["li"] = 260
+t["model"]["vocab"].update({a["content"]: a["id"] for a in t["added_tokens"]}, li=260)
 t["model"]["merges"] = ["l i"]
 json.dump(t, open("tiny/tokenizer.json", "w"))
 FOR, REST = "{% for message in messages %}", (
