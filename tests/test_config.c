@@ -208,6 +208,7 @@ static const struct {
     {NULL, YARN(", 'mscale_all_dim': 1.0"), "mscale_all_dim"},
     {NULL, YARN(", 'truncate': false"), "truncate: expected true, found false"},
     {NULL, YARN(", 'truncate': null"), "truncate: expected true, found null"},
+    {NULL, "{'rms_norm_eps': null}", "rms_norm_eps: expected a value, found null"},
     {NULL, YARN(", 'beta_fast': 1"), "beta_fast 1"},
     {NULL, YARN(", 'attention_factor': 0"), "attention_factor"},
     {NULL, ROPE("'rope_type': 'dynamic'"), "found \"dynamic\""},

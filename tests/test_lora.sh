@@ -118,6 +118,7 @@ init_lora_weights "pissa"
 target_modules "all-linear"
 target_modules ["embed_tokens"]
 peft_type "IA3"
+peft_type null
 r 12
 something_new 1
 KEYS

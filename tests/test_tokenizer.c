@@ -424,6 +424,8 @@ TEST(features_that_change_the_ids_are_refused_by_name) {
         {"null", "{'type': 'ByteLevel', 'add_prefix_space': true}", "", "a", "prefix_space"},
         {"null", "null", "", "a", "no ByteLevel"},
         {"null", SEQUENCE("{'type': 'Metaspace'}"), "", "a", "unknown pre_tokenizer"},
+        {"null", "{'type': 'Split', 'pretokenizers': [{'type': 'ByteLevel'}]}", "", "a",
+         "Sequence"},
         {"null", SPLIT("{'Regex': 'a'}", "Removed"), "", "a", "Split other than Isolated"},
         {"null", SPLIT("{'String': 'a'}", "Isolated"), "", "a", "without a Regex"},
         {"null", SPLIT("{'Regex': '('}", "Isolated"), "", "a", "is wrong at 1"},
