@@ -93,6 +93,10 @@ grep '^resume: ' out.txt > changes.txt
 same changes_are_listed changes.txt <(printf 'resume: --%s\n' 'steps 6 -> 5' 'schedule cosine -> wsd-sqrt' \
     'deterministic true -> false')
 expect another_run_holds_it 10 'directory in use' flock q/.lock "${resume[@]}" --out q
+exec 9> q/.lock && flock 9
+sleep 1 &   # inherits the lock
+exec 9>&-
+expect the_end_of_another_run_is_waited_for 0 'start +q/step-00000005' "${resume[@]}" --out q
 expect dry_run_while_another_run_has_the_lock 0 'start +q/step-00000005' flock q/.lock "${resume[@]}" --out q --dry-run
 expect evaluation_while_another_run_has_the_lock 0 'start +q/step-00000005' flock q/.lock "${resume[@]}" --out q --steps 0
 expect changed_plan 9 'seed \(was 7, is 8\)' "${resume[@]}" --out q --seed 8

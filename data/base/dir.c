@@ -10,6 +10,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "file.h"
 #include "memory.h"
 #include "path.h"
@@ -104,13 +105,24 @@ static bool dir_lock_refused(int fd, const char *path, Error *err) {
                      "%s: directory in use by %s", path, owner);
 }
 
+enum { LOCK_WAIT_MS = 5000 };
+
+// A killed process keeps its lock until its last write has ended, and may outlive its mpirun.
+static bool lock_within(int fd, int limit_ms) {
+    for (int ms = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; ms += 50) {
+        if (errno != EWOULDBLOCK || ms >= limit_ms) return false;
+        sleep_ms(50);
+    }
+    return true;
+}
+
 bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     char path[IO_PATH_MAX], owner[256], host[128] = "?";
     lock->fd = lock->dir_fd = -1;
     if (!path_join(path, sizeof path, dir, ".lock", err)) return false;
     const int fd = io_open(path, O_RDWR | O_CREAT, 0666);
     if (fd < 0) return disk_error(err, path, "cannot create the lock");
-    lock->works = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    lock->works = lock_within(fd, LOCK_WAIT_MS);
     const bool taken = !lock->works && errno == EWOULDBLOCK;
     if (taken) dir_lock_refused(fd, dir, err);
     if (!lock->works) close(fd);

@@ -34,8 +34,8 @@ typedef struct {
 } DirLock;
 
 // Locks <dir>/.lock until the process ends or dir_unlock. EXIT_DIR_IN_USE when another process
-// holds it. The kernel frees the lock of a dead owner, so a stale file needs no cleaning; its text
-// only serves the error message.
+// still holds it after five seconds. The kernel frees the lock of a dead owner, so a stale file
+// needs no cleaning; its text only serves the error message.
 bool dir_lock(DirLock *lock, const char *dir, Error *err);
 
 // Fails unless the path still leads to the directory that was locked: a directory put in its place
