@@ -200,6 +200,7 @@ static const struct {
     {NULL, ROPE("'type': 'linear', 'factor': 0.5"), "factor"},
     {NULL, YARN(", 'mscale': 0.7"), "mscale"},
     {NULL, YARN(", 'truncate': false"), "truncate: expected true, found false"},
+    {NULL, YARN(", 'truncate': null"), "truncate: expected true, found null"},
     {NULL, "{'rms_norm_eps': null}", "rms_norm_eps: expected a value, found null"},
     {NULL, YARN(", 'beta_fast': 1"), "beta_fast 1"},
     {NULL, YARN(", 'attention_factor': 0"), "attention_factor"},
