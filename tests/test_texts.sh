@@ -39,7 +39,6 @@ put("tree/c.py", "h\u00e9llo \u20ac <|endoftext|> 12\n".encode())
 put("tree/empty.txt", b"")
 put("tree/binary.dat", b"a\0b")
 put("tree/.hidden/x.txt", b"hidden")
-put("tree/val.md", b"a text")        # validation files have records, and are not in a folder
 put("tree/val_b/train.jsonl", b'{"text": "in a folder"}')
 put("tree/__pycache__/x.txt", b"cache")
 put("tree/table.csv", b"1,2\n")
@@ -47,7 +46,7 @@ put("tree/other.json", b'{\n"a": 1}\n')
 put("tree/lines.json", b'{"text": "one line"}\n{"text": "another"}\n')
 put("tree/many.json", b'[{"text": "in an array", "n": [1, "]"]}, {"text": "of\\" two"}]\n')
 expect("tree", [(open("tree/" + n, "rb").read(), None) for n in ("a.txt", "b/bytes.md", "b/new\nline.txt", "c.py")]
-       + [(t, None) for t in (b"one line", b"another", b"in an array", b'of" two', b"a text", b"in a folder")])
+       + [(t, None) for t in (b"one line", b"another", b"in an array", b'of" two', b"in a folder")])
 letters = "ab c\n\u00e9\u20ac\U0001f600"
 texts = ["document %d " % i + "".join(random.choices(letters, k=random.randrange(300)))
          for i in range(2000)]
@@ -125,9 +124,9 @@ as_bpe=(--model bpe --from-scratch)
 echo '{"eos_token": "absent"}' > bpe/tokenizer_config.json
 expect needs_eos 3 'no eos_token' "${run[@]}" "${as_bpe[@]}" --train tree --out eos
 echo '{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}' > bpe/tokenizer_config.json
-# one long text, which its hash would choose for validation
+# one long text, which its hash would choose for validation; a validation file has records
 mkdir few && python3 -c 'print("every word of this line is a token or two\n" * 240000)' > long.txt
-cp long.txt few && echo a short one > few/short.txt
+cp long.txt few && echo a short one > few/val.txt
 makes of_few_texts_only_ends_are_validated '3 documents, 1 for validation .the last 1 % of a file' --train few --out few.out
 only bpe_tree "${as_bpe[@]}" --train tree --out bpe-tree
 check_python one_boundary_token << 'PY'
@@ -172,7 +171,7 @@ check eval_of_texts evaluate --val tree
 sed -n '/^document/,$p' out.txt > eval-texts.txt
 check eval_of_their_shards evaluate --val out-tree/tokens/train_00000.bin
 sed -n '/^document/,$p' out.txt > eval-shards.txt
-has eval_has_all_documents '^all +10 ' eval-texts.txt
+has eval_has_all_documents '^all +9 ' eval-texts.txt
 same eval_of_texts_is_that_of_their_shards eval-texts.txt eval-shards.txt
 TMPDIR=$work/tmp "$train" --model demo --from-scratch --eval --max-seqlen 64 --val long.txt > out.txt 2>&1 &
 await_line $! '^texts' out.txt
