@@ -1,12 +1,11 @@
 // The emulator: memory is guarded and starts as NaN, violations end the program with a report, the
-// host API and cuBLASLt behave like the real ones.
+// host API behaves like the real one.
 #include "cuda_test.h"
 
 #ifndef CUDA_EMU
 TEST(emulator) { SKIP("this is a CUDA build"); }
 #else
 #include <atomic>
-#include <cublasLt.h>
 #include <math.h>
 #include <string>
 #include <sys/wait.h>
@@ -151,28 +150,6 @@ TEST(launches_are_checked) {
     }
 }
 
-// CUDA C++ programming guide, table "Technical Specifications per Compute Capability"
-static const int optin_kb[][2] = {{80, 163},  {86, 99},   {87, 163},  {89, 99},  {90, 227},
-                                  {100, 227}, {103, 227}, {110, 227}, {120, 99}, {121, 99}};
-TEST(shared_memory_of_this_architecture) {
-    cudaDeviceProp prop;
-    CUDA_OK(cudaGetDeviceProperties(&prop, 0));
-    int expected = 0;
-    for (auto &row : optin_kb)
-        if (row[0] == prop.major * 10 + prop.minor) expected = row[1] << 10;
-    CHECK_MSG(optin_bytes() == expected, "%d bytes, expected %d", optin_bytes(), expected);
-    CHECK((int)prop.sharedMemPerMultiprocessor == expected + 1024);
-    CHECK(ask_for(fill, expected + 1) == cudaErrorInvalidValue);
-    cudaGetLastError();
-}
-TEST(shared_memory_of_every_architecture) {
-    for (auto &row : optin_kb) {
-        const std::string arch = "EMU_ARCH=" + std::to_string(row[0]);
-        CHECK_MSG(with_setting(arch.c_str(), "memory_of_this") == 0, "%s", arch.c_str());
-        CHECK_MSG(with_setting(arch.c_str(), "static_shared") == 0, "%s", arch.c_str());
-    }
-}
-
 __global__ void add_one(float *p) { p[threadIdx.x] += 1; }
 
 // With EMU_STREAMS=1 a result exists only after the stream has executed the work.
@@ -230,109 +207,6 @@ TEST(expf_like_a_gpu) {
     if (!getenv("EMU_FAST_MATH")) CHECK(with_setting("EMU_FAST_MATH=1", "expf_like_a_gpu") == 0);
 }
 
-// By definition: the nearer of the two neighbours; at a tie the even one.
-TEST(bf16_rounds_to_nearest_even) {
-    for (uint32_t u = 0; u < 0x7f80; u++) {
-        float below = __uint_as_float(u << 16), above = __uint_as_float((u + 1) << 16);
-        CHECK(__bfloat16_as_ushort(__float2bfloat16(below)) == u);
-        CHECK(__bfloat16_as_ushort(__float2bfloat16(-below)) == (u | 0x8000));
-        float middle = __uint_as_float(u << 16 | 0x8000);
-        float under = __uint_as_float(u << 16 | 0x7fff), over = __uint_as_float(u << 16 | 0x8001);
-        float even = u & 1 ? above : below;
-        CHECK(__bfloat162float(__float2bfloat16(middle)) == even);
-        CHECK(__bfloat162float(__float2bfloat16_rn(under)) == below);
-        CHECK(__bfloat162float(__float2bfloat16(over)) == above);
-    }
-    CHECK(__bfloat16_as_ushort(__float2bfloat16(NAN)) == 0x7fff);
-    CHECK(isnan(__bfloat162float(__ushort_as_bfloat16(0xffff))));
-    float2 two = __bfloat1622float2(__floats2bfloat162_rn(1.5f, -2.0f));
-    CHECK(two.x == 1.5f && two.y == -2.0f);
-}
-
-// ---- cuBLASLt -----------------------------------------------------------------------------------
-
-struct Gemm {
-    int m, n, k;
-    cublasOperation_t ta, tb;
-    cudaDataType in, out;
-    int pad;  // leading dimensions are so much larger than they must be
-    float alpha, beta;
-};
-struct Lt {
-    cublasLtHandle_t handle;
-    cublasLtMatmulDesc_t op;
-    cublasLtMatrixLayout_t a, b, c;
-    cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t result[4];
-    int found;
-};
-
-static cublasStatus_t lt_open(Lt *lt, const Gemm &g, size_t max_workspace) {
-    bool ta = g.ta != CUBLAS_OP_N, tb = g.tb != CUBLAS_OP_N;
-    uint64_t rows_a = ta ? g.k : g.m, rows_b = tb ? g.n : g.k;
-    uint32_t alignment = 16;
-    *lt = {};
-    CHECK(cublasLtCreate(&lt->handle) == 0);
-    CHECK(cublasLtMatmulDescCreate(&lt->op, CUBLAS_COMPUTE_32F, CUDA_R_32F) == 0);
-    CHECK(cublasLtMatmulDescSetAttribute(lt->op, CUBLASLT_MATMUL_DESC_TRANSA, &g.ta, 4) == 0);
-    CHECK(cublasLtMatmulDescSetAttribute(lt->op, CUBLASLT_MATMUL_DESC_TRANSB, &g.tb, 4) == 0);
-    cublasLtMatrixLayoutCreate(&lt->a, g.in, rows_a, ta ? g.m : g.k, rows_a + g.pad);
-    cublasLtMatrixLayoutCreate(&lt->b, g.in, rows_b, tb ? g.k : g.n, rows_b + g.pad);
-    cublasLtMatrixLayoutCreate(&lt->c, g.out, g.m, g.n, g.m + g.pad);
-    cublasLtMatmulPreferenceCreate(&lt->preference);
-    CHECK(cublasLtMatmulPreferenceSetAttribute(lt->preference,
-                                               CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                               &max_workspace, sizeof max_workspace) == 0);
-    for (int i = 0; i < 4; i++)
-        cublasLtMatmulPreferenceSetAttribute(
-            lt->preference,
-            (cublasLtMatmulPreferenceAttributes_t)(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i),
-            &alignment, sizeof alignment);
-    return cublasLtMatmulAlgoGetHeuristic(lt->handle, lt->op, lt->a, lt->b, lt->c, lt->c,
-                                          lt->preference, 4, lt->result, &lt->found);
-}
-static void lt_close(Lt *lt) {
-    cublasLtMatmulPreferenceDestroy(lt->preference);
-    for (cublasLtMatrixLayout_t layout : {lt->a, lt->b, lt->c}) cublasLtMatrixLayoutDestroy(layout);
-    cublasLtMatmulDescDestroy(lt->op);
-    CHECK(cublasLtDestroy(lt->handle) == 0);
-}
-
-static void misaligned_operand() {
-    Gemm g = {8, 8, 8, CUBLAS_OP_N, CUBLAS_OP_N, CUDA_R_32F, CUDA_R_32F, 0, 1.0f, 0.0f};
-    Lt lt;
-    lt_open(&lt, g, 0);
-    float *a = floats(256);
-    cublasLtMatmul(lt.handle, lt.op, &g.alpha, a + 1, lt.a, a, lt.b, &g.beta, a, lt.c, a, lt.c,
-                   &lt.result[0].algo, nullptr, 0, nullptr);
-}
-
-TEST(cublaslt_refuses) {
-    Gemm good = {8, 6, 4, CUBLAS_OP_N, CUBLAS_OP_T, CUDA_R_16BF, CUDA_R_32F, 0, 1.0f, 0.0f};
-    Gemm bad[] = {good, good, good};  // a short leading dimension, fp16, a result in less
-    Lt lt;
-    bad[0].pad = -1;
-    bad[1].in = CUDA_R_16F;
-    bad[2].in = CUDA_R_32F, bad[2].out = CUDA_R_16BF;
-    for (const Gemm &g : bad) {
-        CHECK(lt_open(&lt, g, 0) ==
-              (&g == bad ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_NOT_SUPPORTED));
-        lt_close(&lt);
-    }
-    CHECK(lt_open(&lt, good, 1 << 20) == CUBLAS_STATUS_SUCCESS && lt.found == 2);
-    const cublasOperation_t nonsense = (cublasOperation_t)7;
-    const auto set = cublasLtMatmulDescSetAttribute;
-    CHECK(set(lt.op, CUBLASLT_MATMUL_DESC_TRANSA, &nonsense, 4) == CUBLAS_STATUS_INVALID_VALUE);
-    CHECK(set(lt.op, CUBLASLT_MATMUL_DESC_TRANSA, &good.ta, 1) == CUBLAS_STATUS_INVALID_VALUE);
-    float *p = floats(1024);
-    CHECK(cublasLtMatmul(lt.handle, lt.op, &good.alpha, p, lt.a, p, lt.b, &good.beta, p, lt.c, p,
-                         lt.c, &lt.result[1].algo, p, lt.result[1].workspaceSize - 1,
-                         nullptr) == CUBLAS_STATUS_INVALID_VALUE);
-    CHECK(cublasLtMatmul(lt.handle, lt.op, &good.alpha, p, lt.b, p, lt.a, &good.beta, p, lt.c, p,
-                         lt.c, nullptr, nullptr, 0, nullptr) == CUBLAS_STATUS_INVALID_VALUE);
-    lt_close(&lt);
-}
-
 // ---- What ends the program ----------------------------------------------------------------------
 
 static float on_host[64];
@@ -385,7 +259,13 @@ static const struct {
     {[] { in_a_host_function(calls_malloc); }, 97, "cudaMalloc in a host function of a stream"},
     {[] { in_a_host_function(calls_a_kernel); }, 97, "add_one in a host function of a stream"},
     {[] { in_a_host_function(calls_nothing); }, 0, ""},
-    {misaligned_operand, 97, "A at 0x"}};
+    {[] {
+         floatX *p = (floatX *)floats(1 << 12);
+         const DeviceOptions options = {};
+         device_init(&options);
+         matmul_forward(p, p, p + 1, 1, 64, 64);
+     },
+     97, "A at 0x"}};
 
 // Each runs in a child process: its exit code and standard error
 TEST(broken_rules_are_reported) {

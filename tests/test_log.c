@@ -88,7 +88,7 @@ TEST(records_are_whole_on_a_full_disk) {
     close(log.fd);
 }
 
-// What the records of steps hold: test_balance.sh, test_data_cli.sh, test_mixture.sh
+// What the records of steps hold: test_ranks.sh, test_data_cli.sh, test_mixture.sh
 TEST(lines_of_steps) {
     static const struct {
         int64_t step, every;
