@@ -37,7 +37,7 @@ static struct {
     int kind, error;
     long nth, calls;
     bool persistent;
-    const char *victim;
+    const char *victim;  // name of the first call that was made to fail; "": none
     uint64_t place;
     const void *top;  // the frames above it are the test's
     FaultCall *seen;
@@ -75,9 +75,6 @@ __attribute__((unused)) static long fault_disarm(void) {
     fault.kind = 0;
     return fault.calls;
 }
-
-// Name of the first call that was made to fail; "" if none was.
-__attribute__((unused)) static const char *fault_victim(void) { return fault.victim; }
 
 __attribute__((unused)) static int fault_open_fds(void) {
     int n = 0;

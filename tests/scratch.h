@@ -57,25 +57,21 @@ __attribute__((unused)) static const char *json_of(const char *text) {
     return copy;
 }
 
-// Between the two calls stdout goes to a file; the second one returns what it has, valid until the
-// next call.
-static int scratch_stdout;
+// What is printed between the two calls; valid until the next ones.
+static struct {
+    FILE *out;  // as it was
+    char *text;
+    size_t n;
+} scratch_captured;
 __attribute__((unused)) static void capture_begin(void) {
-    fflush(stdout);
-    scratch_stdout = dup(1);
-    CHECK(freopen(scratch("captured"), "w", stdout));
+    free(scratch_captured.text);
+    scratch_captured.out = stdout;
+    CHECK(stdout = open_memstream(&scratch_captured.text, &scratch_captured.n));
 }
 __attribute__((unused)) static const char *capture_end(void) {
-    static char text[1 << 16];
-    fflush(stdout);
-    dup2(scratch_stdout, 1);
-    close(scratch_stdout);
-    setvbuf(stdout, NULL, _IOLBF, 0);  // as it was before freopen
-    FILE *f = fopen(scratch("captured"), "r");
-    CHECK(f);
-    text[fread(text, 1, sizeof text - 1, f)] = 0;
-    fclose(f);
-    return text;
+    fclose(stdout);
+    stdout = scratch_captured.out;
+    return scratch_captured.text;
 }
 
 #endif

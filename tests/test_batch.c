@@ -3,28 +3,31 @@
 #include "../data/batches/batch.h"
 #include "test.h"
 
-enum { VOCAB = 50, MAX_DOCS = 12, MAX_LENGTH = 40, CAPACITY = 800 };
+enum { SMALL_VOCAB = 50, MAX_DOCS = 12, MAX_LENGTH = 40, CAPACITY = 800 };
 
 typedef struct {
     int32_t text[MAX_DOCS][MAX_LENGTH], targets[MAX_DOCS][MAX_LENGTH];
     DocView docs[MAX_DOCS];
     int n;
-    int32_t row_len, longest, real_tokens, num_targets;
+    int32_t vocab, row_len, longest, real_tokens, num_targets;
     bool masked;
 } Case;
 
 // Documents of any length, 0 included, some of them segments that continue, in rows of many
-// lengths; every other case has a loss mask for some of its documents.
+// lengths; every other case has a loss mask for some of its documents. Ids of one, two and three
+// radix digits.
 static void make_case(Case *c) {
     c->n = (int)test_rng_below(MAX_DOCS + 1);
+    c->vocab = 1 + (int32_t)test_rng_below(2u << test_rng_below(30));
+    const uint32_t ids = (uint32_t)c->vocab;
     c->longest = c->real_tokens = c->num_targets = 0;
     c->masked = false;
     const uint32_t most = 1 + test_rng_below(MAX_LENGTH), masked = test_rng_below(2);
     for (int i = 0; i < c->n; i++) {
         const int32_t n = (int32_t)test_rng_below(most + 1);
         const bool goes_on = n > 0 && test_rng_below(3) == 0;
-        for (int32_t k = 0; k < n; k++) c->text[i][k] = (int32_t)test_rng_below(VOCAB);
-        DocView doc = {c->text[i], n, goes_on ? (int32_t)test_rng_below(VOCAB) : -1, NULL};
+        for (int32_t k = 0; k < n; k++) c->text[i][k] = (int32_t)test_rng_below(ids);
+        DocView doc = {c->text[i], n, goes_on ? (int32_t)test_rng_below(ids) : -1, NULL};
         const bool has_mask = masked && test_rng_below(4) > 0;
         for (int32_t k = 0; k < n; k++) {
             const int32_t next = k + 1 < n ? c->text[i][k + 1] : doc.next_token;
@@ -38,11 +41,6 @@ static void make_case(Case *c) {
         if (n > c->longest) c->longest = n;
     }
     c->row_len = (c->longest ? c->longest : 1) + (int32_t)test_rng_below(8);
-}
-
-// In the rows layout a row may be shorter than a document.
-static int32_t row_len_of(const Case *c, Layout layout) {
-    return layout == LAYOUT_ROWS ? 1 + (int32_t)test_rng_below(MAX_LENGTH) : c->row_len;
 }
 
 // Every real token is at its position in the layout; nothing else has a target.
@@ -70,10 +68,11 @@ TEST(layouts_hold_every_token_at_its_place) {
         make_case(&c);
         batch_pack(&packed, c.docs, c.n);
         for (int layout = 0; layout < 4; layout++) {
-            const int32_t row_len = row_len_of(&c, (Layout)layout);
             const bool repad = layout == LAYOUT_REPAD, padded = repad || layout == LAYOUT_PADDED;
+            int32_t row_len = c.row_len;  // of rows it may be shorter than a document
+            if (layout == LAYOUT_ROWS) row_len = 1 + (int32_t)test_rng_below(MAX_LENGTH);
             batch_fill(&b, (Layout)layout, c.docs, c.n, row_len);
-            CHECK_MSG(batch_is_valid(&b, VOCAB), "%s", layout_name((Layout)layout));
+            CHECK_MSG(batch_is_valid(&b, c.vocab), "%s", layout_name((Layout)layout));
             check_places(&b, &c);
             CHECK(b.masked == c.masked && b.num_targets == c.num_targets);
             if (layout == LAYOUT_PACKED) CHECK(b.total_tokens == c.real_tokens);
@@ -94,25 +93,6 @@ TEST(layouts_hold_every_token_at_its_place) {
     batch_free(&packed);
 }
 
-// Ids of one, two and three radix digits.
-TEST(token_order_is_sorted_by_token_then_position) {
-    enum { N = 700 };
-    static const uint32_t sizes[] = {1, 2, 2048, 2049, 49152, 128256, 1u << 22, (1u << 31) - 1};
-    int32_t text[N];
-    Batch b;
-    batch_init(&b, N, 4);
-    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
-        for (int i = 0; i < N; i++) {
-            text[i] = (int32_t)test_rng_below(sizes[s]);
-            if (i > 0 && test_rng_below(4) == 0) text[i] = text[test_rng_below((uint32_t)i)];
-        }
-        const DocView doc = {text, N, -1, NULL};
-        batch_pack(&b, &doc, 1);
-        CHECK(batch_is_valid(&b, INT32_MAX));
-    }
-    batch_free(&b);
-}
-
 // ---- batch_is_valid -----------------------------------------------------------------------------
 
 // Two documents of 5 and 3 tokens, the first one continued; no room for a third.
@@ -121,10 +101,6 @@ static void make_small(Batch *b, Layout layout) {
     const DocView docs[] = {{first, 5, 15, NULL}, {second, 3, -1, NULL}};
     batch_init(b, 32, 2);
     batch_fill(b, layout, docs, 2, 6);
-}
-
-static void check_wrong(Batch *b, const char *what, int32_t at) {
-    CHECK_MSG(!batch_is_valid(b, VOCAB), "%s: %s[%d]", layout_name(b->layout), what, at);
 }
 
 // Every number and every element of every array, in turn
@@ -152,11 +128,12 @@ static void check_numbers(Batch *b) {
         for (int32_t i = 0; i < parts[p].n; i++) {
             int32_t *value = &parts[p].values[i];
             const int32_t was = *value, bad_id = was < 0 ? 3 : -1;  // a target more, or less
-            const int32_t wrong[] = {parts[p].is_id ? VOCAB : was + 1,
+            const int32_t wrong[] = {parts[p].is_id ? SMALL_VOCAB : was + 1,
                                      parts[p].is_id ? bad_id : was - 1, 1 << 30, -2};
             for (int k = 0; k < 4; k++) {
                 *value = wrong[k];
-                check_wrong(b, parts[p].name, i);
+                CHECK_MSG(!batch_is_valid(b, SMALL_VOCAB), "%s: %s[%d]", layout_name(b->layout),
+                          parts[p].name, i);
             }
             *value = was;
         }
@@ -166,11 +143,11 @@ TEST(every_planted_corruption_is_refused) {
     for (int layout = 0; layout < 4; layout++) {
         Batch batch, *b = &batch;
         make_small(b, (Layout)layout);
-        CHECK(batch_is_valid(b, VOCAB));
+        CHECK(batch_is_valid(b, SMALL_VOCAB));
         check_numbers(b);
-        CHECK(batch_is_valid(b, VOCAB));
+        CHECK(batch_is_valid(b, SMALL_VOCAB));
         b->micro_batch_tokens = b->total_tokens - 1;
-        check_wrong(b, "room", 0);
+        CHECK(!batch_is_valid(b, SMALL_VOCAB));  // it has no room for them
         batch_free(b);
     }
 }

@@ -220,37 +220,24 @@ TEST(steps_are_their_plans_with_a_thread_and_without) {
 
 // ---- Errors -------------------------------------------------------------------------------------
 
-// Does the step hold the beginning of a document?
-static bool holds(const StepPlan *p, int64_t doc) {
-    bool found = false;
-    for (int64_t i = 0; i < p->num_stream; i++)
-        found |= p->stream[i].doc == doc && p->stream[i].tok_off == 0;
-    return found;
-}
-
 TEST(a_bad_token_fails_only_its_step) {
     const LoaderSettings s = settings_of(LAYOUT_PACKED);
     for (bad_doc = 0; bad_doc < NUM_DOCS; bad_doc += 37) {
         Dataset ds;
         Loader loader;
         Error err = {0};
-        StepPlan plan = {0};
-        PlanState state = START;
+        StepData plain = {0};
         open_data(&ds);
-        const DocIndex index = dataset_doc_index(&ds);
         MUST(loader_start(&loader, &ds, &s, START, &err));
-        while (plan_step(&plan, &index, &s.plan, s.layout, &state, &err) &&
-               !holds(&plan, bad_doc)) {
-            CHECK_MSG(loader_next(&loader, &err) != NULL, "step %ld: %s", state.step, err.what);
-            state = plan.cursor_after;
-        }
+        while (loader_load_step(&plain, &ds, &s, plain.plan.cursor_after, &err))
+            CHECK_MSG(loader_next(&loader, &err) != NULL, "%s", err.what);
         for (int again = 0; again < 3; again++) {
             err = (Error){0};
             CHECK(loader_next(&loader, &err) == NULL);
             CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, "found 1000"), "%s", err.what);
         }
         loader_stop(&loader);
-        plan_free(&plan);
+        step_data_free(&plain);
         dataset_close(&ds);
     }
     bad_doc = -1;

@@ -121,13 +121,6 @@ TEST(each_epoch_visits_every_document_once) {
             seen[doc] = true;
         }
     }
-    static const int64_t huge[] = {1ll << 31, (1ll << 31) + 1, 1ll << 40, 999999999989ll};
-    for (size_t k = 0; k < 4; k++)
-        for (int i = 0; i < 2000; i++) {
-            const int64_t pos = (int64_t)(test_rng_u64() % (uint64_t)huge[k]),
-                          doc = doc_after(0, 1, i, huge[k], pos);
-            CHECK(doc >= 0 && doc < huge[k]);
-        }
 }
 
 // Orders of different seeds, epochs and sources agree in about one place, as random ones do.
@@ -199,10 +192,6 @@ static void check_stream(const Lengths *l, const PlanSettings *s) {
     }
 }
 
-static bool has_words(const Error *err, int code, const char *words) {
-    return err->code == code && strstr(err->what, words);
-}
-
 TEST(the_stream_is_as_plainly_defined) {
     int nothing = 0, refused = 0;
     for (int round = 0; round < 400; round++) {
@@ -217,13 +206,12 @@ TEST(the_stream_is_as_plainly_defined) {
         Error err = {0}, again = {0};
         const bool ok = plan_count_left_out(&index, &s, &found, &err);
         if (s.long_docs == LONG_ERROR && e.counts.docs_dropped > 0) {
-            CHECK_MSG(!ok && has_words(&err, EXIT_BAD_INPUT, "expected at most"), "%s", err.what);
+            CHECK_MSG(!ok && strstr(err.what, "expected at most"), "%s", err.what);
             refused++;
         } else if (e.n == 0) {
             const char *why = l.mask ? "none in the masks" : "are longer than max_seqlen";
-            CHECK_MSG(!ok && has_words(&err, EXIT_BAD_INPUT,
-                                       e.counts.docs_without_target > 0 ? why : "all"),
-                      "%s", err.what);
+            CHECK_MSG(!ok && strstr(err.what, e.counts.docs_without_target > 0 ? why : "all"), "%s",
+                      err.what);
             CHECK(!plan_step(&p, &index, &s, LAYOUT_PACKED, &START, &again));
             CHECK(strcmp(err.what, again.what) == 0);
             nothing++;
@@ -231,6 +219,7 @@ TEST(the_stream_is_as_plainly_defined) {
             CHECK_MSG(ok && memcmp(&found, &e.counts, sizeof found) == 0, "%s", err.what);
             check_stream(&l, &s);
         }
+        CHECK(ok || err.code == EXIT_BAD_INPUT);
         plan_free(&p);
         free(e.segments);
         free(l.lengths);
@@ -556,27 +545,7 @@ TEST(a_fixed_set_is_whole_documents_and_as_many_as_fit) {
     CHECK_MSG(parts > 100 && all > 100, "%d %d", parts, all);
 }
 
-// ---- Invalid settings and states ----------------------------------------------------------------
-
-#define REFUSED(change_)                                                 \
-    do {                                                                 \
-        PlanSettings s = small_settings();                               \
-        Error err = {0};                                                 \
-        CHECK(plan_settings_check(&s, &err));                            \
-        change_;                                                         \
-        CHECK(!plan_settings_check(&s, &err) && err.code == EXIT_USAGE); \
-    } while (0)
-
-TEST(settings_are_checked) {
-    REFUSED(s.max_seqlen = 0);
-    REFUSED(s.max_seqlen = s.micro_batch_tokens + 1);
-    REFUSED(s.max_seqlen = s.micro_batch_tokens = PLAN_MAX_SEQLEN + 1);
-    REFUSED(s.micro_batch_tokens = BATCH_MAX_ROWS + 1);
-    REFUSED(s.num_micro = 0);
-    REFUSED(s.fill_ppm = 0);
-    REFUSED(s.fill_ppm = 1000001);
-    REFUSED(s.long_docs = (LongDocs)4);
-}
+// ---- Invalid states --------------------------------------------------------------------------------
 
 TEST(states_of_other_data_are_refused) {
     StepPlan p = {0};

@@ -73,9 +73,7 @@ TEST(tokens_decode) {
         {GPT2, 2, "\xc4\xa0"},  // added tokens stand for themselves
         {GPT2, 7, "<|endoftext|>"},
         {GPT2, 6, ""},
-        {GPT2, 9, ""},
         {GPT2, -1, ""},
-        {FALLBACK, 3, "\n"},
         {FALLBACK, 4, "\xff"},
         {FALLBACK, 5, " the"},
         {FALLBACK, 6, "<0x0A>x"},
@@ -403,10 +401,7 @@ TEST(features_that_change_the_ids_are_refused_by_name) {
         {"null", "{'type': 'ByteLevel', 'add_prefix_space': true}", "", "a", "prefix_space"},
         {"null", "null", "", "a", "no ByteLevel"},
         {"null", SEQUENCE("{'type': 'Metaspace'}"), "", "a", "unknown pre_tokenizer"},
-        {"null", "{'type': 'Split', 'pretokenizers': [{'type': 'ByteLevel'}]}", "", "a",
-         "Sequence"},
         {"null", SPLIT("{'Regex': 'a'}", "Removed"), "", "a", "Split other than Isolated"},
-        {"null", SPLIT("{'String': 'a'}", "Isolated"), "", "a", "without a Regex"},
         {"null", SPLIT("{'Regex': '('}", "Isolated"), "", "a", "is wrong at 1"},
         {"null", SPLIT("{'Regex': 'x*'}", "Isolated"), "", "a", "matches nothing"},
     };
@@ -479,13 +474,8 @@ TEST(cached_words_are_not_mistaken) {
         text[16] = 0;
         check_round_trip(&e, text);
     }
-    for (size_t n = 20; n < 28; n++)
-        for (int last = 0; last < 2; last++) {
-            memset(text, 'a', n);
-            text[n - 1] = "ai"[last];
-            text[n] = 0;
-            check_round_trip(&e, text);
-        }
+    for (int i = 38; i < 54; i++)  // an a or i behind 19 to 26 of a
+        check_round_trip(&e, printed("%.*s%c", i / 2, "aaaaaaaaaaaaaaaaaaaaaaaaaa", "ai"[i % 2]));
     encoder_close(&e);
 }
 
@@ -495,16 +485,12 @@ TEST(wrong_files_are_refused) {
     "{'decoder':{'type':'ByteLevel'},'model':{'vocab':{'a':0}},'added_tokens':[" \
     "{" item_ "}]}"
     static const char *const bad[] = {
-        "",
-        "{}",
         "{'model': {'type': 'Unigram'}}",
         "{'model': {'type': 'BPE', 'vocab': {'a': 0}}}",  // neither kind
-        MODEL("{}"),
         MODEL("{'a': -1}"),
         MODEL("{'a': 0.5}"),
         MODEL("{'a': 16777216}"),
         MODEL("{'a': 0, 'b': 0}"),
-        ADDED("'id':1"),
         ADDED("'content':'b'"),
         ADDED("'id':0,'content':'b'")};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

@@ -103,21 +103,17 @@ static uint64_t results(bool strict) { return tree_hash(scratch("out"), "", stri
 
 // tiny, base: models; shards; text, more.jsonl: texts
 static void make_inputs(void) {
-    static const char config[] =
-        "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"hidden_act\": "
-        "\"silu\", \"vocab_size\": 264, \"hidden_size\": 8, \"intermediate_size\": 8, "
-        "\"num_hidden_layers\": 1, \"num_attention_heads\": 1, \"num_key_value_heads\": 1, "
-        "\"head_dim\": 64, \"max_position_embeddings\": 64, \"rms_norm_eps\": 1e-5, "
-        "\"rope_theta\": 1e4, \"tie_word_embeddings\": true, \"initializer_range\": 0.05, "
-        "\"bos_token_id\": 256, "
-        "\"eos_token_id\": 257}";
+    const char *config = json_of(
+        "{'model_type': 'llama', 'vocab_size': 264, 'hidden_size': 8, 'intermediate_size': 8,"
+        " 'num_hidden_layers': 1, 'num_attention_heads': 1, 'head_dim': 64, 'bos_token_id': 256,"
+        " 'eos_token_id': 257, 'tie_word_embeddings': true, 'initializer_range': 0.05}");
     if (path_exists(scratch("base"))) return;
     setenv("OMP_WAIT_POLICY", "passive", 1);  // else it executes itself again
     setenv("TMPDIR", "tmp", 1);
     shell(
         "mkdir tmp tiny text && for i in 1 2 3 4 5 6 7 8 9; do seq $i 2 40 > text/$i.txt; done && "
         "echo '{\"parts\": [[\"a \", false], [\"line\", true]]}' > more.jsonl");
-    put_file(scratch("tiny/config.json"), config, sizeof config - 1);
+    put_file(scratch("tiny/config.json"), config, strlen(config));
     must_run("--train text --steps 0 --val-every 0 --num-samples 0 --out made");
     shell("mv made/tokens shards && cp shards/*.json tiny && rm -r made");
     must_run(NEW "--steps 1");
