@@ -121,7 +121,9 @@ cp -r model small && sed -i 's/"vocab_size": 344/"vocab_size": 300/' small/confi
 expect other_vocabulary 9 'expected at most 300 ids' "$train" --model small --from-scratch --eval --bench plain.jsonl
 for f in one two; do head -n 1 plain.jsonl > $f.jsonl; done
 outcome files_of_one_question 0 'two.jsonl .* 1 questions' "$train" --model model --eval --bench one.jsonl,two.jsonl --max-seqlen 64
-printf '{"context": "a", "choices": ["b", "b"], "answer": 0}\n' > tie.jsonl
+# without BOS, EOS begins what has no context
+sed -i 's/"bos_token":"<|endoftext|>"/"bos_token":null/' model/tokenizer_config.json
+printf '{"context": "", "choices": ["b", "b"], "answer": 0}\n' > tie.jsonl
 outcome of_equal_choices_the_first 0 'tie.jsonl . acc 1.0000' "$train" --model model --eval --bench tie.jsonl --max-seqlen 64
 expect generate_and_bench 2 '--generate and --bench' "$train" --model model --generate --bench plain.jsonl
 finish
