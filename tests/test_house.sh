@@ -11,17 +11,6 @@ exist() {
 
 # ---- includes point down -----------------------------------------------------------------------
 check includes_are_a_tree_that_points_down python3 tests/include_tree.py
-# planted NAME PATTERN FILE INCLUDE: the same check rejects this include in a copy of the tree
-planted() {
-    local copy=$work/planted
-    rm -rf "$copy" && mkdir "$copy" && cp -r train_llama.cu llama.h kernels data "$copy"
-    sed -i "1i #include \"$4\"" "$copy/$3"
-    python3 tests/include_tree.py "$copy" > "$work/out.txt" && { bad "$1" 'not found' && return; }
-    if grep -q "$2" "$work/out.txt"; then ok "$1"; else bad "$1" "no line matches $2"; fi
-}
-planted an_include_that_points_up 'may not include llama.h' data/runs/checkpoint.c ../../llama.h
-planted an_include_of_a_test 'may not include tests/test.h' data/base/error.c ../../tests/test.h
-planted a_cycle 'cycle: ' data/base/error.h file.h
 
 # ---- names and lines -------------------------------------------------------------------------------
 no_backend_names() {
