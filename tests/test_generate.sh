@@ -43,43 +43,28 @@ lacks the_prompt_is_not_repeated 'line 7' line.txt
 has line_of_speed '^6 prompt tokens in .* then 1?[0-9] tokens in .*tokens/s$' err.txt
 greedy < <(echo 'line 7') > pipe.txt 2> err.txt
 same pipe_is_one_prompt line.txt pipe.txt
-greedy --prompt - < <(echo 'line 7') > dash.txt 2> err.txt
-same dash_is_standard_input line.txt dash.txt
 # samples of a run begin with --prompt, each with all of it
 run "$train" --model tiny --from-scratch --train corpus --allow-other-tokenizer --steps 0 --val-every 0 --num-samples 2 \
     --sample-tokens 12 --temperature 0 --prompt 'line 7' > samples.txt 2> err.txt
 sed -n 's/ (ended)$//; /^--- sample/,/^done/p' samples.txt | grep -av '^done' > found.txt
 for i in 1 2; do echo "--- sample $i after step 0" && printf 'line 7' && cat line.txt; done > expected.txt
 same samples_begin_with_the_prompt found.txt expected.txt
-# bos NAME SED MEMBER: the text of tiny with another tokenizer, and with this in its config
-bos() {
-    rm -rf "$1" && cp -r tiny "$1" && sed -i "$2" "$1/tokenizer.json" && sed -i "s/}$/$3}/" "$1/tokenizer_config.json"
-    text "$1" of "$1" --temperature 0 --prompt 'line 7'
-}
-# BOS before a prompt as the tokenizer itself puts it there: by its post_processor, or as its config says
-bos no_bos 's/"post_processor": {/"unused": {/' ''
-has no_bos_without_a_post_processor '^5 prompt tokens' err.txt
-differ bos_matters no_bos.txt line.txt
-bos adds_bos 's/"post_processor": {/"unused": {/' ', "add_bos_token": true'
-same add_bos_token_adds_it adds_bos.txt line.txt
-bos never '' ', "add_bos_token": false'
-same add_bos_token_leaves_it_out never.txt no_bos.txt
+# BOS before a prompt: as tokenizer_config.json says, else the post_processor
+while IFS='|' read -r sed member tokens; do
+    rm -rf bos && cp -r tiny bos && sed -i "$sed" bos/tokenizer.json && sed -i "s/}$/$member}/" bos/tokenizer_config.json
+    text bos of bos --prompt 'line 7'
+    has "bos${sed:0:1}$member" "^$tokens prompt tokens" err.txt
+done << 'BOS'
+s/"post_processor": {/"unused": {/||5
+s/"post_processor": {/"unused": {/|, "add_bos_token": true|6
+|, "add_bos_token": false|5
+BOS
 printf 'line 7\nä\n\nof the\n' > prompts.txt
 text two greedy --prompt 'ä'
 text three greedy --prompt 'of the'
 text together greedy --prompt @prompts.txt
 { for f in 1:line 2:two 3:three; do echo "--- ${f%:*}" && cat "${f#*:}.txt"; done; } > expected.txt
 same prompts_of_a_file_are_those_alone together.txt expected.txt
-seq 1 150 > many.txt
-text all greedy --prompt @many.txt --sample-tokens 2
-check every_prompt_of_many test "$(grep -ac '^--- ' all.txt)" -eq 150
-# a text may end inside a character; the next text begins without its bytes
-text ends greedy --prompt @many.txt --sample-tokens 1
-check_python texts_end_with_whole_characters << 'PY'
-texts = re.split(r"^--- \d+\n", open("ends.txt", encoding="utf-8", newline="").read(), flags=re.M)[1:]
-assert all(len(t[:-1]) <= 1 or t == "li\n" for t in texts), texts
-assert "\ufffd\n" in texts and len(set(texts)) > 5, texts
-PY
 
 # ---- the text ------------------------------------------------------------------------------------------
 text half greedy --prompt 'line 7' --sample-tokens 5
@@ -102,21 +87,6 @@ text plain of plain --temperature 0 --chat --prompt hi
 text plain_written of plain --temperature 0 --prompt "$turn
 "
 same chat_is_the_template plain.txt plain_written.txt
-text kind of kind --temperature 0 --chat --prompt hi
-text kind_written of kind --temperature 0 --prompt "<|im_start|>system
-Be kind<|im_end|>
-$turn
-"
-same chat_begins_with_the_system_message kind.txt kind_written.txt
-differ chat_needs_its_system_message kind.txt plain.txt
-# the template begins the text: a BOS token would be one too many
-cp -r plain begun
-sed -i 's/"bos_token": "<|im_start|>"/"bos_token": "<|bos|>"/' begun/tokenizer_config.json
-text begun of begun --temperature 0 --chat --prompt hi
-same chat_has_no_bos_token plain.txt begun.txt
-cp -r kind escaped
-sed -i 's/Be kind/Be\\\\tkind/' escaped/tokenizer_config.json
-expect a_system_message_with_escapes 3 'expected the chat template of .* found another one' of escaped --chat --prompt a
 expect another_template 3 'error: other/tokenizer_config.json: expected the chat template' of other --chat --prompt a
 expect no_template 3 'error: tiny/tokenizer_config.json: .* found none' of tiny --chat --prompt a
 

@@ -87,15 +87,6 @@ skipped = [l["skipped"] for l in steps("skips")]
 assert skipped[-5:] == [True] * 5 and not any(skipped[:-5]), skipped
 assert all(l["spike"] for l in steps("skips") if l["loss"] is None)
 PY
-lacks nan_has_no_sign -nan out.txt
-check jump "${quiet[@]}" --from-scratch --out jump --steps 30 --val-every 0 --schedule constant \
-    --warmup-steps 29 --lr 3 --micro-batch-tokens 256
-cp out.txt jump.txt
-check_python spikes_are_marked <<'PY'
-spikes = [l["spike"] for l in steps("jump")]
-marked = [l.endswith("| SPIKE\n") for l in open("jump.txt") if l.startswith("step ")]
-assert marked == spikes and 1 <= sum(marked) < 15, marked
-PY
 
 # ---- weights with other names or shapes ------------------------------------------------------------------
 for prefix in '' 'base_model.model.model.'; do
@@ -104,18 +95,14 @@ for prefix in '' 'base_model.model.model.'; do
 put_tensors("other/model.safetensors", {re.sub(r"^model\.", sys.argv[1], name): t
                                         for name, t in tensors("model/model.safetensors").items()})
 PY
-    for extra in '' --dry-run; do
-        expect "prefix_$prefix$extra" 3 \
-            "other: tensors have another prefix: expected model.embed_tokens.weight, found ${prefix}embed" \
-            "${quiet[@]/#model/other}" --out n --steps 1 $extra
-        has "prefix_hint_$prefix$extra" '^hint: save it from AutoModelForCausalLM' out.txt
-    done
+    expect "prefix_$prefix" 3 \
+        "other: tensors have another prefix: expected model.embed_tokens.weight, found ${prefix}embed" \
+        "${quiet[@]/#model/other}" --out n --steps 1
 done
 cp model/model.safetensors other
 printf '\0\0\300\177' | dd of=other/model.safetensors bs=1 seek=$(($(stat -c %s other/model.safetensors) - 4)) \
     conv=notrunc status=none
 expect nan_weights 7 'other: expected finite weights' "${quiet[@]/#model/other}" --out n --steps 1
-has nan_weights_hint '^hint: copy it again if it was downloaded' out.txt
 cp model/model.safetensors other && sed 's/"intermediate_size": 40/"intermediate_size": 48/' \
     model/config.json > other/config.json
 expect dry_run_checks_shapes 3 'wrong shape: model.layers.0.mlp.gate_proj' "${quiet[@]/#model/other}" --dry-run
@@ -123,40 +110,23 @@ expect dry_run_checks_weights 3 'error: empty' "${quiet[@]/#model/empty}" --dry-
 check nothing_is_written_for_bad_weights test ! -e n
 
 # ---- the command line ------------------------------------------------------------------------------------
-# hints for other trainers' options name options that exist, whatever the dash is
+# other trainers' options have a hint, which names options that exist
 "$train" --help-all > help.txt
-wrong=
-for name in epochs use-peft batch-size learning-rate learning_rate wandb tensorboard gradient-checkpointing export; do
-    within "$train" "--$name" 1
-    hint=$(grep '^hint: ' out.txt) || wrong+=" $name"
-    for word in $(grep -oE -e '--[a-z][a-z-]*' <<< "$hint"); do
-        grep -qE -e "^  $word( |$)" help.txt || wrong+=" $name:$word"
-    done
-done
-check hints_name_options_that_exist test -z "$wrong"
-expect hint_for_another_trainers_option 2 '^hint: it is --lr' "$train" --learning_rate 1
-for option in model_name_or_path dataset device config tokenizer max_seq_length ctx-size context-length warmup_ratio \
+for option in epochs use-peft batch-size learning-rate learning_rate wandb tensorboard gradient-checkpointing export \
+    model_name_or_path dataset device config tokenizer max_seq_length ctx-size context-length warmup_ratio \
     lr_scheduler_type optim dropout save_steps eval-steps logging_steps resume_from_checkpoint use_peft load_in_4bit \
     packing dtype bf16 job.config_file training.steps layers quiet log_interval gpus; do
     "$train" --$option 1 > out.txt 2>&1
-    [ $? -eq 2 ] && grep '^hint: ' out.txt | grep -qv 'lists all options' || echo "$option"
+    [ $? -eq 2 ] && grep '^hint: ' out.txt | grep -v 'lists all options' > hint.txt || echo "$option"
+    for word in $(grep -oE -e '--[a-z][a-z-]*' hint.txt); do
+        grep -qE -e "^  $word( |$)" help.txt || echo "$option: $word"
+    done
 done > unknown.txt
 check options_of_other_trainers_have_a_hint test ! -s unknown.txt
-"$train" --learning-rate 1 2>&1 | cat - help.txt | grep -c -- '--learning-rate' | grep -qx 1 &&
-    ok hints_are_not_in_the_help || bad hints_are_not_in_the_help ''
 expect steps_with_an_exponent 0 'step +1/20 ' "${quiet[@]}" --out exponent --steps 2e1 --val-every 0
-has one_doc '\| 1 doc \|' out.txt
-lacks one_docs '\| 1 docs' out.txt
 outcome low_fill_is_reported 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro-batch-tokens' \
     "${quiet[@]}" --dry-run
 has steps_per_epoch_are_reported '^plan .*, about [12][0-9] steps an epoch$' out.txt
-outcome good_fill 0 'total' "${quiet[@]}" --dry-run --micro-batch-tokens 512
-lacks good_fill_is_not_reported '^fill' out.txt
-check_python log_has_sensible_digits <<'PY'
-for number in re.findall(r": -?([0-9.]+)(?:e-?[0-9]+)?[,}]", open("every/log.jsonl").read()):
-    digits = number.replace(".", "").lstrip("0")
-    assert "." not in number or len(digits) <= 9, number
-PY
 
 # ---- the report of a real log ------------------------------------------------------------------------------
 outcome report 0 '^wrote every/report.html: every/log.jsonl: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}$' \
@@ -170,7 +140,5 @@ for n in 1, 2, 7, 100, 1000:
     assert all(abs(a - b) < 1e-9 for a, b in zip(ramp, smooth(ramp))), n
 assert max(abs(x) for x in smooth([(-1) ** i for i in range(400)])[100:300]) < 0.2
 assert smooth([1.0, None, 1.0]) == [1.0, 1.0, 1.0] and smooth([None]) == [None]
-end = smooth([2.0] * 99 + [3.0])[-5:]        # one high loss does not bend the end up
-assert max(end) < 2.5, end
 PY
 finish
