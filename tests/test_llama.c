@@ -242,7 +242,7 @@ static void check_muon_golden(const char *name) {
     golden_open(&g, name, 0, true);
     open_expected(&g, "muon");
     golden_training(&g, "losses", "norms");
-    // the CPU gets away with products that write over their own factor; cuBLASLt does not promise to
+    // the CPU gets away with products that overwrite their own factor; cuBLASLt promises nothing
     MuonScratch s = g.model.scratch.muon;
     muon_iterate(&s, g.model.grads, 4, 6);
     CHECK(s.x == g.model.scratch.muon.next && s.next == g.model.scratch.muon.x);

@@ -209,7 +209,7 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
     }
 }
 
-// ---- Continued texts, single draws -----------------------------------------------------------------
+// ---- Continued texts, single draws --------------------------------------------------------------
 
 // A text that a second prompt continues, as a chat does, has the cache of its first half. The next
 // token is that of the whole beginning in one batch.
