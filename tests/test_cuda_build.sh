@@ -38,11 +38,10 @@ hopper() {
     [ "${PIPESTATUS[0]}" -eq 0 ] && ! grep -qE 'C75[0-9][0-9]|[1-9][0-9]* bytes stack' log.txt
 }
 # loops OBJECT: exponentials that run while a product is in flight, and at most 8 moves to uniform
-# registers, in each hot loop (hopper_loops.py). D 64 has no registers left for the forward's.
+# registers, in each hot loop (hopper_loops.py)
 loops() {
     cuobjdump -sass "$1" | python3 "$root/tests/hopper_loops.py" |
-        awk '{ print } { wanted = $1 == "forward" && $2 == 64 ? 0 : 32 } $5 < wanted || $6 > 8 { wrong = 1 }
-             END { exit wrong || NR < 2 }'
+        awk '{ print } $5 < 32 || $6 > 8 { wrong = 1 } END { exit wrong || NR < 2 }'
 }
 for name in attention_sm90 attention_backward_sm90; do
     check "$name" hopper $name

@@ -126,16 +126,8 @@ static void check_opens(const char *path) { MUST(opens(path, &err)); }
 
 static void check_refused(const char *path, const char *because) {
     Error err;
-    const bool ok = opens(path, &err);
-    const bool misfit = strcmp(because, "another tokenizer") == 0;
-    CHECK_MSG(!ok, "%s: opened, expected '%s'", path, because);
-    CHECK_MSG(strstr(err.what, because), "%s", err.what);
-    CHECK(err.code == (misfit ? EXIT_CHECKPOINT_MISFIT : EXIT_BAD_INPUT));
-}
-
-static bool refused(const char *path) {
-    Error err;
-    return !opens(path, &err) && err.code == EXIT_BAD_INPUT && strlen(err.what) > 10;
+    CHECK_MSG(!opens(path, &err), "%s: opened, expected '%s'", path, because);
+    CHECK_MSG(strstr(err.what, because) && err.code == EXIT_BAD_INPUT, "%s", err.what);
 }
 
 // Reads the five documents of make_files, whole and every part of them.
@@ -184,7 +176,6 @@ TEST(own_shards_with_and_without_flags) {
         const bool masked = round < 2;
         Files f;
         Dataset ds;
-        char text[256];
         (masked ? make_masked_files : make_files)(&f, round % 2 ? 2 : 4);
         put_word(&f, 11, round | masked << 2);  // documents begin with BOS, and end with EOS
         save(&f, "own");
@@ -195,11 +186,6 @@ TEST(own_shards_with_and_without_flags) {
         CHECK(ds.num_targets == (masked ? NUM_TARGETS : NUM_TOKENS - NUM_DOCS));
         check_documents(&ds, 0);
         if (masked) check_mask(&ds);
-        dataset_describe(&ds, text, sizeof text);
-        CHECK_MSG(strstr(text, masked ? "5 documents, 45 tokens, 14 of them targets, 2 empty"
-                                      : "5 documents, 45 tokens, 2 empty"),
-                  "%s", text);
-        CHECK_MSG(!strstr(text, "unchecked"), "%s", text);
         dataset_close(&ds);
     }
     Files f;  // a shard with a mask, and one without: all but the first tokens of its documents
@@ -227,29 +213,36 @@ TEST(bits_of_a_mask_are_counted) {
 
 // ---- Damage -------------------------------------------------------------------------------------
 
-// Every prefix, every tail of zeros, no file at all, and every flipped bit but for those of tokens
+// Another shard's, every prefix, every tail of zeros, no file at all, and every flipped bit but for
+// those of tokens
 TEST(every_damage_of_the_three_files_is_refused) {
     for (int round = 0; round < 6; round++) {
         const int which = round / 2;
         Files f;
         unsigned char *bytes;
         make_masked_files(&f, round % 2 ? 2 : 4);
-        save(&f, "cut");
         const size_t size = part_of(&f, which, &bytes), sealed = which ? size : 1024;
         const char *victim = printed("%s%s", scratch("cut"), endings[which]);
+        put_word(&f, 16, 0x9999);  // of another tokenizer, of the same sizes
+        save(&f, "yours");
+        put_word(&f, 16, 0x1234);
+        save(&f, "cut");
         check_opens(scratch("cut.bin"));
+        CHECK(rename(printed("%s%s", scratch("yours"), endings[which]), victim) == 0);
+        check_refused(scratch("cut.bin"), "of another shard");
         for (size_t bit = 0; round % 2 && bit < 8 * sealed; bit++) {
             bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
             put_file(victim, bytes, size);
             bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
-            CHECK_MSG(refused(scratch("cut.bin")), "%s, bit %zu", victim, bit);
+            check_refused(scratch("cut.bin"), "");
         }
         for (size_t n = size + 64; n-- > 0;) {
             put_file(victim, bytes, n < size ? n : size);
             CHECK(truncate(victim, (off_t)n) == 0);
-            CHECK_MSG(n == size || refused(scratch("cut.bin")), "%s: %zu of %zu", victim, n, size);
+            if (n != size) check_refused(scratch("cut.bin"), "");
         }
-        CHECK(unlink(victim) == 0 && refused(scratch("cut.bin")));
+        CHECK(unlink(victim) == 0);
+        check_refused(scratch("cut.bin"), "");
     }
 }
 
@@ -266,19 +259,15 @@ typedef struct {
 
 static const Damage damages[] = {
     {WORD(2, NUM_TOKENS - 1), "expected exactly"},
-    {WORD(2, NUM_TOKENS + 1), "expected exactly"},
     {WORD(2, -1), "a header of -1 tokens"},
     {WORD(1, 7), "version 1"},
     {WORD(0, 20240801), "version 7"},
     {WORD(9, 0), "shard version"},
-    {WORD(9, 2), "shard version"},
     {WORD(10, 0), "vocabulary 0"},
     {WORD(10, 99), "EOS 99"},
     {WORD(12, VOCAB), "BOS 100"},
     {WORD(13, -2), "EOS -2"},
     {WORD(11, 3), "expected no mask beside a shard without flag 4"},
-    {'b', 56, 8, 0, "index of another shard"},
-    {'b', 56, 8, NUM_ENDS + 1, "index of another shard"},
     {'b', 56, 8, 1ull << 61, "index of another shard"},
     {'i', 16, 8, NUM_ENDS + 1, "another shard"},
     {'i', 24, 8, NUM_TOKENS + 1, "another shard"},
@@ -289,12 +278,10 @@ static const Damage damages[] = {
     {END(0, UINT64_MAX), "document 0 ends"},
     {END(3, 5), "document 3 ends"},
     {END(6, NUM_TOKENS - 1), "documents end at token 44"},
-    {END(6, NUM_TOKENS - 3), "document 6 ends"},
     {'m', 7, 1, 'k', "expected mask version 1"},
     {'m', 8, 4, 2, "expected mask version 1"},
     {'m', 16, 8, NUM_TOKENS + 1, "the mask of another shard"},
     {'m', 24, 8, NUM_TARGETS + 1, "expected 15 ones, found 14"},
-    {'m', 24, 8, UINT64_MAX, "ones, found 14"},
     {'m', BITS_AT + 5, 1, 0xff, "expected zeros after bit 45"},
     {'m', BITS_AT + 1, 1, 0xb2, "bit 13: expected 0 for the first token of a document"},
 };
@@ -350,20 +337,6 @@ TEST(shards_of_the_writer_have_their_sizes) {
         if (i == 0) w.ends[0] = 100000000 - 1;
     }
     shard_writer_free(&w);
-}
-
-TEST(an_index_and_a_mask_belong_to_their_shard) {
-    Files f, g;
-    make_masked_files(&f, 2);
-    make_masked_files(&g, 2);
-    put_word(&g, 16, 0x9999);  // another tokenizer, the same sizes
-    save(&f, "mine");
-    save(&g, "yours");
-    check_opens(scratch("mine.bin"));
-    CHECK(rename(scratch("yours.mask"), scratch("mine.mask")) == 0);
-    check_refused(scratch("mine.bin"), "the mask of another shard");
-    CHECK(rename(scratch("yours.idx"), scratch("mine.idx")) == 0);
-    check_refused(scratch("mine.bin"), "the index of another shard");
 }
 
 // Documents that have tokens from `first` to before `end` cannot be read, and the others can.
@@ -449,7 +422,6 @@ TEST(llmc_shards_are_scanned) {
         for (int own = 0; own < 2; own++) {
             Files f;
             Dataset ds;
-            char text[256];
             DatasetOptions options = dataset_options();
             const int32_t token = own ? given[own] : usual[wide];
             options.boundary_token = given[own];
@@ -459,14 +431,12 @@ TEST(llmc_shards_are_scanned) {
             CHECK(ds.num_docs == NUM_DOCS && ds.num_tokens == NUM_TOKENS && ds.num_empty == 0);
             for (int i = 0, doc = 0; i < NUM_ENDS; i++)
                 if (LENGTHS[i] > 0) CHECK(dataset_doc_length(&ds, doc++) == LENGTHS[i]);
-            dataset_describe(&ds, text, sizeof text);
-            CHECK_MSG(strstr(text, printed("for token %d, tokens unchecked", token)), "%s", text);
             CHECK(ds.bos == token);
             dataset_close(&ds);
             if (own) check_refused(scratch("v.bin"), "is nowhere in it");
             for (size_t n = f.bin_size + 8; n-- > 0;) {
                 CHECK(truncate(scratch("v.bin"), (off_t)n) == 0);
-                CHECK_MSG(n == f.bin_size || refused(scratch("v.bin")), "%zu", n);
+                if (n != f.bin_size) check_refused(scratch("v.bin"), "");
             }
         }
     for (int word = 3; word < 256; word++) {
@@ -524,45 +494,20 @@ TEST(samples_of_other_trainers_are_read) {
     check_opens("tests/golden/shards");  // by modded-nanogpt's names of files
 }
 
-TEST(other_files_are_recognized) {
-    static const struct {
-        const char *bytes;
-        size_t n;
-        const char *found;
-    } others[] = {
-        {"text of some length", 19, "found text"},
-        {"PAR1rest\0", 9, "Parquet"},
-        {"PK\3\4rest", 8, "zip"},
-        {"GGUF\3\0\0\0", 8, "GGUF"},
-        {"\x40\0\0\0\0\0\0\0{\"a\": 1}", 16, "safetensors"},
-        {"\x1f\x8b\x08\0rest", 8, "gzip"},
-        {"\x8a\xd8\x34\1rest", 8, "evaluation"},
-        {"\1\x34\xd8\x88rest", 8, "big-endian"},
-        {"\x88\xd8\x34\1rest", 8, "cut off in its header"},
-        {"", 0, "unknown"},
-    };
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        put_file(scratch("other.bin"), others[i].bytes, others[i].n);
-        check_refused(scratch("other.bin"), others[i].found);
-    }
-    static const char *const foreign[] = {"datatrove.ds", "llmq.bin", "megatron.bin", "numpy.npy",
-                                          "olmo.npy"};
-    for (int i = 0; i < 5; i++) {
-        Error err;
-        CHECK(!opens(printed("tests/golden/shards/%s", foreign[i]), &err));
-        CHECK(err.code == EXIT_BAD_INPUT);
-        CHECK_MSG(strstr(err.hint, "data/convert.py"), "%s: %s", err.what, err.hint);
-    }
-    CHECK(mkdir(scratch("npy"), 0777) == 0);  // in a directory too
-    put_file(scratch("npy/part-0.npy"), "\1\0\2\0", 4);
-    check_refused(scratch("npy"), "part-0.npy: expected a token shard, found OLMo's tokens");
-    Files f;
-    make_files(&f, 2);
-    save(&f, "its");
-    check_refused(scratch("its.idx"), "an index");
+TEST(other_files_are_refused) {
+    static const char *const others[][2] = {{"llmq.bin", "llmq's"},
+                                            {"olmo.npy", "OLMo's"},
+                                            {"numpy.npy", "a numpy array"},
+                                            {"datatrove.ds", "datatrove's"},
+                                            {"megatron.bin", "Megatron's"}};
+    for (int i = 0; i < 5; i++)
+        check_refused(printed("tests/golden/shards/%s", others[i][0]), others[i][1]);
     CHECK(mkdir(scratch("bare"), 0777) == 0);
     check_refused(scratch("bare"), "found none");
-    check_refused(scratch("absent.bin"), "found nothing");
+    put_file(scratch("bare/part-0.npy"), "\1\0\2\0", 4);
+    check_refused(scratch("bare"), "part-0.npy: expected a token shard, found OLMo's tokens");
+    put_file(scratch("other.bin"), "text of some length", 19);
+    check_refused(scratch("other.bin"), "found text");
     check_refused(scratch("absent*.bin"), "found nothing");
 }
 
@@ -663,16 +608,12 @@ TEST(fingerprints_cover_everything) {
         if (change == TOKEN || change == MASK || change == TWICE)
             CHECK_MSG(now.tokens != one.tokens, "change %d", change);
     }
-    make_llmc(&f, 2, 50256);  // without checksums, every token that is read
+    make_llmc(&f, 2, 50256);  // without checksums, what is read
     put_file(scratch("scan.bin"), f.bin, f.bin_size);
     const uint64_t before = fingerprints_of(scratch("scan.bin")).tokens;
-    for (int i = 0; i < NUM_TOKENS; i++) {
-        if (shard_word(f.bin + 1024 + 2 * i, 2) == 50256) continue;
-        f.bin[1024 + 2 * i] ^= 1;
-        put_file(scratch("scan.bin"), f.bin, f.bin_size);
-        f.bin[1024 + 2 * i] ^= 1;
-        CHECK(fingerprints_of(scratch("scan.bin")).tokens != before);
-    }
+    f.bin[1024 + 2 * (NUM_TOKENS - 1)] ^= 1;
+    put_file(scratch("scan.bin"), f.bin, f.bin_size);
+    CHECK(fingerprints_of(scratch("scan.bin")).tokens != before);
 }
 
 TEST(tokenizers_and_vocabularies_must_agree) {
@@ -683,44 +624,37 @@ TEST(tokenizers_and_vocabularies_must_agree) {
     Files f;
     make_files(&f, 2);
     save(&f, "tok_a");
+    Error err = {0};
     for (int i = 0; i < 3; i++) {
         make_files(&f, 2);
         put_word(&f, others[i].word, others[i].value);
         save(&f, "tok_b");
-        if (others[i].agree)
-            check_opens(list_of("tok_a.bin", "tok_b.bin"));
-        else
-            check_refused(list_of("tok_a.bin", "tok_b.bin"), "another tokenizer");
+        CHECK(opens(list_of("tok_a.bin", "tok_b.bin"), &err) == others[i].agree &&
+              err.code == (others[i].agree ? 0 : EXIT_CHECKPOINT_MISFIT));
     }
-    Dataset ds;
-    Error err = {0};
-    DatasetOptions options = dataset_options();
-    options.vocab_size = VOCAB - 1;  // the model's
-    CHECK(!dataset_open(&ds, scratch("tok_a.bin"), &options, &err));
-    CHECK(strstr(err.what, "vocabulary of 100, the model has 99"));
-    CHECK(err.code == EXIT_CHECKPOINT_MISFIT);
-    options.vocab_size = VOCAB;
-    MUST(dataset_open(&ds, scratch("tok_a.bin"), &options, &err));
-    dataset_close(&ds);
+    for (int more = -1; more <= 0; more++) {  // than the model has
+        Dataset ds;
+        DatasetOptions options = dataset_options();
+        options.vocab_size = VOCAB + more;
+        err = (Error){0};
+        CHECK(dataset_open(&ds, scratch("tok_a.bin"), &options, &err) == (more == 0) &&
+              err.code == (more ? EXIT_CHECKPOINT_MISFIT : 0));
+        if (more == 0) dataset_close(&ds);
+    }
 }
 
 TEST(empty_shards) {
-    for (int ends = NUM_ENDS; ends >= 0; ends -= NUM_ENDS) {  // of no tokens; none
-        Files f;
-        make_files(&f, 2);
-        put_word(&f, 2, 0);
-        put_word(&f, 14, ends);
-        f.bin_size = 1024;
-        put(f.idx + 16, (uint64_t)ends, 8);
-        put(f.idx + 24, 0, 8);
-        memset(f.idx + ENDS_AT, 0, 8 * NUM_ENDS);
-        f.idx_size = ENDS_AT + 8 * (size_t)ends + 4;
-        save(&f, "empty");
-        check_refused(scratch("empty.bin"), "expected documents, found none");
-        make_files(&f, 2);
-        save(&f, "full");
-        check_opens(list_of("empty.bin", "full.bin"));
-    }
+    Files f;
+    make_files(&f, 2);
+    save(&f, "full");
+    put_word(&f, 2, 0);
+    f.bin_size = 1024;
+    put(f.idx + 24, 0, 8);
+    memset(f.idx + ENDS_AT, 0, 8 * NUM_ENDS);
+    f.idx_size = SUMS_AT + 4;
+    save(&f, "empty");
+    check_refused(scratch("empty.bin"), "expected documents, found none");
+    check_opens(list_of("empty.bin", "full.bin"));
 }
 
 TEST_MAIN()

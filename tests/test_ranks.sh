@@ -57,6 +57,7 @@ for n in 1 2 4 8; do
 done
 same_losses by_work_60_steps_agree_to_1e-5 1e-5 inf 8 w1 w2 w4 w8
 for again in w41 w42; do ranks 4 "${run[@]}" --out $again --steps 8; done
+same_losses by_work_as_in_order_to_1e-5 1e-5 inf 8 d1 w41
 same_state by_work_has_the_same_bits_in_every_run w41/step-00000008 w42/step-00000008
 # if the order of a sum did not change its bits, the tests above would show nothing
 differ order_of_a_sum_changes_bits {w41,d1}/step-00000008/model.safetensors

@@ -1,5 +1,4 @@
 // Decoding of tokenizer.json, encoding of prompts and chats, the byte tokenizer, what is refused.
-#include <sys/mman.h>
 #include <unistr.h>
 
 #include "../data/base/file.h"
@@ -386,22 +385,6 @@ TEST(texts_encode_as_in_hugging_face) {
     }
 }
 
-// Of a text of bad bytes, which become three each, and a pattern that takes all as one word
-TEST(a_word_of_two_gib_is_refused) {
-    const size_t n = (size_t)INT32_MAX + 1;
-    Error err = {0};
-    Encoder e;
-    encoder_open(&e,
-                 "{'pre_tokenizer': {'type': 'ByteLevel', 'use_regex': false},"
-                 " 'model': {'vocab': {'a': 0, 'b': 1, 'ab': 2}, 'merges': ['a b']}}");
-    const unsigned char *zeros =  // of no memory, as nothing is written
-        mmap(NULL, n, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    CHECK(zeros != MAP_FAILED);
-    CHECK(!bpe_encode(e.e, zeros, n, &err) && strstr(err.what, "a word of 2147483648 bytes"));
-    encoder_close(&e);
-    munmap((void *)zeros, n);
-}
-
 TEST(features_that_change_the_ids_are_refused_by_name) {
     static const struct {
         const char *normalizer, *pre, *more, *text, *why;  // why NULL: not refused
@@ -411,10 +394,6 @@ TEST(features_that_change_the_ids_are_refused_by_name) {
         {NORMALIZERS("{'type': 'NFC'}, {'type': 'Strip'}"), BYTE_LEVEL, "", "a",
          "a normalizer (Strip)"},
         {"{'type': 'NFC'}", BYTE_LEVEL, "", "a", "NFC and normalized added tokens"},
-        {NORMALIZERS(NORMALIZERS("") ", {'type': 'Lowercase'}"), BYTE_LEVEL, "", "a",
-         "a normalizer (Lowercase)"},
-        {"{'type': 'Sequence'}", BYTE_LEVEL, "", "a", "a normalizer (Sequence)"},
-        {"[1]", BYTE_LEVEL, "", "a", "a normalizer"},
         {"null", BYTE_LEVEL, ", 'byte_fallback': true", "a",
          "byte_fallback and no token for byte 0"},
         {"null", BYTE_LEVEL, ", 'unk_token': 'a'", "a", "unk_token and no token for byte 0"},
@@ -451,12 +430,10 @@ TEST(bad_utf8_is_replaced_as_python_does) {
         {"plain", "plain"},
         {"\xc3\xa9\xe2\x82\xac\xf0\x9f\x99\x82", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x99\x82"},
         {"a\xff z\x80", "a" R " z" R},
-        {"\xc3", R},
         {"\xc3(", R "("},
         {"\xe2\x82", R},
         {"\xe2\x82\xe2\x82\xac", R "\xe2\x82\xac"},
         {"\xf0\x9f\x99x", R "x"},
-        {"\xf0\x9f\xff", R R},
         {"\xed\xa0\x80", R R R},  // half a surrogate pair
         {"\xe0\x80\x80", R R R},  // overlong
         {"\xf4\x90\x80\x80", R R R R},
@@ -519,18 +496,13 @@ TEST(wrong_files_are_refused) {
     "{" item_ "}]}"
     static const char *const bad[] = {
         "",
-        "[]",
         "{}",
-        "{'model': 3}",
         "{'model': {'type': 'Unigram'}}",
         "{'model': {'type': 'BPE', 'vocab': {'a': 0}}}",  // neither kind
         MODEL("{}"),
-        MODEL("[]"),
         MODEL("{'a': -1}"),
         MODEL("{'a': 0.5}"),
-        MODEL("{'a': 1e400}"),
         MODEL("{'a': 16777216}"),
-        MODEL("{'a': '0'}"),
         MODEL("{'a': 0, 'b': 0}"),
         ADDED("'id':1"),
         ADDED("'content':'b'"),

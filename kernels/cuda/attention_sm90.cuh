@@ -311,20 +311,24 @@ __device__ __forceinline__ void multiply_transposed(float (&c)[M], uint32_t a_ti
     wgmma_commit();
 }
 
-// c (64, D) += a (64, N) times the first N rows of b, a tile of B_ROWS rows
+// c (64, D) += a (64, N) times the first N rows of b, a tile of B_ROWS rows, of which the first
+// `rows`, a power of two, are valid: columns of a beyond them are zeros, and meet valid rows.
 template <int N, int B_ROWS, int M, int A>
 __device__ __forceinline__ void multiply_add(float (&c)[M], const uint32_t (&a)[A][4],
-                                             uint32_t b_tile) {
+                                             uint32_t b_tile, int rows = B_ROWS) {
     const uint64_t b = descriptor(b_tile, B_ROWS * ROW_BYTES);
 #pragma unroll
-    for (int i = 0; i < N / 16; i++) wgmma_rs<1>(c, a[i], further(b, i * 16 * ROW_BYTES), 1);
+    for (int i = 0; i < N / 16; i++)
+        wgmma_rs<1>(c, a[i], further(b, (i * 16 & (rows - 1)) * ROW_BYTES), 1);
     wgmma_commit();
 }
 
+// Columns that x has not are zeros
 template <int N, int A>
 __device__ __forceinline__ void to_operand(uint32_t (&a)[A][4], const float (&x)[N]) {
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) a[i / 4][i % 4] = pack_bf16(x[2 * i], x[2 * i + 1]);
+    for (int i = 0; i < 4 * A; i++)
+        a[i / 4][i % 4] = i < N / 2 ? pack_bf16(x[2 * i], x[2 * i + 1]) : 0;
 }
 
 template <int N>
