@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(ForwardSizes<D>::THREADS, 1)
         [&] {
             if (threadIdx.x % WARPGROUP == 0) produce<D>(&qkv_map, work, s);
         },
-        [&](int unit) { consume<D>(&out_map, lse, s, unit); });
+        [&](int unit) { consume<D>(&out_map, lse, s, unit); }, out_map, qkv_map);
 #endif
 }
 

@@ -95,13 +95,15 @@ __device__ __forceinline__ void init_pair(uint32_t full, int warps, int producer
     mbar_init(full + 8, warps);
 }
 
-// The body of every kernel: one thread initialises the barriers, then a warpgroup produces and the
-// others consume.
-template <class Roles, class Init, class Produce, class Consume>
-__device__ __forceinline__ void run_roles(Init init, Produce produce, Consume consume) {
+// The body of every kernel: one thread fetches the tensor maps and initialises the barriers, then a
+// warpgroup produces and the others consume.
+template <class Roles, class Init, class Produce, class Consume, class... Maps>
+__device__ __forceinline__ void run_roles(Init init, Produce produce, Consume consume,
+                                          const Maps &...maps) {
     // uniform over a warp, as the compiler cannot see: addresses stay in uniform registers
     const int group = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
     if (threadIdx.x == 0) {
+        (tma_prefetch(maps), ...);
         init(shared_begin());
         fence_mbar_init();
     }
