@@ -89,7 +89,7 @@ NCCL_H  := $(firstword $(wildcard $(NCCL_DIRS:=/include/nccl.h)))
 NCCL_SO := $(firstword $(wildcard $(foreach d,$(NCCL_DIRS),$(d)/lib64/libnccl.so \
              $(d)/lib/libnccl.so $(d)/lib/*-linux-gnu/libnccl.so)))
 NCCL    := $(if $(and $(NCCL_H),$(NCCL_SO)),found)
-ON_cuda := $(GPU), $(if $(and $(MPI),$(NCCL)),MPI and NCCL found,\
+ON_cuda := $(or $(GPU),no GPU here), $(if $(and $(MPI),$(NCCL)),MPI and NCCL found,\
              no $(if $(MPI),NCCL: one GPU only (for more: apt-get install libnccl2 libnccl-dev),\
              MPI: one GPU only (for more: apt-get install openmpi-bin libopenmpi-dev)))
 # For the run path, so that LD_LIBRARY_PATH is not needed

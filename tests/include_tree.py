@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Fails when an include points up, sideways or in a cycle.
 
-usage: include_tree.py [ROOT]
 A room is a folder of the product, or one of the two files that stand alone. A room may include
 headers of the rooms listed below it, and nothing else.
 """
+import glob
 import graphlib
 import os
 import re
@@ -25,53 +25,24 @@ ROOMS = {
     "kernels": "",
     "data/base": "",
 }
-ROOMS = {room: below.split() for room, below in ROOMS.items()}
-
-
-def sources(root):
-    for room in ROOMS:
-        path = os.path.join(root, room)
-        if os.path.isfile(path):
-            yield room, room
-        elif os.path.isdir(path):
-            for name in sorted(os.listdir(path)):
-                if name.endswith((".c", ".h", ".cu", ".cuh")):
-                    yield room, f"{room}/{name}"
-
-
-def room_of(path):
-    return path if path in ROOMS else os.path.dirname(path)
-
-
-def includes(root, path):
-    """(line number, file included) of every quoted include, from the root of the repository"""
-    with open(os.path.join(root, path), encoding="utf-8") as f:
-        for number, line in enumerate(f, 1):
-            found = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
-            if found:
-                yield number, os.path.normpath(os.path.join(os.path.dirname(path), found.group(1)))
-
-
-def main():
-    root = sys.argv[1] if len(sys.argv) > 1 else "."
-    graph, wrong = {}, []
-    for room, path in sources(root):
-        graph[path] = []
-        for number, target in includes(root, path):
-            below = room_of(target)
-            graph[path].append(target)
-            if below != room and below not in ROOMS[room]:
-                wrong.append(f"{path}:{number}: {room} may not include {target}")
-            elif not os.path.isfile(os.path.join(root, target)):
-                wrong.append(f"{path}:{number}: {target} does not exist")
-            elif below != room and not target.endswith((".h", ".cuh")):
-                wrong.append(f"{path}:{number}: {target} is not a header")
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as e:
-        wrong.append("cycle: " + " -> ".join(e.args[1]))
-    print("\n".join(wrong))
-    return 1 if wrong else 0
-
-
-sys.exit(main())
+graph, wrong = {}, []
+for room, below in ROOMS.items():
+    files = [room] if os.path.isfile(room) else glob.glob(room + "/*.[ch]*")
+    if not files:
+        wrong.append(room + " has no files")
+    for path in files:
+        with open(path, encoding="utf-8") as f:
+            names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', f.read(), re.M)
+        graph[path] = [os.path.normpath(os.path.join(os.path.dirname(path), name)) for name in names]
+        for target in graph[path]:
+            other = target if target in ROOMS else os.path.dirname(target)
+            if other not in (room, *below.split()):
+                wrong.append(f"{path}: {room} may not include {target}")
+            elif other != room and not target.endswith((".h", ".cuh")):
+                wrong.append(f"{path}: {target} is not a header")
+try:
+    graphlib.TopologicalSorter(graph).prepare()
+except graphlib.CycleError as e:
+    wrong.append("cycle: " + " -> ".join(e.args[1]))
+print("\n".join(wrong))
+sys.exit(len(wrong) > 0)

@@ -82,7 +82,7 @@ expect() {
 
 # python ARGUMENTS...: the script on standard input, with the imports that most of them need
 python() {
-    { echo 'import glob, json, os, re, shards, struct, sys; from runs import *' && cat; } |
+    { echo 'import glob, html, json, os, re, shards, struct, sys; from runs import *' && cat; } |
         PYTHONPATH=$root/tests${PYTHONPATH:+:$PYTHONPATH} python3 - "$@"
 }
 # check_python NAME ARGUMENTS...: it succeeds; it may read out.txt

@@ -102,15 +102,12 @@ while IFS='|' read -r name pattern line; do
 done << JSONL
 damaged|expected JSON|{"context": "a", "choices": ["b",
 no_object|choices: expected an array of two or more, found 0|[1]
-no_choices|choices: expected an array of two or more, found 0|{"context": "a", "choices": [], "answer": 0}
 one_choice|choices: expected an array of two or more, found 1|{"context": "a", "choices": ["b"], "answer": 0}
 an_empty_choice|expected .*a choice of 1 to 64 tokens; found 1 and 0|{"context": "a", "choices": ["b", ""], "answer": 0}
 a_long_choice|expected .*a choice of 1 to 64 tokens; found 1 and [0-9]{2}|{"context": "a", "choices": ["$(printf 'z%.0s' {1..64})", "b"], "answer": 0}
 a_number|choice 1: expected strings|{"context": "a", "choices": ["b", 2], "answer": 0}
 no_context|choice 0: expected strings|{"choices": ["b", "c"], "answer": 0}
-few_contexts|choice 1: expected strings|{"context": ["a"], "choices": ["b", "c"], "answer": 0}
 an_answer_beyond|answer: expected an integer from 0 to 1, found 2|{"context": "a", "choices": ["b", "c"], "answer": 2}
-a_letter|answer: expected an integer|{"context": "a", "choices": ["b", "c"], "answer": "A"}
 no_answer|answer: required|{"context": "a", "choices": ["b", "c"]}
 JSONL
 : > empty.jsonl

@@ -163,8 +163,6 @@ put("bad.jsonl", [good, "\n", "{\"messages\": [\n", good, "[1]\n", {"text": "x"}
                   {"messages": "x"}, {"messages": [3]}, {"messages": [{"role": "asistant"}]},
                   {"messages": [{"role": "user", "content": 3}]}, {"messages": openai(chats[0][:1])},
                   {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, {"prompt": "x"}, good])
-put("surrogate.jsonl", ['{"messages": [{"role": "user", "content": "\\ud800"}, '
-                        '{"role": "assistant", "content": "a\\udfff"}]}\n'])
 open("latin.jinja", "wb").write(b"\xe9")
 templates = {
     "syntax": "{% for %}", "raises": "{{ raise_exception('no chats today') }}",
@@ -187,8 +185,6 @@ printf '%s\n' 'Hi<|im_end|>' '[[Hello \x1b[31m€!<|im_end|>]]' 'S<|im_end|>' '2
 for form in openai.jsonl sharegpt.jsonl.gz lists.jsonl; do shown $form wanted; done
 sed 's/\[\[4<|im_end|>\]\]/4<|im_end|>/' wanted > last
 for form in prompt.jsonl weight.jsonl; do shown $form last; done
-check surrogates eval "run surrogate.jsonl --out s.jsonl && tokenize demo s.jsonl s"
-has no_character_for_half_a_pair '1 document' out.txt
 check macro eval "run openai.jsonl --chat-template macro.jinja --show 2 | grep -F 'userassistant<[[4]]>user'"
 check same_day eval "SOURCE_DATE_EPOCH=86400 TZ=UTC run openai.jsonl --chat-template today.jinja --show 1 |
     grep '1970-01-02{\"role\": \"user\", \"content\": \"Hi\"}'"

@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # Kernels with planted bugs (dev/emu/bugs) under the emulator: the expected modes find each bug and the
 # others do not, and the kernels without a bug pass everywhere.
-# usage: tests/test_emu.sh [-v]     -v prints the report of each mode
 . "$(dirname "$0")/lib.sh"
 cd "$root" || exit 1
 evidence() { :; }
 unset $(compgen -v EMU_)       # each run sets its own
-verbose=${1:-} out=$work/out.txt broken=$work/broken.txt
+out=$work/out.txt broken=$work/broken.txt
 : > "$broken"
 
 if ! make -s BACKEND=cpu build/emu/bugs > "$out" 2>&1; then
@@ -68,8 +67,6 @@ bug() {
     at_least "$prio" "$4" || wrong+=" prio $prio of 10, not $4;"
     [ "$proxy" = "$5" ] || wrong+=" proxy $proxy, not $5;"
     grep -qE "$7" <<< "$report" || wrong+=" no '$7' in: $(head -c 200 <<< "$report")"
-    [ "$verbose" != -v ] || echo "        fifo $fifo, random $random, prio $prio, proxy $proxy:" \
-        "$(head -1 <<< "$report")"
     judge "$name" "$wrong"
     [ "$6" = - ] && return
     if [ -n "$no_tsan" ]; then skip "${name}_tsan" "$no_tsan"

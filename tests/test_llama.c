@@ -242,6 +242,10 @@ static void check_muon_golden(const char *name) {
     golden_open(&g, name, 0, true);
     open_expected(&g, "muon");
     golden_training(&g, "losses", "norms");
+    // the CPU gets away with products that overwrite their own factor; cuBLASLt promises nothing
+    MuonScratch s = g.model.scratch.muon;
+    muon_iterate(&s, g.model.grads, 4, 6);
+    CHECK(s.x == g.model.scratch.muon.next && s.next == g.model.scratch.muon.x);
     golden_close(&g);
 }
 
@@ -522,42 +526,6 @@ TEST(check_packing_tells_rounding_from_a_bug) {
     check_packing_check(true);
 }
 
-// The summation tree by another definition: the largest power of two of partial sums, then the
-// rest.
-static float tree_sum(const float *x, int n) {
-    int left = 1;
-    if (n == 1) return x[0];
-    while (2 * left < n) left *= 2;
-    return tree_sum(x, left) + tree_sum(x + left, n - left);
-}
-
-TEST(deterministic_sums_follow_the_tree) {
-    static LlamaModel m;
-    enum { MOST = 23 };
-    LlamaConfig c = tiny_config(3, 1, 4, false);
-    LlamaSettings settings = {
-        .micro_batch_tokens = 16, .max_seqlen = 16, .train = true, .deterministic_reduction = true};
-    for (int leaves = 1; leaves <= MOST; leaves++) {
-        settings.num_leaves = settings.num_losses = leaves;
-        llama_plan(&m, &c, settings);
-        MUST(llama_allocate(&m, &err));
-        const size_t n = m.num_elements;
-        float *x = (float *)host_calloc(n * MOST, sizeof *x, "gradients");
-        llama_begin_step(&m, 1);
-        for (int leaf = 0; leaf < leaves; leaf++) {
-            for (size_t i = 0; i < n; i++)
-                m.grads[i] = x[i * MOST + (size_t)leaf] = (float)test_rng_normal();
-            m.has_grads = true;
-            llama_end_leaf(&m, leaf, leaf + 1 == leaves);
-        }
-        llama_reduce_grads(&m);
-        for (size_t i = 0; i < n; i++)
-            CHECK_MSG(m.grads[i] == tree_sum(x + i * MOST, leaves), "%d leaves, %zu", leaves, i);
-        free(x);
-        llama_free(&m);
-    }
-}
-
 // What the step before left of gradients, here NaN, shows neither in the next one's nor in a sum or
 // a leaf without a micro-batch, or with one without a document.
 static void check_left_over_gradients(bool tied) {
@@ -719,47 +687,21 @@ TEST(weights_in_one_file_and_in_several_come_back) {
     CHECK(!model_files_write_weights(p, MODEL_BF16, 1000, &ck, &err));
     CHECK(err.code == EXIT_DIVERGED && elements_read == elements);
     checkpoint_abort(&ck);
-    err = (Error){0};
-    c.num_layers = 1;
-    make_model(&b, &c, 16, 16, false);
-    CHECK(!llama_load(&b, scratch("final"), &err) && err.code == EXIT_BAD_INPUT);
-    CHECK_MSG(strstr(err.what, "unknown: model.layers.1.") != NULL, "%s", err.what);
-    llama_free(&a);
-    llama_free(&b);
-}
-
-TEST(moments_come_back_into_a_model_of_the_same_shape) {
-    static LlamaModel a, b;
-    static const struct {
-        int layers, intermediate_size;
-        const char *said;
-    } cases[] = {{2, 20, NULL},
-                 {2, 24, "gate_proj.weight of this model's shape, found another"},
-                 {3, 20, "found none"}};
-    Error err = {0};
     FileWriter w;
-    LlamaConfig c = tiny_config(3, 1, 4, false);
-    const char *path = scratch("optimizer.safetensors");
-    make_model(&a, &c, 16, 16, false);
-    a.settings.io_chunk = 64;
-    for (int i = 0; i < a.num_tensors; i++)
-        for (size_t k = a.tensors[i].offset, n = 0; n < a.tensors[i].count; k++, n++)
-            a.m[k] = (float)test_rng_normal(), a.v[k] = 1e-30f * (float)n;
-    MUST(parameters_save(llama_parameters(&a), true, "F32", path, &w, &err));
-    for (int i = 0; i < 3; i++) {
-        c.num_layers = cases[i].layers, c.intermediate_size = cases[i].intermediate_size;
-        make_model(&b, &c, 16, 16, false);
+    err = (Error){0};
+    MUST(parameters_save(llama_parameters(&a), true, "F32", scratch("moments"), &w, &err));
+    llama_free(&a);
+    for (int i = 0; i < 2; i++) {
         err = (Error){0};
-        if (parameters_load(llama_parameters(&b), true, path, &err))
-            CHECK(i == 0 && memcmp(a.m, b.m, a.num_elements * sizeof *a.m) == 0 &&
-                  memcmp(a.v, b.v, a.num_elements * sizeof *a.v) == 0);
-        else
-            CHECK_MSG(
-                i > 0 && err.code == EXIT_CHECKPOINT_MISFIT && strstr(err.what, cases[i].said),
-                "%s", err.what);
+        c.num_layers = 1 + i, c.intermediate_size = 24;
+        make_model(&b, &c, 16, 16, false);
+        CHECK(!llama_load(&b, scratch("final"), &err) && err.code == EXIT_BAD_INPUT);
+        CHECK_MSG(strstr(err.what, i ? "shape" : "unknown: model.layers.1."), "%s", err.what);
+        err = (Error){0};
+        CHECK(!parameters_load(llama_parameters(&b), true, scratch("moments"), &err));
+        CHECK_MSG(err.code == EXIT_CHECKPOINT_MISFIT, "%s", err.what);
         llama_free(&b);
     }
-    llama_free(&a);
 }
 
 // ---- Memory: the regions of the arenas and the sizes stated in llama.h --------------------------

@@ -57,20 +57,21 @@ for n in 1 2 4 8; do
 done
 same_losses by_work_60_steps_agree_to_1e-5 1e-5 inf 8 w1 w2 w4 w8
 for again in w41 w42; do ranks 4 "${run[@]}" --out $again --steps 8; done
+same_losses by_work_as_in_order_to_1e-5 1e-5 inf 8 d1 w41
 same_state by_work_has_the_same_bits_in_every_run w41/step-00000008 w42/step-00000008
 # if the order of a sum did not change its bits, the tests above would show nothing
 differ order_of_a_sum_changes_bits {w41,d1}/step-00000008/model.safetensors
 
 # ---- balance, predicted and measured: 6 micro-batches on 4 ranks, of which two have two and two have one.
-# Of the steps that are measured, a machine that is busy may make one or another look even.
+# The median of the steps: a machine that is busy may make one or another look even.
 expect balance 0 'fill .* \| imbalance [0-9.]{5} \([0-9.]{5}\) \| eta' "${mpi[@]}" -n 4 "${run[@]}" --out balance \
     --micro-batch-tokens 1024 --batch-tokens 6144 --steps 6
 check_python the_log_has_the_balance << 'PY'
 first, *rest = steps("balance")
 assert "imbalance_measured" not in first       # it is that of the step before
 assert all(1 <= s["imbalance_measured"] < 4 and 0 <= s["slowest_rank"] < 4 for s in rest), rest
-for name, which in ("planned", 2), ("measured", 4):
-    assert sorted(s["imbalance_" + name] for s in rest)[which] > 1.15, rest
+for name in "planned", "measured":
+    assert sorted(s["imbalance_" + name] for s in rest)[2] > 1.2, rest
 PY
 lacks no_imbalance_on_one_rank imbalance w1/log.jsonl
 

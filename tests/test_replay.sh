@@ -27,6 +27,7 @@ if with_ranks ranks "${run[0]}"; then
     check in_order "${both[@]}" --deterministic --out h
     check in_order_alone "${run[@]}" --deterministic --out i
     same_state leaves_are_replayed_too {i,h}/step-00000012
+    same_losses with_the_losses_of_all_leaves 0 0 12 i h
 fi
 
 # ---- steps that are not finite

@@ -124,7 +124,7 @@ test-sanitizers: $(SANITIZED)
 
 # Kernels compiled for every architecture that nvcc knows: minutes
 test-archs:
-	@ARCHS=all tests/test_cuda_arch.sh
+	@ARCHS=all tests/test_cuda_build.sh
 
 # The emulated kernels under 40 schedules: half an hour
 test-schedules: build/emu/test_ops

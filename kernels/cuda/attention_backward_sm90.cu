@@ -264,7 +264,8 @@ __global__ void __launch_bounds__(QuerySizes<D>::THREADS, 1)
         [&] {
             if (threadIdx.x % WARPGROUP == 0) produce_keys<D>(&qkv_map, &dout_map, work, s);
         },
-        [&](int unit) { consume_keys<D>(&dqkv_map, g, rope, s, unit); });
+        [&](int unit) { consume_keys<D>(&dqkv_map, g, rope, s, unit); }, dqkv_map, qkv_map,
+        dout_map);
 #endif
 }
 
@@ -592,7 +593,8 @@ __global__ void __launch_bounds__(KeySizes<D>::THREADS, 1)
             if (warp_in_group() == 1) produce_statistics<D>(g, s);
             if (threadIdx.x % WARPGROUP == 0) produce_queries<D>(&qkv_map, &dout_map, work, s);
         },
-        [&](int unit) { consume_queries<D>(&dqkv_map, rope, s, unit); });
+        [&](int unit) { consume_queries<D>(&dqkv_map, rope, s, unit); }, dqkv_map, qkv_map,
+        dout_map);
 #endif
 }
 

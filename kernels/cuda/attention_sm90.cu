@@ -193,8 +193,7 @@ struct Consumer {
         wgmma_pin(s);
         keys.done();
         exponentials(s, keep, state, shape.scale_log2e);
-        if (D == 128)
-            before_wait(state.sum[0] + state.sum[1] < 0);  // D == 64 has no registers left
+        before_wait(state.sum[0] + state.sum[1] < 0);
         wgmma_wait<0>();
         wgmma_pin(o);
         wgmma_pin(s);  // p is read no more
@@ -204,13 +203,14 @@ struct Consumer {
         to_operand(p, s);
     }
 
-    template <int N>
-    __device__ __forceinline__ void last_values() {
+    // O += P V of the last block, of which `rows` keys count. One body for both sizes: with two,
+    // ptxas spills half of P for D == 64 and serialises wgmma.
+    __device__ __forceinline__ void last_values(int rows) {
         release(q_empty);  // Q is read no more
         const uint32_t v = values.wait();
         wgmma_pin(o);
         wgmma_fence();
-        multiply_add<N, KEYS>(o, p, v);
+        multiply_add<KEYS, KEYS>(o, p, v, rows);
         wgmma_wait<0>();
         wgmma_pin(o);
         values.done();
@@ -223,12 +223,10 @@ struct Consumer {
             first_block<KEYS>();
         } else {
             first_block<KEYS / 2>();
-            if (left == 0) return last_values<KEYS / 2>();
-            next_block<KEYS / 2>();
-            left--;
+            if (left > 0) next_block<KEYS / 2>(), left--;
         }
         for (; left > 0; left--) next_block<KEYS>();
-        last_values<KEYS>();
+        last_values(row_block == 0 ? KEYS / 2 : KEYS);
     }
 
     // O / sum and lse
@@ -294,7 +292,7 @@ __global__ void __launch_bounds__(ForwardSizes<D>::THREADS, 1)
         [&] {
             if (threadIdx.x % WARPGROUP == 0) produce<D>(&qkv_map, work, s);
         },
-        [&](int unit) { consume<D>(&out_map, lse, s, unit); });
+        [&](int unit) { consume<D>(&out_map, lse, s, unit); }, out_map, qkv_map);
 #endif
 }
 

@@ -95,13 +95,15 @@ __device__ __forceinline__ void init_pair(uint32_t full, int warps, int producer
     mbar_init(full + 8, warps);
 }
 
-// The body of every kernel: one thread initialises the barriers, then a warpgroup produces and the
-// others consume.
-template <class Roles, class Init, class Produce, class Consume>
-__device__ __forceinline__ void run_roles(Init init, Produce produce, Consume consume) {
+// The body of every kernel: one thread fetches the tensor maps and initialises the barriers, then a
+// warpgroup produces and the others consume.
+template <class Roles, class Init, class Produce, class Consume, class... Maps>
+__device__ __forceinline__ void run_roles(Init init, Produce produce, Consume consume,
+                                          const Maps &...maps) {
     // uniform over a warp, as the compiler cannot see: addresses stay in uniform registers
     const int group = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
     if (threadIdx.x == 0) {
+        (tma_prefetch(maps), ...);
         init(shared_begin());
         fence_mbar_init();
     }
@@ -311,20 +313,24 @@ __device__ __forceinline__ void multiply_transposed(float (&c)[M], uint32_t a_ti
     wgmma_commit();
 }
 
-// c (64, D) += a (64, N) times the first N rows of b, a tile of B_ROWS rows
+// c (64, D) += a (64, N) times the first N rows of b, a tile of B_ROWS rows, of which the first
+// `rows`, a power of two, are valid: columns of a beyond them are zeros, and meet valid rows.
 template <int N, int B_ROWS, int M, int A>
 __device__ __forceinline__ void multiply_add(float (&c)[M], const uint32_t (&a)[A][4],
-                                             uint32_t b_tile) {
+                                             uint32_t b_tile, int rows = B_ROWS) {
     const uint64_t b = descriptor(b_tile, B_ROWS * ROW_BYTES);
 #pragma unroll
-    for (int i = 0; i < N / 16; i++) wgmma_rs<1>(c, a[i], further(b, i * 16 * ROW_BYTES), 1);
+    for (int i = 0; i < N / 16; i++)
+        wgmma_rs<1>(c, a[i], further(b, (i * 16 & (rows - 1)) * ROW_BYTES), 1);
     wgmma_commit();
 }
 
+// Columns that x has not are zeros
 template <int N, int A>
 __device__ __forceinline__ void to_operand(uint32_t (&a)[A][4], const float (&x)[N]) {
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) a[i / 4][i % 4] = pack_bf16(x[2 * i], x[2 * i + 1]);
+    for (int i = 0; i < 4 * A; i++)
+        a[i / 4][i % 4] = i < N / 2 ? pack_bf16(x[2 * i], x[2 * i + 1]) : 0;
 }
 
 template <int N>

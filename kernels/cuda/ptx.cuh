@@ -101,6 +101,9 @@ PTX void mbar_wait(uint32_t b, uint32_t parity) {
     while (!mbar_try_wait(b, parity)) {
     }
 }
+PTX void tma_prefetch(const CUtensorMap &map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map));
+}
 PTX void tma_load_3d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "

@@ -72,6 +72,7 @@ PTX void mbar_wait(uint32_t b, uint32_t parity, EMU_LOC) {
     while (!mbar_try_wait(b, parity, EMU_AT)) {
     }
 }
+PTX void tma_prefetch(const CUtensorMap &) {}
 PTX void tma_load_3d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2,
                      EMU_LOC) {
     emu::tma_load(dst, m, bar, 3, c0, c1, c2, EMU_AT);
