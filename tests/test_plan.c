@@ -545,7 +545,7 @@ TEST(a_fixed_set_is_whole_documents_and_as_many_as_fit) {
     CHECK_MSG(parts > 100 && all > 100, "%d %d", parts, all);
 }
 
-// ---- Invalid states --------------------------------------------------------------------------------
+// ---- Invalid states -----------------------------------------------------------------------------
 
 TEST(states_of_other_data_are_refused) {
     StepPlan p = {0};
