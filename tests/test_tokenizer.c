@@ -481,9 +481,6 @@ TEST(cached_words_are_not_mistaken) {
 
 TEST(wrong_files_are_refused) {
 #define MODEL(vocab_) "{'decoder':{'type':'ByteLevel'},'model':{'vocab':" vocab_ "}}"
-#define ADDED(item_)                                                             \
-    "{'decoder':{'type':'ByteLevel'},'model':{'vocab':{'a':0}},'added_tokens':[" \
-    "{" item_ "}]}"
     static const char *const bad[] = {
         "{'model': {'type': 'Unigram'}}",
         "{'model': {'type': 'BPE', 'vocab': {'a': 0}}}",  // neither kind
@@ -491,8 +488,8 @@ TEST(wrong_files_are_refused) {
         MODEL("{'a': 0.5}"),
         MODEL("{'a': 16777216}"),
         MODEL("{'a': 0, 'b': 0}"),
-        ADDED("'content':'b'"),
-        ADDED("'id':0,'content':'b'")};
+        "{'decoder':{'type':'ByteLevel'},'model':{'vocab':{'a':0}},"
+        " 'added_tokens':[{'id':0,'content':'b'}]}"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         Tokenizer t;
         Error err;
