@@ -488,8 +488,7 @@ TEST(wrong_files_are_refused) {
         MODEL("{'a': 0.5}"),
         MODEL("{'a': 16777216}"),
         MODEL("{'a': 0, 'b': 0}"),
-        "{'decoder':{'type':'ByteLevel'},'model':{'vocab':{'a':0}},"
-        " 'added_tokens':[{'id':0,'content':'b'}]}"};
+        "{'model':{'byte_fallback':true,'vocab':{'a':0}},'added_tokens':[{'id':0,'content':'b'}]}"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         Tokenizer t;
         Error err;
