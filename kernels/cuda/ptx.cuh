@@ -1,6 +1,6 @@
 // The only inline PTX: one short wrapper per instruction. In an emulated build the same names are
-// functions of the emulator (dev/emu/include/emu_ptx.h); tests/test_conform.cu holds both to the
-// maps of tensor cores. Addresses of shared memory are 32-bit.
+// functions of the emulator (dev/emu/include/emu_ptx.h); tests/test_conform.cu has a case for
+// every wrapper, which both must pass. Addresses of shared memory are 32-bit.
 #pragma once
 #include <cuda.h>
 #include <cuda_bf16.h>
