@@ -6,7 +6,7 @@
 //   TEST(needs_avx512) { if (!have) SKIP("no AVX-512 on this CPU"); ... }
 //   TEST_MAIN()
 //
-// usage: a_test [--filter SUBSTRING] [--seed N] [--list]. Exit status 0 only if nothing failed and
+// usage: a_test [--filter SUBSTRING] [--seed N]. Exit status 0 only if nothing failed and
 // the filter matched. A failed CHECK prints file:line and ends the case; the others still run. Each
 // case has its own random stream, seeded by (seed, name), so a filter does not change its random
 // numbers.
@@ -124,33 +124,25 @@ static int (*test_runner)(const TestCase *t) = test_run_one;
 
 __attribute__((unused)) static int test_main(int argc, char **argv) {
     const char *filter = "";
-    bool list = false;
     int count[3] = {0};  // passed, failed, skipped
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--list") == 0)
-            list = true;
-        else if (strcmp(argv[i], "--filter") == 0 && i + 1 < argc)
+        if (strcmp(argv[i], "--filter") == 0 && i + 1 < argc)
             filter = argv[++i];
         else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
             test_seed = strtoull(argv[++i], NULL, 10);
         else
-            return fprintf(stderr, "usage: %s [--filter SUBSTRING] [--seed N] [--list]\n", argv[0]),
-                   2;
+            return fprintf(stderr, "usage: %s [--filter SUBSTRING] [--seed N]\n", argv[0]), 2;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (const TestCase *t = test_first; t; t = t->next) {
         if (!strstr(t->name, filter)) continue;
-        if (list) {
-            printf("%s\n", t->name);
-            continue;
-        }
         static const char *const words[] = {"ok     ", "FAILED ", "skipped"};
         const int how = test_runner(t);
         printf("%s %s\n", words[how], t->name);
         count[how]++;
     }
-    if (!list) printf("%d passed, %d failed, %d skipped\n", count[0], count[1], count[2]);
-    const bool none = *filter && !list && count[0] + count[1] + count[2] == 0;
+    printf("%d passed, %d failed, %d skipped\n", count[0], count[1], count[2]);
+    const bool none = *filter && count[0] + count[1] + count[2] == 0;
     if (none) fprintf(stderr, "error: --filter %s: expected a part of a case's name\n", filter);
     return count[1] != 0 || none;
 }

@@ -6,7 +6,7 @@
 //                                operands, other threads, documents alone, permuted, poisoned ...
 //   others                       what the table cannot show: errors, copies, single numbers
 //
-// usage: test_ops [--filter SUBSTRING] [--seed N] [--list] [--quick] [--limit SECONDS]
+// usage: test_ops [--filter SUBSTRING] [--seed N] [--quick] [--limit SECONDS]
 //        test_ops --bench [--filter SUBSTRING]
 // --quick: the first shapes of each operation, which run every kernel, and no more.
 #include <errno.h>
