@@ -372,8 +372,8 @@ static void check_steps(DocIndex index, const PlanSettings *s, int num_steps) {
     plan_free(&other);
 }
 
-// What splitting leaves of a document may be one token, which has no target: if it fills a step with
-// what follows, as here, where every chunk does, the step is of the next chunk.
+// What splitting leaves of a document may be one token, which has no target. Where the next chunk
+// does not fit beside it, the step is of that one.
 TEST(a_chunk_of_one_token_makes_no_step) {
     int32_t lengths[] = {65, 64, 129};
     const Lengths l = {lengths, 3, 0};
