@@ -182,7 +182,7 @@ static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32
     const char *model = at->dir[0] ? at->dir : o->model;
     const bool writes = is_rank_0() || o->dry_run;
     const Texts t = {o, model, vocab_size, writes, replaces_run(o, at), out, &stop_signal};
-    must(texts_to_shards(&o->train, "tokens", 0.01, &t, &err), &err);
+    must(texts_to_shards(&o->train, "tokens", o->val ? NO_VALIDATION : 0.01, &t, &err), &err);
     if (o->val) must(texts_to_shards(&o->val, "val_tokens", 1, &t, &err), &err);
     comm_barrier();
 }
