@@ -98,9 +98,9 @@ static void on_signal(int sig) {
 }
 
 static void catch_signals(void (*handler)(int)) {
-    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
+    const int signals[] = {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXCPU};  // SIGHUP not under nohup
     const struct sigaction action = {.sa_handler = handler};
-    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+    for (size_t i = signal(SIGHUP, SIG_IGN) == SIG_IGN; i < sizeof signals / sizeof *signals; i++)
         sigaction(signals[i], &action, NULL);
     signal(SIGPIPE, handler == SIG_DFL ? SIG_DFL : SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);  // EFBIG instead: a full disk
@@ -182,7 +182,7 @@ static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32
     const char *model = at->dir[0] ? at->dir : o->model;
     const bool writes = is_rank_0() || o->dry_run;
     const Texts t = {o, model, vocab_size, writes, replaces_run(o, at), out, &stop_signal};
-    must(texts_to_shards(&o->train, "tokens", 0.01, &t, &err), &err);
+    must(texts_to_shards(&o->train, "tokens", o->val ? NO_VALIDATION : 0.01, &t, &err), &err);
     if (o->val) must(texts_to_shards(&o->val, "val_tokens", 1, &t, &err), &err);
     comm_barrier();
 }
@@ -679,14 +679,14 @@ static void finish(Run *run, const DeviceRoom *room) {
 static void open_out_dir(Run *run) {
     Error err = {0};
     const Options *o = run->o;
-    const uint64_t model_bytes =
-        4 * (uint64_t)(o->lora_merge ? run->model->num_weights : run->model->num_elements);
+    const LlamaModel *m = run->model;
+    const ResumePoint *at = run->resume;
     comm_barrier();  // every rank's inputs are good, and it has found what it reads there
     if (!is_rank_0()) return;
-    must(out_dir_open(run->out, run->resume->in_place, replaces_run(o, run->resume), o->overwrite,
-                      &err),
-         &err);
-    must(out_dir_check_space(o->out, model_bytes, o->final_dtype == MODEL_BF16 ? 2 : 1,
+    must(out_dir_open(run->out, at->in_place, replaces_run(o, at), o->overwrite, &err), &err);
+    must(out_dir_check_space(o->out, 12 * (uint64_t)m->num_elements,  // weights, two moments
+                             (o->final_dtype == MODEL_BF16 ? 2u : 4u) *
+                                 (uint64_t)(o->lora_merge ? m->num_weights : m->num_elements),
                              o->steps - run->at.cursor.step, o->save_every, o->keep, &err),
          &err);
 }
@@ -932,6 +932,7 @@ static int64_t read_state(Run *run) {
     if (!at->dir[0] || run->o->compare || run->o->check_packing) return -1;
     must(state_read(&run->at, at->dir, &run->data->loader_settings.plan, &run->data->train, &err),
          &err);
+    run->good = run->at;
     return at->in_place ? run->at.log_bytes : -1;
 }
 

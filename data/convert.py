@@ -7,7 +7,8 @@ FILE is Megatron's NAME.bin with NAME.idx, datatrove's NAME.ds with .index and p
 BIN.TOK with or without a mask, OLMo's NAME.npy (raw ids) with NAME.csv.gz, or a numpy array of ids. What
 has no index needs --boundary-token, which ends documents (--starts: begins them). File k becomes
 DIR/train_0000k_00000.bin and .idx, with a loss mask .mask, and further ones of 1e8 tokens. A file that
-is in DIR/convert.json is not converted again. Needs numpy. Exit codes: 2 usage, 3 bad input, 4 disk.
+is in DIR/convert.json is not converted again; shards there of files that are not given any more are
+removed. Needs numpy. Exit codes: 2 usage, 3 bad input, 4 disk.
 """
 import argparse
 import csv
@@ -143,7 +144,12 @@ def read(path, args):
     reader = llmq if head == b"BIN.TOK\n" else numpy_array if head[:6] == b"\x93NUMPY" else \
         {".ds": datatrove, ".npy": olmo, ".bin": megatron}.get(os.path.splitext(path)[1])
     check(reader, "%s: unknown format" % path, "convert.py --help names those that are known")
-    tokens, ends, mask = reader(path)
+    try:
+        tokens, ends, mask = reader(path)
+    except ConvertError:
+        raise
+    except Exception as e:  # of numpy, gzip or csv
+        raise ConvertError(3, "%s: cannot read it or its index: %s" % (path, e), "copy both again") from None
     ends = scan(path, tokens, mask, args) if ends is None else ends
     check(len(ends) and ends[-1] == len(tokens) and (ends[1:] >= ends[:-1]).all() and
           (mask is None or len(mask) == len(tokens)),
@@ -206,9 +212,8 @@ def write_shard(stem, tokens, ends, mask, vocab):
     return int(bits.sum())
 
 
-def convert(path, k, args):
+def convert(path, stem, args, tokens, ends, mask):
     """Counts of a file."""
-    tokens, ends, mask = read(path, args)
     counts = {"documents": len(ends), "tokens": len(tokens), "targets": 0, "shards": 0}
     done = first = 0
     while done < len(ends):
@@ -216,7 +221,7 @@ def convert(path, k, args):
         end = int(ends[last - 1])
         check(end - first < 2**31, "%s: a document of %d tokens" % (path, end - first), "cut it")
         counts["targets"] += write_shard(
-            os.path.join(args.out, "%s_%05d_%05d" % (args.split, k, counts["shards"])),
+            os.path.join(args.out, "%s_%05d" % (stem, counts["shards"])),
             tokens[first:end], ends[done:last] - first, None if mask is None else mask[first:end],
             args.vocab_size)
         counts["shards"], done, first = counts["shards"] + 1, last, end
@@ -229,14 +234,29 @@ def run(args):
     if os.path.exists(record):
         with open(record) as f:
             done = json.load(f)
-    for k, path in enumerate(args.files):
-        key = "%s %d %s %d %d %s %s" % (args.split, k, path, os.stat(path).st_mtime_ns, args.vocab_size,
-                                        args.boundary_token, args.starts)
-        if key not in done:
-            done[key] = convert(path, k, args)
-            write(record + ".tmp", json.dumps(done, indent=1).encode())
-            os.replace(record + ".tmp", record)
-        print("%s: %s" % (path, ", ".join("%d %s" % (n, what) for what, n in done[key].items())))
+
+    def note(stem, key, counts):
+        done[stem] = [key, counts]
+        write(record + ".tmp", json.dumps(done, indent=1).encode())
+        os.replace(record + ".tmp", record)
+
+    def remove(stem):
+        note(stem, "", {})  # first: a run that ends here leaves shards that are not whole
+        for name in os.listdir(args.out):
+            if name.startswith(stem + "_"):
+                os.remove(os.path.join(args.out, name))
+
+    stems = ["%s_%05d" % (args.split, k) for k in range(len(args.files))]
+    for stem, path in zip(stems, args.files):
+        key = "%s %d %d %s %s" % (path, os.stat(path).st_mtime_ns, args.vocab_size, args.boundary_token,
+                                  args.starts)
+        if stem not in done or done[stem][0] != key:
+            found = read(path, args)
+            remove(stem)
+            note(stem, key, convert(path, stem, args, *found))
+        print("%s: %s" % (path, ", ".join("%d %s" % (n, what) for what, n in done[stem][1].items())))
+    for stem in [stem for stem in done if stem.startswith(args.split + "_") and stem not in stems]:
+        remove(stem)  # of more files in an earlier run
 
 
 def main(argv):
@@ -255,8 +275,9 @@ def main(argv):
     except ConvertError as e:
         code, what, hint = e.args
     except (OSError, ValueError) as e:
-        written = isinstance(e, OSError) and str(e.filename).startswith(args.out)
-        code, what, hint = 4 if written else 3, e, "check the file, its index, and the space"
+        written = isinstance(e, OSError) and e.filename not in args.files
+        what = "%s: %s" % (getattr(e, "filename", None) or args.out, getattr(e, "strerror", e))
+        code, hint = 4 if written else 3, "check the file, its index, and the space"
     print("error: %s\nhint: %s" % (what, hint), file=sys.stderr)
     return code
 

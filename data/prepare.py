@@ -20,12 +20,12 @@ testing, is an error.
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
 import argparse
-import codecs
 import contextlib
 import csv
 import datetime
 import gzip
 import importlib
+import io
 import itertools
 import json
 import os
@@ -117,8 +117,8 @@ def json_records(path, _):
 def csv_records(path, _):
     csv.field_size_limit(1 << 30)
     with open_input(path) as f:
-        lines = codecs.getreader("utf-8-sig")(f, "replace")
-        rows = csv.DictReader(lines, delimiter="\t" if ending(path) == ".tsv" else ",")
+        lines = io.TextIOWrapper(f, "utf-8-sig", "replace", newline="")  # only CR and LF end lines
+        rows = csv.DictReader(lines, restkey="(no name)", delimiter="\t" if ending(path) == ".tsv" else ",")
         yield from enumerate(rows, 1)
 
 

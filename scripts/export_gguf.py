@@ -79,7 +79,7 @@ def put_config(w, c):
     w.add_block_count(c["num_hidden_layers"])
     w.add_feed_forward_length(c["intermediate_size"])
     w.add_head_count(c["num_attention_heads"])
-    w.add_head_count_kv(c.get("num_key_value_heads", c["num_attention_heads"]))
+    w.add_head_count_kv(c.get("num_key_value_heads") or c["num_attention_heads"])
     w.add_key_length(c["head_dim"])
     w.add_value_length(c["head_dim"])
     w.add_rope_dimension_count(c["head_dim"])

@@ -189,7 +189,7 @@ def chart_svg(x_label, lines, low, high, marks=()):
     """Lines (classes, name, [(x, y)]): a colour c0 to c2, perhaps faint, dashed or dots. What is not
     between low and high is cut; marks (x, sign) stand at the top. Returns the picture, and for the
     pointer the points of the lines that have a name."""
-    xs = [x for _, _, points in lines for x, _ in points]
+    xs = [x for _, _, points in lines for x, _ in points] or [0]
     x0, x1 = (0 if min(xs) < max(xs) / 2 else min(xs)), max(max(xs), min(xs) + 1)
     pad = 0.04 * (high - low) or 0.04 * abs(high) or 0.5
     low, high = low - pad if low else 0, high + pad

@@ -10,17 +10,18 @@ if [ $# -eq 0 ]; then
     echo "hint: scripts/train_until_done.sh mpirun -n 8 ./train_llama --out run" >&2
     exit 2
 fi
-restarts=${RESTARTS:-5} pause=${PAUSE:-10} without_progress=0 out=out/demo previous=
+restarts=${RESTARTS:-5} pause=${PAUSE:-10} without_progress=0 out=out/demo previous= resume=--resume
 for word in "$@"; do
-    case $word in --out=*) out=${word#--out=} ;; esac
+    case $word in --out=*) out=${word#--out=} ;; --resume=*) resume=$word ;; esac
     [ "$previous" = --out ] && out=$word
     previous=$word
 done
-newest() { ls -d "$out"/step-* 2> /dev/null | tail -n 1; }
+newest() { ls -d "$out"/step-???????? 2> /dev/null | tail -n 1; }
 
 while :; do
     before=$(newest)
-    "$@" --resume
+    [ "$before" ] && resume=--resume    # from then on, not from another run
+    "$@" "$resume"
     code=$?
     case $code in
         0) exit 0 ;;

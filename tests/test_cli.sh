@@ -141,9 +141,9 @@ expect no_temporary_directory 4 'none: cannot create a directory' env TMPDIR=non
 expect a_model_of_the_hub 3 'hint: hf download org/name --local-dir org/name' "$train" --model org/name
 
 # ---- the output directory: errors of a disk are in tests/test_faults.c -------------------------------------
-start_long "${run[@]}" --out lock --steps 100000
+start_long nohup "${run[@]}" --out lock --steps 100000
 expect second_writer 10 'lock' "${run[@]}" --out lock --steps 1 --overwrite
-end_long TERM
+end_long HUP TERM
 check sigterm_saves_and_exits_75 eval "[ $status -eq 75 ] && ls -d lock/step-*"
 start_long "${run[@]}" --out quit --steps 100000
 end_long USR1 TERM

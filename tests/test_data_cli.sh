@@ -20,6 +20,10 @@ for split in train val; do
     rm -r flipped
 done
 
+cp -r corpus cut && truncate -s -2 cut/val_00000.bin   # never "no validation"
+expect cut_validation 3 'error: cut/val_00000.bin' $(on cut --steps 1 --out cut.run)
+expect cut_validation_of_eval 3 'error: cut/val_00000.bin' $train --model tiny --from-scratch --eval --val cut
+
 # llm.c's format: no index at all
 mkdir llmc
 python << 'PY'

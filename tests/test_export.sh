@@ -31,7 +31,8 @@ PY
 family mistral '{"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": null,
     "rope_scaling": {"rope_type": "linear", "factor": 3.0}}'
 family qwen2 '{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": false,
-    "hidden_size": 96}'
+    "hidden_size": 96, "num_key_value_heads": null}'
+sed -i 's/"num_key_value_heads": 3/"num_key_value_heads": null/' qwen2/final/config.json
 family qwen3 '{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 40}'
 family smollm3 '{"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "pad_token_id": null,
     "num_hidden_layers": 4}'
@@ -78,7 +79,7 @@ expected = {
     arch + ".block_count": config["num_hidden_layers"], arch + ".embedding_length": config["hidden_size"],
     arch + ".feed_forward_length": config["intermediate_size"],
     arch + ".attention.head_count": config["num_attention_heads"],
-    arch + ".attention.head_count_kv": config["num_key_value_heads"],
+    arch + ".attention.head_count_kv": config["num_key_value_heads"] or config["num_attention_heads"],
     arch + ".attention.key_length": d, arch + ".attention.value_length": d,
     arch + ".rope.dimension_count": d, arch + ".rope.freq_base": config["rope_theta"],
     arch + ".context_length": config["max_position_embeddings"], arch + ".vocab_size": config["vocab_size"],

@@ -65,6 +65,8 @@ expect older_into_another_directory 0 'start +r/step-00000006' "${run[@]}" --out
 same_state a_branch_has_the_same_bits r/step-00000008 r2/step-00000008
 expect branch_into_a_directory_with_a_run 2 'found a run' "${run[@]}" --out old --steps 8 --resume=r2/step-00000008
 expect resume_in_a_new_directory 0 'start +random weights' "${run[@]}" --out new --steps 2 --resume
+cp -r old k && rm k/log.jsonl
+expect checkpoints_without_a_log 2 'found a run' "${run[@]}" --out k --steps 9
 mkdir empty
 expect resume_in_an_empty_directory 0 '^warning: empty: no checkpoint' "${run[@]}" --out empty --steps 2 --resume
 rm -rf l && cp -r old l && rm -r l/step-*

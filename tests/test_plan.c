@@ -340,6 +340,10 @@ static void check_steps(DocIndex index, const PlanSettings *s, int num_steps) {
         // of documents of one token, say
         if (!plan_step(&p, &index, s, LAYOUT_PACKED, &state, &err)) break;
         check_step(&p, l, s);
+        while (!same_segment(&p.stream[0], &next)) {  // left out: alone in a step, without a target
+            CHECK(next.length == 1 && !l->mask);
+            MUST(mixture_draw(&index, s, &at, &next, &counts, &err));
+        }
         for (int64_t i = 0; i < p.num_stream; i++) {
             CHECK(same_segment(&p.stream[i], &next));
             at.step = step + 1;
@@ -366,6 +370,23 @@ static void check_steps(DocIndex index, const PlanSettings *s, int num_steps) {
     }
     plan_free(&p);
     plan_free(&other);
+}
+
+// What splitting leaves of a document may be one token, which has no target. Where the next chunk
+// does not fit beside it, the step is of that one.
+TEST(a_chunk_of_one_token_makes_no_step) {
+    int32_t lengths[] = {65, 64, 129};
+    const Lengths l = {lengths, 3, 0};
+    const DocIndex index = index_of(&l);
+    const PlanSettings s = {
+        .max_seqlen = 64, .micro_batch_tokens = 64, .num_micro = 1, .fill_ppm = 1000000};
+    StepPlan p = {0};
+    PlanState at = START;
+    for (int step = 0; step < 40; step++, at = p.cursor_after) {
+        plan_ok(&p, &index, &s, LAYOUT_PACKED, &at);
+        CHECK(p.num_stream == 1 && p.num_targets >= 63);
+    }
+    plan_free(&p);
 }
 
 // In every fourth round segments are hard to pack.

@@ -25,7 +25,7 @@ if __name__ == "__main__":
     lines[3:3] = ["garbage", '{"step": 3}', "[1]"]      # lines 4 to 6
     open(sys.argv[1], "w").write("\n".join(lines) + '\n{"step": 31, "lo')
 PY
-mkdir odd one none && python3 log.py odd/log.jsonl
+mkdir odd one none diverged && python3 log.py odd/log.jsonl
 head -n 2 odd/log.jsonl > one/log.jsonl
 head -n 1 odd/log.jsonl > none/log.jsonl
 lines_of() { python3 -c 'import json, log; print("\n".join(json.dumps(r) for r in '"$1"'))'; }
@@ -44,6 +44,8 @@ for path, charts in (("odd/report.html", 6), ("both.html", 7)):
     figures = [json.loads(html.unescape(f)) for f in re.findall(r'<figure[^>]*data-lines="([^"]*)"', open(path).read())]
     assert len(figures) == charts and all(line["points"] for figure in figures for line in figure), path
 PY
+lines_of '[log.start("start", 0), dict(log.step(1), loss=None, grad_norm=None)]' > diverged/log.jsonl
+outcome diverged_at_once 0 '1 steps, loss not finite' report diverged
 expect before_the_first_step 3 'expected at least one step' report none
 expect nothing_there 3 'cannot read' report nothing
 expect not_writable 4 'cannot write' report odd --out missing/x.html

@@ -18,6 +18,7 @@ refused() {
 python << 'PY'
 import csv, gzip
 rows = [{"id": i, "text": "text %d, \"quoted\",\nof € \u2028 %s\n" % (i, "lines\n" * (i % 7))} for i in range(3000)]
+rows[1]["text"] = "unquoted\u2028in\x85one\fline\x1c\x1d\x1e."
 lines = "".join(json.dumps(r) + "\n" for r in rows).encode()
 open("lines.jsonl", "wb").write(lines)
 open("lines.ndjson.gz", "wb").write(gzip.compress(lines))
@@ -43,6 +44,8 @@ check chats_of_a_table run alpaca.csv --out chats.jsonl
 same chats_of_a_table_stay_chats chats.jsonl alpaca.expected
 like other_key other.jsonl --text-key body
 refused other_column 3 'lines.csv:1: expected a string "body", found id, text' lines.csv --text-key body
+printf 'id\n1,more\n' > longer.csv
+refused a_row_longer_than_the_header 3 'longer.csv:1: expected a string "text", found \(no name\), id' longer.csv
 refused a_cut_file 3 'cut.jsonl.gz: cannot read' cut.jsonl.gz
 refused no_such_file 3 'absent.jsonl: cannot read: No such file' absent.jsonl
 touch notes.txt

@@ -15,7 +15,7 @@ for f in scripts/*.sh scripts/slurm.sbatch; do
 done
 
 # ---- a tree with the recipes, the trainer and stand-ins -----------------------------------------------
-mkdir -p "$work/tree/scripts" "$work/bin"
+mkdir -p "$work/tree/scripts" "$work/tree/later/step-00000003" "$work/bin"
 cp "${recipes[@]}" "$work/tree/scripts"
 cp "$train" "$work/tree/train_llama"
 dev/bench.py --write "$work/tree/tiny" --dist r65 --tokens 20000 > "$work/out.txt"
@@ -56,6 +56,8 @@ outcome slurm_after_too_many_restarts 8 "$plan" in_cluster PLAY_STATUS=8 SLURM_R
 lacks slurm_does_not_requeue requeue "$LAUNCHED"
 expect eight_gpus 0 "$plan" in_cluster scripts/run_8gpu.sh
 has eight_ranks '^mpirun -n 8 --bind-to none$' "$LAUNCHED"
+expect another_run_is_continued 3 'absent/step-00000002' in_cluster scripts/run_8gpu.sh --resume=absent/step-00000002
+expect then_its_own_checkpoint 3 'error: later: expected a good checkpoint' in_cluster scripts/run_8gpu.sh --out later --resume=absent/step-00000002
 expect unknown_options_are_refused 2 'error: --no-such-option: unknown option' in_cluster scripts/run_8gpu.sh --no-such-option
 
 # ---- one process ----------------------------------------------------------------------------------------

@@ -32,8 +32,9 @@ fi
 
 # ---- steps that are not finite
 export FAULT=nan:0:forward:8
-expect not_finite 7 '^saved n/step-00000007: --resume=DIR' "${run[@]}" --save-every 6 --keep 1 --out n
+expect not_finite 7 '^saved n/step-00000007: --resume=DIR' "${run[@]}" --save-every 3 --keep 2 --out n
 check older_checkpoints_stay test -e n/step-00000006
+FAULT=nan:0:forward:10 expect resumed_between_them 7 '^saved o/step-00000009: --resume' "${run[@]}" --resume=n/step-00000009 --out o
 again=("${run[@]}" --resume=n/step-00000007)
 expect the_same_again 7 'training diverged: 5 steps in a row' "${again[@]}" --out again
 check_python with_the_same_numbers <<'PY'

@@ -32,7 +32,8 @@ random.seed(1)
 def put(name, data): open(name, "wb").write(data)
 def expect(name, documents):
     json.dump([(d.decode("latin-1"), mask) for d, mask in documents], open(name + ".expected", "w"))
-put("tree/a.txt", b"alpha\n")
+put("tree/a.txt", b"\xef\xbb\xbfalpha\n")
+put("tree/mark.jsonl", b"\xef\xbb\xbf")
 put("tree/b/bytes.md", bytes(range(1, 256)) * 3)
 put("tree/b/new\nline.txt", b"strange name\n")
 put("tree/c.py", "h\u00e9llo \u20ac <|endoftext|> 12\n".encode())
@@ -45,7 +46,7 @@ put("tree/table.csv", b"1,2\n")
 put("tree/other.json", b'{\n"a": 1}\n')
 put("tree/lines.json", b'{"text": "one line"}\n{"text": "another"}\n')
 put("tree/many.json", b'[{"text": "in an array", "n": [1, "]"]}, {"text": "of\\" two"}]\n')
-expect("tree", [(open("tree/" + n, "rb").read(), None) for n in ("a.txt", "b/bytes.md", "b/new\nline.txt", "c.py")]
+expect("tree", [(open("tree/" + n, "rb").read().removeprefix(b"\xef\xbb\xbf"), None) for n in ("a.txt", "b/bytes.md", "b/new\nline.txt", "c.py")]
        + [(t, None) for t in (b"one line", b"another", b"in an array", b'of" two', b"in a folder")])
 letters = "ab c\n\u00e9\u20ac\U0001f600"
 texts = ["document %d " % i + "".join(random.choices(letters, k=random.randrange(300)))
@@ -56,10 +57,10 @@ texts.insert(7, "nul \0, half ?, ?, ??, \\ud83d, pairs \U0001f600 \U0001f600, \u
 rows[7:7] = ["", " \t", '{"text": ""}', odd]
 put("lines.jsonl", "\n".join(rows).encode())
 expect("lines.jsonl", [(t.encode(), None) for t in texts])
-put("array.json", ("\n [" + ",\n".join(row for row in rows if row.strip()) + "\n]\n").encode())
-put("broken.jsonl", b'\n{"text": "good"}\n{"text": "cut\n\n{"text": 3}\n{"text": "good too"}\n[1]\n')
+put("array.json", ("\ufeff\n [" + ",\n".join(row for row in rows if row.strip()) + "\n]\n").encode())
+put("broken.jsonl", b'\xef\xbb\xbf\n{"text": "good"}\n{"text": "cut\n\n{"text": 3}\n{"text": "good too"}\n[1]\n')
 expect("broken.jsonl", [(b"good", None), (b"good too", None)])
-put("broken.json", b'[{"text": "good"}, {"text": 3}, {"text": cut}, [1], {"text": "good too"}, 1]')
+put("broken.json", b'[{"text": "good"}, {"text": 3}, {"text": cut}, [1], {"text": "good too"}]\n, {"text": "after"}]')
 put("cut.json", b'[{"text": "good"}, {"text": "cut"}')
 put("wrong.jsonl", b'{"body": "x"}\n')
 put("chat.jsonl", b'{"messages": [{"role": "user", "content": "x"}]}\n')
@@ -78,6 +79,7 @@ put("lone,1.jsonl", b'{"text": "%s"}\n' % lone)
 expect("lone.jsonl", [(lone, None)])
 put("many.jsonl", b"1\n" + b'{"text": "%s"}\n' % (b"word " * 26000) * 40 + b"2\n")   # more than a round
 PY
+ln -s b tree/linked
 notes=$work/notes.txt
 seq 1 800 > "$notes"
 expect_notes() { python <<< 'json.dump([[open("notes.txt").read(), None]], open("notes.txt.expected", "w"))'; }
@@ -88,13 +90,17 @@ for c in tree lines.jsonl array.json notes.txt broken.jsonl broken.json parts.js
     cp out.txt "said-$c"
     holds "${c}_as_expected" "out-$c/tokens" $c.expected
 done
-has counts_what_it_leaves_out '^texts   tree -> .*left out: 1 empty document, 1 binary file, 2 other files' said-tree
+has counts_what_it_leaves_out '^texts   tree -> .*left out: 1 empty document, 1 binary file, 3 other files' said-tree
 has names_a_table '^warning: left out: tree/table.csv: CSV .python3 data/prepare.py --out FILE.jsonl tree/table.csv' said-tree
 has names_other_json '^warning: left out: tree/other.json: JSON without records' said-tree
+has names_a_link '^warning: left out: tree/linked: a directory .links are not followed' said-tree
 has names_a_binary_file '^warning: left out: tree/binary.dat: expected text, found a binary' said-tree
 has broken_lines_are_named '^warning: left out: broken.jsonl:3: expected JSON' said-broken.jsonl
+has each_is_named '^warning: left out: broken.jsonl:7: expected an object' said-broken.jsonl
 has broken_lines_are_counted '2 documents, .*left out: 3 records, 2 empty documents' said-broken.jsonl
 has broken_records_are_named '^warning: left out: broken.json: record 2: "?text' said-broken.json
+has what_follows_an_array_is_named '^warning: left out: broken.json: record 6: expected white space' said-broken.json
+has and_is_counted 'left out: 4 records$' said-broken.json
 has parts_are_targets '^train +1 unpad.c shard, 2 documents, [0-9]+ tokens, [0-9]+ of them targets$' said-parts.jsonl
 has untrained_parts '^warning: left out: parts.jsonl:3: expected a part that is trained' said-parts.jsonl
 only a_lone_document --train lone,1.jsonl --out lone
@@ -107,7 +113,8 @@ mkdir tree/out && echo left > tree/out/left.txt
 only several --train "n*.txt,tree" --out tree/out && mv tree/out several
 python3 -c 'import json; print(json.dumps(json.load(open("notes.txt.expected")) + json.load(open("tree.expected"))))' > several.expected
 holds globs_and_lists several/tokens several.expected
-makes validation_texts '^val +1 unpad.c shard, 1 document' --train notes.txt --val tree/c.py --out val
+makes validation_texts '^val +1 unpad.c shard, 1 document' --train lines.jsonl --val tree/c.py --out val
+has then_nothing_else_is_validated '^texts   lines.jsonl -> .* 2001 documents, 0 for validation' out.txt
 mkdir away
 check dry_run env TMPDIR="$work/away" "${run[@]}" --train tree --out dry --dry-run
 check dry_run_writes_nothing eval 'rmdir away && test ! -e dry'
@@ -134,6 +141,12 @@ for ids, _ in shards.read("bpe-tree/tokens"):
     assert ids[-1] == 0 and ids[0] != 0 and len(ids) > 1, ids
 PY
 
+tiny_model bare 24 40 8 && cp out-tree/tokens/tokenizer.json bare
+echo '{"bos_token": "<|eos|>", "eos_token": "<|eos|>"}' > bare/tokenizer_config.json
+echo '{"parts": [["abc", false], ["de", true]]}' > bare.jsonl
+only bytes_without_bos --model bare --from-scratch --train bare.jsonl --out bare.run
+check_python their_targets <<< 'assert shards.read("bare.run/tokens") == [([*b"abcde", 257], [0, 0, 0, 1, 1, 1])]'
+
 # ---- once, and again when something has changed ----------------------------------------------------------
 printf 'a text\n' > keyed.txt
 only first_time --out keyed --train keyed.txt
@@ -150,8 +163,10 @@ lacks only_once ^texts out.txt
 check resumes_with_the_same_texts "${run[@]}" --resume --train notes.txt --out r --steps 3
 check the_same_texts_are_no_change test "$(grep ^resume: out.txt)" = 'resume: --steps 2 -> 3'
 seq 2 900 > notes.txt
-expect keeps_the_tokens_of_a_run 2 'trained on other texts than notes.txt has now' \
-    "${run[@]}" --train notes.txt --out r --steps 2
+for steps in '2' '0 --overwrite'; do
+    expect "keeps_the_tokens_before_steps_${steps%% *}" 2 'trained on other texts than notes.txt has now' \
+        "${run[@]}" --train notes.txt --out r --steps $steps
+done
 same_shards they_are_kept r/tokens before
 expect resumes_without_the_texts 0 '^done: r/final' "${run[@]}" --resume --out r --steps 4
 again=("${run[@]}" --train notes.txt --out r --overwrite --steps 1)
@@ -188,6 +203,7 @@ check_python a_big_text_is_whole << 'PY'
 text = open("big.txt", "rb").read()
 assert bytes(train[1:-1] + val[1:-1]) == text and train[-2] == 10 and 0.5 < 100 * len(val) / len(text) <= 1, len(val)
 PY
+makes with_val_it_is_not '^texts   big.txt -> big/tokens: 1 document, 0 for' --train big.txt --val notes.txt --out big
 
 # ---- bad input --------------------------------------------------------------------------------------------
 # refused NAME PATTERN SPEC ARGUMENTS...: exit code 3, and no tokens are left
@@ -195,7 +211,7 @@ refused() {
     expect "refuses_$1" "${code:-3}" "$2" "${run[@]}" --out refused --steps 0 --val-every 0 --train "${@:3}"
     [ -z "$(ls -A refused 2> /dev/null | grep tokens)" ] || bad "refuses_$1_and_writes_nothing" ''
 }
-mkdir nothing tables blobs
+mkdir nothing tables blobs only.val && cp lines.jsonl only.val/val.jsonl
 touch empty.txt tables/x.parquet table.csv && printf 'a\0b' > blobs/x
 gzip -c notes.txt > notes.txt.gz
 cp notes.txt.gz packed.txt
@@ -207,6 +223,8 @@ refused parquet_in_a_directory 'x.parquet: expected text or JSONL, found Parquet
 refused a_binary_file 'packed.txt: expected text, found a binary file' packed.txt
 refused parts_without_a_mask 'pairs.jsonl:1: part 1: expected \["text", true or false\]' pairs.jsonl
 refused a_cut_array 'cut.json: record 2 is cut off' cut.json
+refused validation_files_alone 'only.val: expected documents to train on' only.val
+code=2 refused a_comma_in_out 'ref,used: expected a path without a comma' notes.txt:1,big.txt:2 --out ref,used
 refused a_table 'table.csv: expected' table.csv
 for dir in nothing blobs; do refused "$dir" "$dir: expected token shards" $dir; done
 refused no_such_file 'absent.txt: expected a file or a directory, found nothing' absent.txt

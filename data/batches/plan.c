@@ -328,7 +328,8 @@ static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
 // A step
 
 // Fills p->stream with the longest prefix of at most plan_goal tokens and max_segments segments; it
-// has at least one segment.
+// has at least one segment. Chunks of one token, which have no target, are left out where they
+// would be the whole step.
 static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                              const PlanState *state, int64_t max_segments, Error *err) {
     const int64_t goal = plan_goal(s);
@@ -338,7 +339,11 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
     while (p->num_stream < max_segments) {
         Segment segment;
         if (!mixture_draw(index, s, &at, &segment, &counts, err)) return false;
-        if (p->num_stream > 0 && p->real_tokens + segment.length > goal) break;
+        if (p->num_stream > 0 && p->real_tokens + segment.length > goal) {
+            if (p->num_targets > 0 || s->set_tokens > 0 || plan_targets(index, &segment) == 0)
+                break;
+            p->num_stream = p->real_tokens = p->longest_segment = 0;
+        }
         p->stream = host_grow(p->stream, &p->stream_capacity, (size_t)p->num_stream + 1,
                               sizeof *p->stream, owner);
         p->stream[p->num_stream++] = segment;

@@ -103,11 +103,14 @@ bool out_dir_keeps_model(const char *out, const char *model, Error *err) {
 bool out_dir_open(OutDir *out, bool continues, bool replaces, bool overwrite, Error *err) {
     char path[IO_PATH_MAX];
     bool has_log;
+    int64_t *steps = NULL;
+    int num_steps = 0;
     if (!dir_create_all(out->path, err) || !out_dir_lock(out, err) || !dir_probe(out->path, err) ||
         !path_join(path, sizeof path, out->path, "log.jsonl", err) ||
-        !path_find(path, &has_log, err))
+        !path_find(path, &has_log, err) || !checkpoint_list(out->path, &steps, &num_steps, err))
         return false;
-    if (!continues && !replaces && has_log)
+    free(steps);
+    if (!continues && !replaces && (has_log || num_steps > 0))
         return error_set(
             err, EXIT_USAGE,
             "--resume continues it, --out DIR starts elsewhere, --overwrite replaces it",
@@ -115,12 +118,11 @@ bool out_dir_open(OutDir *out, bool continues, bool replaces, bool overwrite, Er
     return !overwrite || checkpoint_remove_all(out->path, err);
 }
 
-// A checkpoint holds the weights and two moments of AdamW, all fp32. The oldest one is removed
-// after the newest is complete.
-bool out_dir_check_space(const char *out, uint64_t model_bytes, int final_share, int64_t steps,
-                         int64_t save_every, int keep, Error *err) {
+// The oldest checkpoint is removed after the newest is complete.
+bool out_dir_check_space(const char *out, uint64_t checkpoint_bytes, uint64_t final_bytes,
+                         int64_t steps, int64_t save_every, int keep, Error *err) {
     Error ignored = {0};
-    const double final = (double)model_bytes / final_share, whole = 3 * (double)model_bytes;
+    const double final = (double)final_bytes, whole = (double)checkpoint_bytes;
     int64_t *old = NULL, saves = steps > 0;
     int there = 0;
     uint64_t free_bytes = 0;

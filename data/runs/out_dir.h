@@ -40,9 +40,9 @@ bool out_dir_keeps_model(const char *out, const char *model, Error *err);
 bool out_dir_open(OutDir *out, bool continues, bool replaces, bool overwrite, Error *err);
 
 // Warns when less is free than the checkpoints of `steps` more steps and final/ will take; an error
-// (exit 4) when not even the last of them and final/ fit. model_bytes: of the weights in a
-// checkpoint, final_share times those of final/; save_every 0: only at the end; keep 0: all.
-bool out_dir_check_space(const char *out, uint64_t model_bytes, int final_share, int64_t steps,
-                         int64_t save_every, int keep, Error *err);
+// (exit 4) when not even the last of them and final/ fit. save_every 0: only at the end; keep 0:
+// all.
+bool out_dir_check_space(const char *out, uint64_t checkpoint_bytes, uint64_t final_bytes,
+                         int64_t steps, int64_t save_every, int keep, Error *err);
 
 #endif

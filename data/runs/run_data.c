@@ -11,6 +11,7 @@
 #include "../base/json.h"
 #include "../base/path.h"
 #include "../batches/mixture.h"
+#include "../shards/find_files.h"
 
 // ------------------------------------------------------------------------------------------------
 // Do the model and the shards mean the same by a token id? Both may name their tokenizer, by the
@@ -106,6 +107,15 @@ static DatasetOptions data_options(const Options *o, const char *split, int32_t 
     return options;
 }
 
+static bool has_validation(const char *spec) {
+    Error err = {0};
+    PathList found = {0};
+    if (path_is_dir(spec)) must(path_list_add_shards(&found, spec, "val", &err), &err);
+    const bool has = found.n > 0;
+    path_list_free(&found);
+    return has;
+}
+
 static void open_datasets(Data *d, const Options *o, int32_t vocab_size) {
     Error err = {0};
     DatasetOptions options = data_options(o, NULL, vocab_size);
@@ -115,9 +125,9 @@ static void open_datasets(Data *d, const Options *o, int32_t vocab_size) {
     must(dataset_open(&d->train, o->train, &options, &err), &err);
     options.split = "val";
     for (int32_t i = 0; !o->val && i < d->train.sources.n; i++)
-        if (!path_is_dir(d->train.sources.list[i].spec)) return;
-    d->has_val = dataset_open(&d->val, o->val ? o->val : o->train, &options, &err);
-    must(d->has_val || !o->val, &err);
+        if (!has_validation(d->train.sources.list[i].spec)) return;
+    must(dataset_open(&d->val, o->val ? o->val : o->train, &options, &err), &err);
+    d->has_val = true;
 }
 
 // The tokenizer's files all from one directory: those of two would not fit each other.
@@ -199,11 +209,9 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConf
 
 void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vocab_size) {
     Error err = {0};
-    DatasetOptions options = data_options(o, "val", vocab_size);
-    if (!path_is_dir(path) || !dataset_open(val, path, &options, &(Error){0})) {
-        options.split = "train";
-        must(dataset_open(val, path, &options, &err), &err);
-    }
+    const DatasetOptions options =
+        data_options(o, has_validation(path) ? "val" : "train", vocab_size);
+    must(dataset_open(val, path, &options, &err), &err);
     if (val->sources.n > 1)
         exit_with(EXIT_USAGE, "give a list without weights",
                   "%s: --eval reads every document once, expected no weights", path);

@@ -91,7 +91,7 @@ const Option run_option_table[] = {
            "wsd: stable, then decay over the last --decay-frac, linear or 1-sqrt"),
     NUMBER("warmup-steps", parsed.warmup_steps, "20", 0, 1e12, "linear from 0"),
     NUMBER("decay-frac", parsed.decay_frac, "0.2", 0, 1, "share of the steps that wsd decays over"),
-    NUMBER("min-lr-frac", parsed.min_lr_frac, "0", 0, 1, "last learning rate / --lr"),
+    NUMBER("min-lr-frac", parsed.min_lr_frac, "0", 0, 1, "the decay ends at this share of --lr"),
     NUMBER("weight-decay", parsed.weight_decay, "0.1", 0, 1e6, "on matrices, not on norm weights"),
     NUMBER("grad-clip", parsed.grad_clip, "1", 0, 1e30, "largest gradient norm; 0: no clipping"),
     OPTION_GROUP("samples"),
@@ -395,7 +395,7 @@ bool reduces_deterministically(const Options *o) {
 }
 
 bool replaces_run(const Options *o, const ResumePoint *at) {
-    return o->overwrite || (o->resume && !at->dir[0]);
+    return run_trains(o) && (o->overwrite || (o->resume && !at->dir[0]));
 }
 
 const char *weights_dir(const Options *o, const ResumePoint *at) {

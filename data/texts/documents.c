@@ -38,6 +38,22 @@ static uint64_t whole_records(const unsigned char *text, uint64_t n, bool array,
     return end;
 }
 
+// What follows an array is a bad record unless it is white space.
+static bool read_after_array(const UnitReader *r, Unit *u, Error *err) {
+    char text[IO_BUFFER + 1];
+    for (uint64_t at = r->offset, n; at < r->file.size_bytes; at += n) {
+        n = r->file.size_bytes - at < IO_BUFFER ? r->file.size_bytes - at : IO_BUFFER;
+        if (!file_read_at(&r->file, text, n, at, err)) return false;
+        text[n] = 0;
+        if (strspn(text, " \t\r\n") == n) continue;
+        bad_input(&u->left_out.named[0], "%s: record %ld: expected white space after the array's ]",
+                  r->file.path, r->record + 1);
+        u->left_out.bad = 1;
+        break;
+    }
+    return true;
+}
+
 // Whole records, at least one.
 static bool read_records(UnitReader *r, Unit *u, Error *err) {
     const uint64_t left = r->file.size_bytes - r->offset;
@@ -62,6 +78,7 @@ static bool read_records(UnitReader *r, Unit *u, Error *err) {
     r->record += count;
     r->offset += whole;
     r->bytes_done += closed ? left : whole;
+    if (closed && !read_after_array(r, u, err)) return false;
     if (closed || r->offset == r->file.size_bytes) {
         file_close(&r->file);
         r->next++;
@@ -76,9 +93,9 @@ static bool open_records(UnitReader *r, const InputFile *f, Error *err) {
     return file_open(&r->file, f->path, "check it, or copy it again", err);
 }
 
-// Inputs without a document between two that have some: those left out, and empty files of records
+// Inputs without a document between two that have some: those left out, and empty files of lines
 static bool is_skipped(const InputFile *f) {
-    return f->kind == INPUT_LEFT_OUT || (f->kind != INPUT_TEXT && f->size_bytes == 0);
+    return f->kind == INPUT_LEFT_OUT || (f->kind == INPUT_LINES && f->size_bytes == f->first_byte);
 }
 
 bool unit_read(UnitReader *r, Unit *u, Error *err) {
@@ -165,17 +182,18 @@ static bool ends_trained(const Text *text) {
 static bool mark_document(Unit *u, const BpeEncoder *e, const UnitOptions *options,
                           const Text *text, size_t first, Error *bad) {
     size_t n;
-    const bool wrapped = options->tokenizer->byte_ids;  // by BOS and EOS
-    const int32_t *ids = bpe_ids(e, &n) + first + wrapped;
+    const bool wrapped = options->tokenizer->byte_ids, begins = wrapped && options->bos >= 0,
+               ends = wrapped && options->eos >= 0;
+    const int32_t *ids = bpe_ids(e, &n) + first + begins;
     u->targets = host_grow(u->targets, &u->target_capacity, n, 1, "a loss mask");
     unsigned char *targets = u->targets + first;
     n -= first;
-    int64_t count = mark_targets(options, text, ids, n - 2 * wrapped, targets + wrapped);
+    int64_t count = mark_targets(options, text, ids, n - begins - ends, targets + begins);
     if (count < 0)
         return error_set(bad, EXIT_BAD_INPUT, "write the characters in normal form C",
                          "expected text that the tokenizer does not normalize");
-    if (wrapped) count += targets[n - 1] = ends_trained(text);
-    if (!wrapped) count -= targets[0];
+    if (ends) count += targets[n - 1] = ends_trained(text);
+    if (!begins) count -= targets[0];
     targets[0] = 0;  // nothing comes before it
     return count > 0 || bad_input(bad, "expected a part that is trained, found none");
 }
@@ -332,7 +350,8 @@ static void encode_record(Unit *u, BpeEncoder *e, const UnitOptions *options, in
     if (ok) return;
     snprintf(where, sizeof where, array ? "%s: record %ld" : "%s:%ld", u->file->path, number);
     error_prefix(&bad, where);
-    if (u->left_out.bad++ == 0) u->left_out.first = bad;
+    if (u->left_out.bad < MAX_NAMED) u->left_out.named[u->left_out.bad] = bad;
+    u->left_out.bad++;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -356,16 +375,17 @@ static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     if (!read) return;
     u->left_out.binary += binary;
     if (binary)
-        error_set(&u->left_out.first, EXIT_BAD_INPUT, "give text or .jsonl",
+        error_set(&u->left_out.named[0], EXIT_BAD_INPUT, "give text or .jsonl",
                   utf16 ? "%s: expected UTF-8, found UTF-16: iconv -f UTF-16 -t UTF-8 %s"
                         : "%s: expected text, found a binary file",
                   f->path, f->path);
-    if (binary && f->named) u->err = u->left_out.first;
+    if (binary && f->named) u->err = u->left_out.named[0];
     if (binary) return;
     char *bytes = file_read_all(f->path, MAX_DOCUMENT_BYTES, &n,
                                 "write it as .jsonl with one document a line", &u->err);
-    const uint64_t end = bytes && options->cuts_files ? cut_at(bytes, n) : n;
-    const Text text = {.bytes = (unsigned char *)bytes, .n = end},
+    const uint64_t start = mark_bytes((char *)head),
+                   end = bytes && options->cuts_files ? cut_at(bytes, n) : n;
+    const Text text = {.bytes = (unsigned char *)bytes + start, .n = end - start},
                rest = {.bytes = (unsigned char *)bytes + end, .n = n - end, .is_val = true};
     if (bytes) add_document(u, e, options, &text, NULL);
     if (bytes && end < n) add_document(u, e, options, &rest, NULL);

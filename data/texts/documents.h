@@ -21,7 +21,7 @@ typedef struct {
 // What became no document
 typedef struct {
     int64_t empty, binary, bad;
-    Error first;  // why the first file or bad record is left out
+    Error named[MAX_NAMED];  // why the first binary files and bad records are left out
 } LeftOut;
 
 typedef struct {
@@ -66,7 +66,8 @@ typedef struct {
     Error no_chat;  // with a code: there is no template that is known; hint: option of prepare.py
     bool trains_on_all;  // of chats, not on answers only
     bool cuts_files;     // the last 1 % of each file of at least CUT_MIN_BYTES is for validation
-    double val_frac;     // share of the documents for validation, by SHA-256 of the text
+    double val_frac;     // share of the documents for validation, by SHA-256 of the text;
+                         // 0: they are chosen otherwise; NO_VALIDATION: none are
 } UnitOptions;
 
 // Errors are u->err: EXIT_BAD_INPUT for a file that cannot be read or is binary, and was named.

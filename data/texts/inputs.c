@@ -37,9 +37,12 @@ static const Ending *find_ending(const char *path) {
         {".arrow", INPUT_TEXT, false, "Arrow", "write it as Parquet or JSON Lines", true},
         {".gz", INPUT_TEXT, false, "gzip", "gunzip -k ", true},
         {".zst", INPUT_TEXT, false, "Zstandard", "unzstd ", true},
+        {"/", INPUT_LEFT_OUT, true, "a directory",
+         "links are not followed: name it in --train, too", false},
         {".bin .idx .mask .ds .index .npy", INPUT_TEXT, true, NULL, NULL, false},
     };
-    const char *slash = strrchr(path, '/'), *dot = strrchr(slash ? slash : path, '.');
+    const char *slash = strrchr(path, '/'),
+               *dot = path_is_dir(path) ? "/" : strrchr(slash ? slash : path, '.');
     for (size_t i = 0; dot && i < sizeof list / sizeof *list; i++) {
         const char *at = strcasestr(list[i].endings, dot), *end = at ? at + strlen(dot) : "-";
         if (*end == ' ' || *end == 0) return &list[i];
@@ -61,7 +64,7 @@ static bool add_entry(PathList *list, const char *path, const struct stat *out_d
     }
     if (stat(path, &st) != 0)  // a link that leads nowhere is left out
         return errno == ENOENT || bad_input(err, "%s: %s", path, strerror(errno));
-    if (S_ISREG(st.st_mode)) path_list_add(list, path);
+    if (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)) path_list_add(list, path);
     return true;
 }
 
@@ -77,6 +80,8 @@ static bool add_tree(PathList *list, const char *dir, const void *out_dir, Error
 
 // ------------------------------------------------------------------------------------------------
 // Kinds
+
+uint64_t mark_bytes(const char *text) { return strncmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0; }
 
 uint64_t record_end(const unsigned char *text, uint64_t n, bool array, bool last) {
     int64_t depth = 0;
@@ -110,11 +115,13 @@ static json_t *first_record(const InputFile *f, bool *array, uint64_t *first) {
     char *text = host_calloc(n + 1, 1, "the beginning of a file");
     json_t *record = NULL;
     if (file_read_at(&file, text, n, 0, &ignored)) {
-        *first = strspn(text, " \t\r\n");
+        const uint64_t mark = mark_bytes(text);
+        *first = mark + strspn(text + mark, " \t\r\n");
         *array = text[*first] == '[';
         *first += *array;
         const uint64_t size = record_end((unsigned char *)text + *first, n - *first, *array, true);
         record = json_loadb(text + *first, size - (*array && size > 0), JSON_ALLOW_NUL, NULL);
+        if (!*array) *first = mark;
     }
     file_close(&file);
     free(text);
@@ -128,7 +135,6 @@ static void find_records(InputFile *f) {
     if (f->kind == INPUT_LEFT_OUT && record && (f->named || record_kind(record) != RECORD_OTHER))
         f->kind = INPUT_LINES;
     if (f->kind == INPUT_LINES && array) f->kind = INPUT_ARRAY;
-    if (f->kind == INPUT_LINES) f->first_byte = 0;
     json_decref(record);
 }
 
@@ -171,9 +177,10 @@ static bool add_file(Inputs *in, const FoundPath *found, Error *err) {
     f->size_bytes = (uint64_t)st.st_size;
     f->mtime_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec;
     if (!find_kind(in, f, err)) return false;
-    f->is_val = !f->named && f->kind != INPUT_TEXT && is_validation_file(found);
+    const bool records = f->kind == INPUT_LINES || f->kind == INPUT_ARRAY;
+    f->is_val = !f->named && records && is_validation_file(found);
     in->num_val += f->is_val;
-    in->num_records += f->kind == INPUT_LINES || f->kind == INPUT_ARRAY;
+    in->num_records += records;
     in->size_bytes += f->size_bytes;
     return true;
 }

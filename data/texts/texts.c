@@ -21,6 +21,7 @@
 enum {
     UNITS_PER_THREAD = 16,
     FORMAT = 3,
+    MAX_ROUND_BYTES = 1 << 28,  // but for the last file: their tokens are in memory
 };
 
 typedef struct {
@@ -255,9 +256,11 @@ static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before,
 }
 
 static void leave_out(LeftOut *left, const LeftOut *more) {
-    if (more->first.code && left->first.code == 0) left->first = more->first;
-    if (more->first.code && left->bad + left->binary < MAX_NAMED)
-        warning("left out: %s", more->first.what);
+    const int64_t before = left->bad + left->binary, n = more->bad + more->binary;
+    for (int64_t i = 0; i < n && before + i < MAX_NAMED; i++) {
+        left->named[before + i] = more->named[i];
+        warning("left out: %s", more->named[i].what);
+    }
     left->empty += more->empty;
     left->binary += more->binary;
     left->bad += more->bad;
@@ -295,6 +298,7 @@ static bool encode_all(Job *j, Thread *threads, int num_threads, Error *err) {
         j->num_units = 0;
         atomic_store(&j->next_unit, 0);
         while (j->num_units < num_threads * UNITS_PER_THREAD &&
+               reader.bytes_done - before < MAX_ROUND_BYTES &&
                unit_read(&reader, &j->units[j->num_units], err))
             j->num_units++;
         ok = err->code == 0;
@@ -342,8 +346,8 @@ static bool write_tokenizer(const Job *j, Error *err) {
 }
 
 static bool nothing_to_train(const Job *j, Error *err) {
-    if (j->left_out.first.code)
-        return error_set(err, EXIT_BAD_INPUT, j->left_out.first.hint, "%s", j->left_out.first.what);
+    const Error *first = &j->left_out.named[0];
+    if (first->code) return error_set(err, EXIT_BAD_INPUT, first->hint, "%s", first->what);
     return error_set(err, EXIT_BAD_INPUT, "give text files or JSON Lines",
                      "%s: expected documents, found none", j->spec);
 }
@@ -480,9 +484,12 @@ static bool source_to_shards(char **spec, const char *name, double val_frac, con
     if (ok && t->writes) {
         ok = inputs_collect(&j.in, *spec, j.out->path, err) && open_tokenizer(&j, err);
         // of few texts a hash would choose most likely none for validation, or much
-        j.options.cuts_files =
-            val_frac < 1 && j.in.num_val == 0 && j.in.num_records == 0 && j.in.n <= CUT_MAX_FILES;
+        j.options.cuts_files = val_frac > 0 && val_frac < 1 && j.in.num_val == 0 &&
+                               j.in.num_records == 0 && j.in.n <= CUT_MAX_FILES;
         if (j.in.num_val > 0 || j.options.cuts_files) j.options.val_frac = 0;  // it is chosen
+        if (ok && val_frac < 1 && j.in.num_val == (int64_t)j.in.n)
+            ok = bad_input(err, "%s: expected documents to train on, found validation files only",
+                           *spec);
         if (ok) make_key(&j);
         if (ok && !is_up_to_date(&j))
             ok = (!t->o->dry_run || place_in(&j, temporary_out(err), name, err)) &&
@@ -507,9 +514,12 @@ bool texts_to_shards(const char **spec, const char *name, double val_frac, const
     FILE *out = host_stream(&text, &size, "paths");
     for (int32_t i = 0; ok && i < sources.n; i++) {
         char **one = &sources.list[i].spec;
+        if (sources.n > 1 && t->out && strchr(t->out->path, ',') && inputs_are_texts(*one))
+            ok = error_set(err, EXIT_USAGE, "a mixture is a list with commas: give another --out",
+                           "%s: expected a path without a comma for texts", t->out->path);
         if (sources.n > 1)
             snprintf(numbered, sizeof numbered, "%s-%d-%.200s", name, i + 1, basename(*one));
-        ok = source_to_shards(one, sources.n > 1 ? numbered : name, val_frac, t, err);
+        ok = ok && source_to_shards(one, sources.n > 1 ? numbered : name, val_frac, t, err);
         fprintf(out, "%s%s", i ? "," : "", *one);
         if (sources.n > 1) fprintf(out, ":%.9g", 1e-9 * (double)sources.list[i].weight);
     }

@@ -22,8 +22,9 @@ typedef struct {
 // Where *spec names texts it becomes OUT/name after the shards are there, or of a mixture
 // OUT/name-1-web and so on; shards stay what they are. *spec is allocated, also after a failure.
 // val_frac: the share of documents that become validation documents there, chosen by their content;
-// none when no other would be left. Prints a line about the texts, and progress on stderr. Of each
-// source either all files are there, or none.
+// none when no other would be left, nor with NO_VALIDATION, but for validation files. Prints a line
+// about the texts, and progress on stderr. Of each source either all files are there, or none.
+enum { NO_VALIDATION = -1 };
 bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
                      Error *err);
 
