@@ -777,8 +777,7 @@ static const Shape attention_shapes[] = {
         {.heads = {3, 1, 24}, DOCS(0, 66, 3)}, {.heads = {32, 8, 8}, DOCS(66, 3)}) END};
 // On a real GPU, which has more SMs than the shapes above have items: CTAs take several in turn
 #define TEN(n) n, n, n, n, n, n, n, n, n, n
-static const Shape many_items[] = {
-    {.heads = {24, 8, 64}, DOCS(TEN(65), TEN(65), TEN(65), TEN(65))},
+static const Shape many_items[] = {{.heads = {24, 8, 64}, DOCS(TEN(65), TEN(65), TEN(65), TEN(65))},
     {.heads = {8, 8, 128}, DOCS(TEN(65), TEN(65), TEN(65), TEN(65))}};
 static const Shape attention_bench[] = {
     {.heads = {9, 3, 64}, DOCS(220, 217, 295, 183, 130, 350)}, {.heads = {9, 3, 64}, DOCS(2048)},

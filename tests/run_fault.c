@@ -8,8 +8,7 @@
 // (changes one weight in this step and all later ones); hold (fsyncs wait until two more steps have
 // begun); flip (one bit of the next attention); nan (each later attention gives NaN).
 //
-// Wrong attention while sm90 is selected: WRONG_ATTENTION=result|gradient|hang|crash|signal (of the
-// probe alone)
+// Wrong attention while sm90 is selected: WRONG_ATTENTION=result|gradient|hang|crash|signal
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -119,9 +119,8 @@ if [ -n "$emulated" ]; then
     expect too_few_gpus 11 'number [23] of this machine, but only GPUs 0 to 1' \
         "${mpi[@]}" -n 4 env EMU_DEVICES=2 "${run[@]}" --out m
     expect no_gpu 11 'no NVIDIA GPU is visible' env EMU_DEVICES=0 "${run[@]}" --out m
-else
-    finish      # nvcc links no train_llama_faulty
 fi
+[ -n "$emulated" ] || finish    # nvcc links no train_llama_faulty
 planned=("$bin/train_llama_faulty" "${common[@]}" --dry-run)
 outcome all_ranks_take_the_same_kernels 0 '^  rank 0-1 on .*attention sm80$' \
     "${mpi[@]}" -n 1 "${planned[@]}" : -n 1 env WRONG_ATTENTION=crash "${planned[@]}"

@@ -433,10 +433,9 @@ HOT static int spoil_rows(Run *r, int64_t first, int64_t end, int only, double n
 }
 
 static void set_threads(int n) {
+    (void)n;
 #ifndef BACKEND_CUDA
     omp_set_num_threads(n);
-#else
-    (void)n;
 #endif
 }
 
@@ -584,6 +583,7 @@ static bool expect_kernels(const char *kernels) {
 
 static void select_or_skip(const Operation *op, const char *kernels) {
     bool selected = true;
+    (void)expect_kernels;
     open_device();
     if (op->flags & ATTENTION) selected = attention_select(kernels) == 0;
 #ifndef BACKEND_CUDA
@@ -591,14 +591,13 @@ static void select_or_skip(const Operation *op, const char *kernels) {
     if (op->flags & (ATTENTION | PRODUCT))
         CHECK_MSG(selected == expect_kernels(kernels), "%s: %s", kernels,
                   selected ? "selected" : "refused");
-#else
-    (void)expect_kernels;
 #endif
     if (!selected) SKIP("no %s kernels on this machine", kernels);
 }
 
 // Sizes around the edges of the register tile
 static void check_tile_edges(const Operation *op) {
+    (void)op;
 #ifndef BACKEND_CUDA
     int mr, nr;
     CHECK(sscanf(matmul_describe(), "%*s %dx%d", &mr, &nr) == 2);
@@ -610,8 +609,6 @@ static void check_tile_edges(const Operation *op) {
                          .V = round % 3 == 2 ? any : edges[test_rng_below(11)]};
         check_against_plain_code(op, s);
     }
-#else
-    (void)op;
 #endif
 }
 
@@ -700,9 +697,7 @@ static const HeadShape wrong_heads[] = {{4, 3, 64},
 #endif
 static void call_unsupported(int i) {
     const DeviceOptions options = {0, 0};
-#ifdef BACKEND_CUDA
     if (i == NO_ALGORITHM) setenv("EMU_LT_ALGO", "none", 1);
-#endif
     if (device_init(&options)) _exit(77);
     static char lengths[] = "lengths 5 7";
     device_on_error(describe_work, lengths);
@@ -958,7 +953,7 @@ TEST(notebook) {
 
 // ---- Times --------------------------------------------------------------------------------------
 
-// Of one call; on a GPU of 20 in a row, so that a launch is not what is timed
+// Of a call; on a GPU of 20 in a row, so that no launch is timed; its L2 may have the operands
 static double run_ms(const Run *r) {
     const int calls = real_gpu() ? 20 : 1;
     device_timer_start();
@@ -971,8 +966,7 @@ static int by_value(const void *a, const void *b) {
     return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
 
-// Median and fastest of 5 to 101 runs, for half a second. On a GPU the operands may be in its L2
-// cache.
+// Median and fastest of 5 to 101 runs, for half a second
 static void time_shape(const Operation *op, const char *kernels, Shape s) {
     double ms[101], sum = 0, bytes = 0;
     int n = 0;

@@ -757,7 +757,10 @@ void backward(floatX *dqkv, const Gradients &g, const Rope &rope, const Attentio
     LAUNCH_CHECK("attention_backward_kv_kernel");
 }
 
-bool has_large_memory() { return cuda_shared_kb() >= LARGE; }
+// sm_87 may run the code of sm_86, which has none of the large kernels.
+bool has_large_memory() {
+    return cuda_shared_kb() >= LARGE && (cuda_arch() == 80 || cuda_arch() >= 90);
+}
 
 }  // namespace
 
