@@ -14,7 +14,7 @@
 CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
 WERROR  ?= -Werror
 NVCC    := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
-GPU     := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
+GPU     := $(shell nvidia-smi -L 2>/dev/null | grep -m 1 '^GPU ')
 COMMIT  := $(shell git describe --always --dirty --exclude '*' 2>/dev/null)
 VERSION := 0.1.0
 BACKEND ?= $(if $(and $(NVCC),$(GPU)),cuda,cpu)
@@ -118,7 +118,9 @@ build/cuda/%.o: %.cu Makefile
 build/cuda/kernels/comm/nccl.o: \
     NVFLAGS += $(if $(NCCL),-DWITH_NCCL -I$(patsubst %/,%,$(dir $(NCCL_H))))
 
-# Rebuilt when MPI or NCCL was installed or removed since the last build
+# Rebuilt when MPI or NCCL was installed or removed since the last build, or for other GPUs
+$(patsubst %.cu,build/cuda/%.o,$(wildcard kernels/*/*.cu tests/*.cu)): \
+    build/with/archs-$(subst $() ,-,$(strip $(CUDA_ARCHS)))
 $(WITH_MPI): build/with/mpi-$(MPI)
 build/cuda/kernels/comm/nccl.o: build/with/nccl-$(NCCL)
 $(foreach v,cpu cuda emu asan,build/$(v)/data/base/ask.o): build/with/edit-$(EDIT)

@@ -17,7 +17,8 @@ Documents (--dist, or --lengths as 220,217 or 64x512):
 With --against, one program works while the other is stopped, so a busy or throttled moment of the
 machine hits both. A step's time is the time that the program was allowed to work between two lines
 of its log, known to a millisecond: steps should take 50 ms or more. CPU time is that of all its
-threads: where other programs run, read that ratio.
+threads: where other programs run, read that ratio. A GPU works on for a program that is stopped:
+there one runs after the other, and a step's time is that of its log.
 """
 import argparse
 import datetime
@@ -201,15 +202,27 @@ class Program:
         tasks = pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
         return sum(1e-9 * int(task.read_text().split()[0]) for task in tasks)
 
-    def step(self):
-        """Lets the program work until its next step is logged. Seconds, seconds of CPU, loss"""
-        start = time.perf_counter()
-        self.process.send_signal(signal.SIGCONT)
+    def await_line(self):
         while not self.new_line():
             if self.process.poll() is not None:
                 said = pathlib.Path(self.messages.name).read_text()
                 sys.exit(f"error: {self.name} ended: {said}")
             time.sleep(0.0005)
+
+    def run_alone(self, steps):
+        """Before others begin: these steps, which step() then only tells"""
+        while len(self.lines) < steps:
+            self.await_line()
+        cpu_s = self.cpu_s() / len(self.lines)
+        self.process.kill()
+        self.process.wait()
+        self.step = iter([(1e-3 * r["ms"], cpu_s, r["loss"]) for r in self.lines]).__next__
+
+    def step(self):
+        """Lets the program work until its next step is logged. Seconds, seconds of CPU, loss"""
+        start = time.perf_counter()
+        self.process.send_signal(signal.SIGCONT)
+        self.await_line()
         end, used_s = time.perf_counter(), self.cpu_s()
         self.process.send_signal(signal.SIGSTOP)
         result = self.early_s + end - start, used_s - self.used_s, self.lines[-1]["loss"]
@@ -251,7 +264,8 @@ def compare(o, say, shard, lengths):
     text = run(*command)
     table = parse_compare(text)
     say(f"$ {shown(command)}",
-        *[line for line in text.splitlines() if line.startswith(("model ", "layout "))],
+        *[line for line in text.splitlines()
+          if line.startswith(("model ", "recompute ", "layout "))],
         *[line for line in text.splitlines() if line.split(" ")[0] in table])
     for layout in "padded", "repad", "rows":
         if layout in table:
@@ -266,6 +280,8 @@ def against(o, say, shard, lengths):
     try:
         for name, trainer in ("this", o.trainer), ("other", o.against):
             programs.append(Program(name, trainer, *options, threads=o.threads))
+            if say.backend == "cuda":
+                programs[-1].run_alone(1 + o.steps)
         say(f"$ {shown(programs[0].command)}", f"other: {shown([o.against])}")
         results = take_turns(programs, o.steps)
     finally:

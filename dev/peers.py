@@ -386,6 +386,8 @@ def steps(o, say, lengths):
                                write_shard(folder / "shard", lengths, d["vocab_size"]),
                                "--boundary-token", 0, *packed_options(lengths), *bf16,
                                threads=o.threads if o.device == "cpu" else 0)
+                if say.backend == "cuda":
+                    ours.run_alone(1 + o.warmup + o.steps)
                 first_loss = ours.step()[2]
             modes = make_modes(own, d, docs, weights, o, say)
             if ours and not abs(first_loss / modes[0].first_loss - 1) <= 10 * LIMITS[o.dtype][0]:

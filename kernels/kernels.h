@@ -17,9 +17,10 @@
 // other outputs are computed.
 //
 // Requirements. The CPU takes any sizes with even D. CUDA needs C, F, K and N to be multiples of 8,
-// C <= 16384 in RMSNorm, D a multiple of 16 in RoPE, and D = 64 or 128 in attention. An unsupported
-// shape, like any device error, ends the program with exit code 11 and names the values. Token ids,
-// positions, targets and row indices are not checked: the caller guarantees their ranges.
+// C <= 16384 in RMSNorm, N <= 16384 in bias_backward, D a multiple of 16 in RoPE, D <= 256 in
+// qk_norm, and D = 64 or 128 in attention. An unsupported shape, like any device error, ends the
+// program with exit code 11 and names the values. Token ids, positions, targets and row indices are
+// not checked: the caller guarantees their ranges.
 #ifndef UNPAD_KERNELS_H
 #define UNPAD_KERNELS_H
 
@@ -212,8 +213,8 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenIn
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                         const floatX *out, const real *lse, const int32_t *position_ids,
                         const real *rope_table, const VarlenInfo *docs, HeadShape heads);
-// Selects the kernels: "auto" (the fastest), CUDA "sm80" or "sm90", CPU an instruction set. Returns
-// 0, or -1 when not available here. A work list is for the kernels selected when it was made.
+// Selects the kernels: "auto" (the fastest), CUDA "sm80" or "sm90", CPU an instruction set. Every
+// rank calls it. 0, or -1 when not available here. A work list is for the kernels that it found.
 int attention_select(const char *name);
 const char *attention_describe(void);  // name of the kernels in use
 

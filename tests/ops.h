@@ -775,6 +775,11 @@ static const Shape attention_shapes[] = {
         {.heads = {1, 1, 8}, DOCS(3, 1100, 2)}, {.heads = {9, 3, 8}, DOCS(1, 0, 2, 7, 64, 65, 33)},
         {.heads = {5, 5, 6}, DOCS(129, 16)}, {.heads = {2, 2, 16}, .scale = 25, DOCS(200, 17)},
         {.heads = {3, 1, 24}, DOCS(0, 66, 3)}, {.heads = {32, 8, 8}, DOCS(66, 3)}) END};
+// On a real GPU, which has more SMs than the shapes above have items: CTAs take several in turn
+#define TEN(n) n, n, n, n, n, n, n, n, n, n
+static const Shape many_items[] = {
+    {.heads = {24, 8, 64}, DOCS(TEN(65), TEN(65), TEN(65), TEN(65))},
+    {.heads = {8, 8, 128}, DOCS(TEN(65), TEN(65), TEN(65), TEN(65))}};
 static const Shape attention_bench[] = {
     {.heads = {9, 3, 64}, DOCS(220, 217, 295, 183, 130, 350)}, {.heads = {9, 3, 64}, DOCS(2048)},
     {.heads = {9, 3, 64}, DOCS(512, 512, 512, 512)},

@@ -8,7 +8,8 @@
 // (changes one weight in this step and all later ones); hold (fsyncs wait until two more steps have
 // begun); flip (one bit of the next attention); nan (each later attention gives NaN).
 //
-// Wrong attention while sm90 is selected: WRONG_ATTENTION=result|gradient|hang|crash
+// Wrong attention while sm90 is selected: WRONG_ATTENTION=result|gradient|hang|crash|signal (of the
+// probe alone)
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,6 +90,7 @@ void __wrap_attention_forward(floatX *out, real *lse, const floatX *qkv, const V
     const char *wrong = getenv("WRONG_ATTENTION");
     if (!wrong || strcmp(attention_describe(), "sm90") != 0) wrong = "";
     if (strcmp(wrong, "crash") == 0) abort();
+    if (strcmp(wrong, "signal") == 0 && getenv("UNPAD_PROBE_DEVICE")) raise(SIGTERM);
     while (strcmp(wrong, "hang") == 0) pause();
     __real_attention_forward(out, lse, qkv, docs, heads);
     // device memory is the host's, in the CPU backend and in the emulator

@@ -175,7 +175,7 @@ __global__ void tma_kernel(bf16 *out, const __grid_constant__ CUtensorMap from,
 // next document is NaN; the store does not touch that one.
 static void ragged_case(int start, int len, int first) {
     enum { COLUMNS = 128, ROWS = 50, BOX = 32 };
-    begin(9, 99);
+    begin_wgmma();
     std::vector<bf16> in(COLUMNS * ROWS, __float2bfloat16(NAN));
     std::vector<bf16> blank(COLUMNS * ROWS, __float2bfloat16(-1.0f));
     for (int i = start * COLUMNS; i < (start + len) * COLUMNS; i++)

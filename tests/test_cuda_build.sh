@@ -62,6 +62,11 @@ targets nvcc_with_blackwell \
     'code=sm_80 code=sm_86 code=sm_89 code=sm_90a code=sm_100 code=sm_120 code=compute_80' \
     KNOWN='80 86 87 88 89 90 100 103 110 120 121'
 
+# Other architectures are other objects; what a broken driver says is no GPU
+outcome rebuilt_for_others 0 'touch build/with/archs-120-80$' make_n CUDA_ARCHS='120 80' build/cuda/kernels/cuda/rope.o
+printf '#!/bin/sh\necho NVIDIA-SMI has failed\nexit 9\n' > nvidia-smi && chmod +x nvidia-smi
+outcome broken_driver 0 'backend cpu' env PATH="$work:$PATH" make -n -C "$root" all
+
 # The program finds its libraries without LD_LIBRARY_PATH and ldconfig's cache
 cat > library.cu <<'CU'
 #include <cublasLt.h>

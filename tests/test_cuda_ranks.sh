@@ -119,7 +119,13 @@ if [ -n "$emulated" ]; then
     expect too_few_gpus 11 'number [23] of this machine, but only GPUs 0 to 1' \
         "${mpi[@]}" -n 4 env EMU_DEVICES=2 "${run[@]}" --out m
     expect no_gpu 11 'no NVIDIA GPU is visible' env EMU_DEVICES=0 "${run[@]}" --out m
+else
+    finish      # nvcc links no train_llama_faulty
 fi
+planned=("$bin/train_llama_faulty" "${common[@]}" --dry-run)
+outcome all_ranks_take_the_same_kernels 0 '^  rank 0-1 on .*attention sm80$' \
+    "${mpi[@]}" -n 1 "${planned[@]}" : -n 1 env WRONG_ATTENTION=crash "${planned[@]}"
+has the_rank_is_named '^warning: .* sm90 fail on the GPU of rank 1; sm80' out.txt
 # The watchdog knows what the GPU waits for while the host waits for the GPU
 faulty() {      # faulty NAME FAULT EXIT_CODE PATTERN OPTIONS...
     FAULT=$2 expect "$1" "$3" "$4" "${mpi[@]}" -n 2 "$bin/train_llama_faulty" "${common[@]}" \

@@ -14,6 +14,9 @@ check sm80 train --attention sm80 --out sm80
 outcome right 0 'attention sm90' train --out right
 lacks right_without_a_warning '^warning: the attention' out.txt
 differ sm90_has_other_bits {sm80,right}/step-00000002/model.safetensors
+# not probed: another process has the GPU for itself; a signal ended the probe
+EMU_EXCLUSIVE=$work/lock outcome exclusive 0 'attention sm90' train --dry-run
+WRONG_ATTENTION=signal outcome signal 0 'attention sm90' train --dry-run
 export WRONG_ATTENTION
 while read -r WRONG_ATTENTION words; do
     outcome "$WRONG_ATTENTION" 0 "^warning: the attention kernels of sm90 $words on this GPU; sm80's" \

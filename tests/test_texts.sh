@@ -163,8 +163,10 @@ lacks only_once ^texts out.txt
 check resumes_with_the_same_texts "${run[@]}" --resume --train notes.txt --out r --steps 3
 check the_same_texts_are_no_change test "$(grep ^resume: out.txt)" = 'resume: --steps 2 -> 3'
 seq 2 900 > notes.txt
-expect keeps_the_tokens_of_a_run 2 'trained on other texts than notes.txt has now' \
-    "${run[@]}" --train notes.txt --out r --steps 2
+for steps in '2' '0 --overwrite'; do
+    expect "keeps_the_tokens_before_steps_${steps%% *}" 2 'trained on other texts than notes.txt has now' \
+        "${run[@]}" --train notes.txt --out r --steps $steps
+done
 same_shards they_are_kept r/tokens before
 expect resumes_without_the_texts 0 '^done: r/final' "${run[@]}" --resume --out r --steps 4
 again=("${run[@]}" --train notes.txt --out r --overwrite --steps 1)

@@ -395,7 +395,7 @@ bool reduces_deterministically(const Options *o) {
 }
 
 bool replaces_run(const Options *o, const ResumePoint *at) {
-    return o->overwrite || (o->resume && !at->dir[0]);
+    return run_trains(o) && (o->overwrite || (o->resume && !at->dir[0]));
 }
 
 const char *weights_dir(const Options *o, const ResumePoint *at) {

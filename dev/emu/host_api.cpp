@@ -2,6 +2,9 @@
 // (streams.cpp).
 #include "engine.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <chrono>
 
 using emu::Mark;
@@ -121,6 +124,10 @@ cudaError_t cudaGetDeviceCount(int *count) {
 }
 cudaError_t cudaSetDevice(int device) {
     API_CALL;
+    static int held = -1;
+    const char *lock = getenv("EMU_EXCLUSIVE");
+    if (lock && held < 0) held = open(lock, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    if (lock && flock(held, LOCK_EX | LOCK_NB)) return answer(cudaErrorDevicesUnavailable);
     return answer(device >= 0 && device < opt.devices ? cudaSuccess : cudaErrorInvalidDevice);
 }
 cudaError_t cudaGetDevice(int *device) {

@@ -3,6 +3,7 @@
 // One list per batch, made on the host, serves all layers and both passes (layout: attention.cuh).
 // A document without a token has no item.
 #include <algorithm>
+#include "../comm/comm.h"
 #include "attention.cuh"
 
 extern "C" {
@@ -106,17 +107,23 @@ static AttentionShape make_shape(HeadShape heads, int64_t total_tokens) {
 // Which kernels run. NULL until the first use: then what fits the GPU best.
 static const char *path;
 
-// sm90 where it works
-static const char *best_path() {
-    const char *wrong = attention_has_sm90() ? probe_attention() : "";
+// sm90 where it works on the GPU of every rank: other kernels have other bits
+static const char *best_path(const char *wrong) {
+    const int worst = comm_max(!wrong ? 0 : *wrong ? 2 + comm_rank() : 1);
     if (wrong && *wrong)
         warning("the attention kernels of sm90 %s on this GPU; sm80's take their place", wrong);
-    return wrong ? "sm80" : "sm90";
+    else if (worst > 1)
+        warning("the attention kernels of sm90 fail on the GPU of rank %d; sm80's take their place",
+                worst - 2);
+    return worst ? "sm80" : "sm90";
 }
 
 int attention_select(const char *name) {
-    if (strcmp(name, "auto") == 0)
-        path = best_path();
+    const bool choose = strcmp(name, "auto") == 0;
+    // also where the name decides: other ranks may have been given another
+    const char *best = best_path(!choose ? NULL : attention_has_sm90() ? probe_attention() : "");
+    if (choose)
+        path = best;
     else if (strcmp(name, "sm80") == 0)
         path = "sm80";
     else if (strcmp(name, "sm90") == 0 && attention_has_sm90())

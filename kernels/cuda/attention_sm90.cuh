@@ -15,7 +15,7 @@
 // Rows past a document's end. The tensor maps have a dimension more than the tensor (see
 // ragged_map), so that TMA itself ends at the document: loads bring zeros, stores write nothing.
 // NaN in a neighbour or past total_tokens cannot get in; no length enters any mask of scores; and
-// a map holds for every batch of the same buffer and size, in a recorded graph too.
+// a map holds for every batch of the same buffer and size.
 #ifndef UNPAD_CUDA_ATTENTION_SM90_CUH
 #define UNPAD_CUDA_ATTENTION_SM90_CUH
 

@@ -15,6 +15,7 @@ extern "C++" {
     X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                         \
     X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                   \
     X(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient")                     \
+    X(cudaErrorDevicesUnavailable, 46, "CUDA-capable device(s) is/are busy or unavailable")       \
     X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                               \
     X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                      \
     X(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for the device")        \
