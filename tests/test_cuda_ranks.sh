@@ -126,12 +126,13 @@ outcome all_ranks_take_the_same_kernels 0 '^  rank 0-1 on .*attention sm80$' \
     "${mpi[@]}" -n 1 "${planned[@]}" : -n 1 env WRONG_ATTENTION=crash "${planned[@]}"
 has the_rank_is_named '^warning: .* sm90 fail on the GPU of rank 1; sm80' out.txt
 # The watchdog knows what the GPU waits for while the host waits for the GPU
-faulty() {      # faulty NAME FAULT EXIT_CODE PATTERN
+faulty() {      # faulty NAME FAULT EXIT_CODE PATTERN OPTIONS...
     FAULT=$2 expect "$1" "$3" "$4" "${mpi[@]}" -n 2 "$bin/train_llama_faulty" "${common[@]}" \
-        --out "$work/$1" --steps 6 --save-every 2 --val-every 0 --heartbeat-seconds 10
+        --out "$work/$1" --steps 6 --save-every 2 --val-every 0 --heartbeat-seconds 10 "${@:5}"
     check "$1_leaves_no_process" await_gone "--out $work/$1 "
 }
 faulty spin spin:1:backward:2 8 '^error: ranks: rank 1 on .* stuck for .* in backward of step 2'
 faulty stop stop:1:forward:2 8 '^error: ranks: rank 0 on .* has waited for others .* of step 2'
+faulty leave stop:1:leave:0 8 '^error: ranks: rank 0 on .* has waited for others .* in leave' --heartbeat-seconds 5
 faulty signal signal:1:backward:2 75 '--resume continues from step 3'
 finish

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <libgen.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -311,7 +312,10 @@ static bool encode_all(Job *j, Thread *threads, int num_threads, Error *err) {
 }
 
 static bool encode_with_threads(Job *j, Error *err) {
-    const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN),
+    cpu_set_t may_use;
+    const int cores = sched_getaffinity(0, sizeof may_use, &may_use) == 0
+                          ? CPU_COUNT(&may_use)
+                          : (int)sysconf(_SC_NPROCESSORS_ONLN),
               num_threads = j->settings->o->threads > 0 ? j->settings->o->threads : cores;
     const int max_units = num_threads * UNITS_PER_THREAD;
     Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");

@@ -363,6 +363,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int num_ranks, ncclUniqueId id, 
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     EMU_CALL(ncclResult_t, __func__);
+    comm->shared->joined++;
+    wait_for(comm->shared->joined, 2 * comm->num_ranks);  // a collective between ranks of a node
     munmap(comm->shared, comm->bytes);
     delete comm;
     return ncclSuccess;

@@ -125,9 +125,10 @@ void buffers_disconnect(void) {
     CUDA_CHECK(cudaStreamSynchronize(overlapped));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     pthread_mutex_lock(&connection);
-    NCCL_CHECK(ncclCommDestroy(nccl));
+    ncclComm_t whole = nccl;
     nccl = nullptr;
     pthread_mutex_unlock(&connection);
+    NCCL_CHECK(ncclCommDestroy(whole));  // waits for other ranks: the watchdog must not
     job_waits(false);
 }
 
