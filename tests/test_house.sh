@@ -50,7 +50,7 @@ ceilings() {
     ceiling 1000 train_llama.cu train_llama.cu || wrong=1
     ceiling 1425 llama.h llama.h || wrong=1                                      # 900
     ceiling 342 kernels.h kernels/kernels.h || wrong=1                           # 300
-    ceiling 15006 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1   # 15,000
+    ceiling 14995 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1   # 15,000
     ceiling 12076 dev dev ':!dev/results' || wrong=1
     ceiling 2474 'scripts and data/*.py' scripts 'data/*.py' || wrong=1          # 2,000
     ceiling 141 Makefile Makefile || wrong=1                                     # 120

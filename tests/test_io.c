@@ -189,17 +189,6 @@ TEST(dir_create_all_and_remove_tree) {
     MUST(dir_remove_tree(scratch("a"), &err));
 }
 
-TEST(dir_probe_refuses) {
-    MUST(dir_create_all(scratch("probe"), &err) && dir_probe(scratch("probe"), &err));
-    CHECK(rmdir(scratch("probe")) == 0);  // it leaves nothing
-    put_file(scratch("probe"), "x", 1);
-    const char *const bad[] = {scratch("none"), scratch("probe"), "/proc"};
-    for (int i = 0; i < 3; i++) {
-        Error refused = {0};
-        CHECK(!dir_probe(bad[i], &refused) && refused.code == EXIT_DISK && refused.hint[0]);
-    }
-}
-
 // The lock is of the open file: a second one of the same process is refused as another process is.
 TEST(a_locked_directory_names_its_owner_and_is_missed) {
     DirLock lock, second;

@@ -376,7 +376,7 @@ static void check_steps(DocIndex index, const PlanSettings *s, int num_steps) {
     plan_free(&other);
 }
 
-// In every fourth round segments are hard to pack; in some of these what splitting leaves is one token
+// In every fourth round segments are hard to pack; in some of these splitting leaves one token,
 // beside which no chunk fits.
 TEST(steps_cut_the_stream_in_every_layout) {
     for (int round = 0; round < 300; round++) {
