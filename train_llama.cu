@@ -947,7 +947,7 @@ int main(int argc, char **argv) {
         if (o->generate) end_at_signals();
         infer(o, &model, argc, argv);
         comm_finalize();
-        return EXIT_DONE;
+        return exit_code_of_output();
     }
     const ResumePoint at = find_resume(o, &out);
     json_auto_t *stored = run_options_take(&at, argc, argv);
@@ -975,11 +975,11 @@ int main(int argc, char **argv) {
     print_plan(&run, &room, weights);
     must(llama_check(&model, weights, o->model, &err), &err);
     check_memory(&model, &room, o);
-    if (o->dry_run) return EXIT_DONE;
+    if (o->dry_run) return exit_code_of_output();
     if (!run_trains(o)) end_at_signals();
     if (o->compare) {
         compare_layouts(o, &data, &model, weights);
-        return EXIT_DONE;
+        return exit_code_of_output();
     }
     must(llama_allocate(&model, &err), &err);
     load_or_init(&model, weights, o);
@@ -996,5 +996,5 @@ int main(int argc, char **argv) {
     else
         validate_and_sample(&run);
     comm_finalize();
-    return EXIT_DONE;
+    return run_trains(o) ? EXIT_DONE : exit_code_of_output();
 }

@@ -17,7 +17,10 @@ import json
 import os
 import sys
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError:
+    sys.exit(print("error: convert.py needs the Python package numpy\nhint: pip install numpy", file=sys.stderr) or 2)
 
 SHARD_TOKENS, BLOCK = 10**8, 4096
 TABLE = np.arange(256, dtype="<u4")

@@ -67,6 +67,8 @@ expect branch_into_a_directory_with_a_run 2 'found a run' "${run[@]}" --out old 
 expect resume_in_a_new_directory 0 'start +random weights' "${run[@]}" --out new --steps 2 --resume
 cp -r old k && rm k/log.jsonl
 expect checkpoints_without_a_log 2 'found a run' "${run[@]}" --out k --steps 9
+expect out_in_a_model_of_a_run 2 'outside of models, found old/final/manifest.json' "${run[@]}" --out old/final/x/y
+check nothing_is_there test ! -e old/final/x
 mkdir empty
 expect resume_in_an_empty_directory 0 '^warning: empty: no checkpoint' "${run[@]}" --out empty --steps 2 --resume
 rm -rf l && cp -r old l && rm -r l/step-*

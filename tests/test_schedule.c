@@ -58,7 +58,8 @@ TEST(options_that_decide_together) {
         {"dir", NULL, "adapter", "", 0, false, false, "adapter", false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const Options o = {.model = cases[i].model,
+        const Options o = {.steps = 1,
+                           .model = cases[i].model,
                            .resume = cases[i].resume,
                            .adapter = cases[i].adapter,
                            .lora = cases[i].lora,

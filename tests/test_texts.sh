@@ -168,6 +168,7 @@ for steps in '2' '0 --overwrite'; do
         "${run[@]}" --train notes.txt --out r --steps $steps
 done
 same_shards they_are_kept r/tokens before
+expect train_on_needs_the_texts 2 '^error: --train-on: expected as in' "${run[@]}" --resume --out r --steps 4 --train-on all
 expect resumes_without_the_texts 0 '^done: r/final' "${run[@]}" --resume --out r --steps 4
 again=("${run[@]}" --train notes.txt --out r --overwrite --steps 1)
 expect tokenized_again 0 '^texts   notes.txt -> r/tokens' "${again[@]}"

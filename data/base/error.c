@@ -127,6 +127,13 @@ void exit_with(int code, const char *hint, const char *format, ...) {
     error_exit(&err);
 }
 
+int exit_code_of_output(void) {
+    if (fflush(stdout) != 0 || ferror(stdout))
+        exit_with(EXIT_DISK, "free some space, or write elsewhere",
+                  "standard output: not all could be written");
+    return EXIT_DONE;
+}
+
 bool warnings_off;
 
 void warning(const char *format, ...) {

@@ -66,6 +66,9 @@ bool error_waits(void);  // another thread's error waits for that exit
 __attribute__((noreturn, format(printf, 3, 4))) void exit_with(int code, const char *hint,
                                                                const char *format, ...);
 
+// Of a program that only prints: EXIT_DONE, or an exit with EXIT_DISK if not all could be written.
+int exit_code_of_output(void);
+
 // error_exit unless ok.
 void must(bool ok, const Error *err);
 

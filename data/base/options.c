@@ -292,7 +292,7 @@ void options_parse_or_exit(const Option *table, int argc, char **argv, const cha
         printf("%s\n", version);
     else
         return;
-    exit(fflush(stdout) == 0 ? EXIT_DONE : EXIT_DISK);
+    exit(exit_code_of_output());
 }
 
 // ------------------------------------------------------------------------------------------------

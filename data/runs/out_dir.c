@@ -100,6 +100,21 @@ bool out_dir_keeps_model(const char *out, const char *model, Error *err) {
                      "--overwrite: expected a --model that it does not remove, found %s", model);
 }
 
+// What lies in a checkpoint or in final/ is removed with it.
+bool out_dir_is_outside_models(const char *out, Error *err) {
+    char path[IO_PATH_MAX], at[IO_PATH_MAX], parent[IO_PATH_MAX];
+    for (snprintf(parent, sizeof parent, "%s", out);;) {
+        strcpy(at, parent);
+        if (!path_join(path, sizeof path, at, "manifest.json", err) ||
+            !path_parent(parent, sizeof parent, at, err))
+            return false;
+        if (path_exists(path))
+            return error_set(err, EXIT_USAGE, "give another --out",
+                             "%s: expected a directory outside of models, found %s", out, path);
+        if (strcmp(parent, at) == 0) return true;
+    }
+}
+
 bool out_dir_open(OutDir *out, bool continues, bool replaces, bool overwrite, Error *err) {
     char path[IO_PATH_MAX];
     bool has_log;

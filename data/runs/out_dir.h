@@ -32,6 +32,9 @@ enum { MAX_FAILED_SAVES = 3 };  // in a row: then the run ends
 // A bare --resume that found nothing: fails where checkpoints must have been, else warns.
 bool out_dir_start_from_scratch(const char *out, Error *err);
 
+// Fails where a later save of another run would remove `out`: in a checkpoint or in final/.
+bool out_dir_is_outside_models(const char *out, Error *err);
+
 // Fails when --overwrite would remove the directory `model`, final/ or a checkpoint of `out`.
 bool out_dir_keeps_model(const char *out, const char *model, Error *err);
 

@@ -262,6 +262,9 @@ json_t *run_options_take(const ResumePoint *at, int argc, char **argv) {
     must(options_take(run_option_table, argc, argv, stored, run_options_of_a_start, &err) ||
              error_prefix(&err, at->dir),
          &err);
+    if (options_given(argc, argv, "train-on") && !options_given(argc, argv, "train"))
+        exit_with(EXIT_USAGE, "leave it out, or give --train and another --out",
+                  "--train-on: expected as in %s, whose texts are tokens already", at->dir);
     return stored;
 }
 
@@ -312,6 +315,7 @@ static void check_lora(const Options *o) {
 void run_options_check(const Options *o, int num_ranks, bool resumes) {
     Error err = {0};
     check_lora(o);
+    if (run_trains(o)) must(out_dir_is_outside_models(o->out, &err), &err);
     if (o->overwrite && !model_is_builtin(o))
         must(out_dir_keeps_model(o->out, o->model, &err), &err);
     if (o->micro_batch_tokens < o->max_seqlen)
