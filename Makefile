@@ -48,7 +48,7 @@ CUDA_KERNELS := $(wildcard kernels/cuda/*.cu) kernels/comm/nccl.cu
 .PHONY: all help install bench gpu-day clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
-train_llama: build/$(BACKEND)/train_llama
+train_llama: build/$(BACKEND)/train_llama build/with/backend-$(BACKEND)
 	@cp $< $@.tmp && mv $@.tmp $@
 
 # A variant of the build: $(1) = its name, $(2) = flags of host code, $(3) = link command, $(4) =
