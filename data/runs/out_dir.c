@@ -103,12 +103,13 @@ bool out_dir_keeps_model(const char *out, const char *model, Error *err) {
 // What lies in a checkpoint or in final/ is removed with it.
 bool out_dir_is_outside_models(const char *out, Error *err) {
     char path[IO_PATH_MAX], at[IO_PATH_MAX], parent[IO_PATH_MAX];
+    bool found;
     for (snprintf(parent, sizeof parent, "%s", out);;) {
         strcpy(at, parent);
         if (!path_join(path, sizeof path, at, "manifest.json", err) ||
-            !path_parent(parent, sizeof parent, at, err))
+            !path_parent(parent, sizeof parent, at, err) || !path_find(path, &found, err))
             return false;
-        if (path_exists(path))
+        if (found)
             return error_set(err, EXIT_USAGE, "give another --out",
                              "%s: expected a directory outside of models, found %s", out, path);
         if (strcmp(parent, at) == 0) return true;
