@@ -172,6 +172,8 @@ def convert(source, out):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        sys.exit(print(__doc__.strip()))
     if len(sys.argv) != 3:
         fail(USAGE, "expected MODEL.gguf and DIR", "gguf_to_hf.py MODEL.gguf DIR")
     convert(*sys.argv[1:])

@@ -97,7 +97,7 @@ PY
 # ---- what is refused -----------------------------------------------------------------------------------------
 # NAME | PATTERN | the second line of a file
 while IFS='|' read -r name pattern line; do
-    printf '{"context": "a", "choices": ["b", "c"], "answer": 1}\n%s\n' "$line" > bad.jsonl
+    printf '\xef\xbb\xbf{"context": "a", "choices": ["b", "c"], "answer": 1}\n%s\n' "$line" > bad.jsonl
     expect "$name" 3 "error: bad.jsonl:2: $pattern" "$train" --model model --eval --bench bad.jsonl --max-seqlen 64
 done << JSONL
 damaged|expected JSON|{"context": "a", "choices": ["b",

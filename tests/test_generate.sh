@@ -59,7 +59,7 @@ s/"post_processor": {/"unused": {/||5
 s/"post_processor": {/"unused": {/|, "add_bos_token": true|6
 |, "add_bos_token": false|5
 BOS
-printf 'line 7\nä\n\nof the\n' > prompts.txt
+printf '\xef\xbb\xbfline 7\r\nä\n\nof the\n' > prompts.txt
 text two greedy --prompt 'ä'
 text three greedy --prompt 'of the'
 text together greedy --prompt @prompts.txt
@@ -160,8 +160,8 @@ expect generate_and_eval 2 'expected at most one' of tiny --eval
 expect a_name_has_no_weights 2 'expected a model with weights' "$train" --generate --prompt a
 expect no_tokenizer 2 'needs a tokenizer' "$train" --model "$golden" --generate --prompt a
 expect no_prompt_file 3 'missing.txt' of tiny --prompt @missing.txt
-: > empty
-expect empty_file 3 'empty: expected a prompt a line' of tiny --prompt @empty
+touch empty && expect empty_file 3 'empty: expected a prompt a line' of tiny --prompt @empty
+expect input_is_a_directory 4 '^error: standard input: cannot read' bash -c '"$@" < /' - "$train" --model tiny --from-scratch --generate
 text fits greedy --prompt 'line 7' --max-seqlen 7
 has the_longest_prompt '^6 prompt tokens .* then 0 tokens' err.txt
 expect too_long 2 'raise --max-seqlen' of tiny --prompt 'line 7' --max-seqlen 6

@@ -20,7 +20,7 @@ common=(--model tiny --from-scratch --max-seqlen 128 --micro-batch-tokens 256 --
 run=("$train" "${common[@]}") shards=code.bin:3,web.bin:6
 
 # ---- shares, epochs and losses of each source -------------------------------------------------------
-said texts_are_a_source 0 '^source  a/tokens-3-one.txt: 10 %, [0-9]+ tokens, .* [1-9][0-9]* drawn, [0-9.]+ epochs$' \
+said texts_are_a_source 0 '^source  a/tokens-3-one.txt: 10 %, [0-9]+ tokens, .* [1-9][0-9]* drawn, [0-9]+\.(0[1-9]|[1-9][0-9]) epochs$' \
     "${run[@]}" --train web.bin:6,code:1:3,one.txt:1 --val $shards --out a --steps 8 --save-every 4
 has a_name_may_end_in_a_number '^source  code:1: 30 %' said.txt
 check_python shares_and_losses_in_the_log << 'PY'

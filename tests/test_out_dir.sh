@@ -68,7 +68,7 @@ expect resume_in_a_new_directory 0 'start +random weights' "${run[@]}" --out new
 cp -r old k && rm k/log.jsonl
 expect checkpoints_without_a_log 2 'found a run' "${run[@]}" --out k --steps 9
 expect out_in_a_model_of_a_run 2 'outside of models, found old/final/manifest.json' "${run[@]}" --out old/final/x/y
-check nothing_is_there test ! -e old/final/x
+check out_outside_by_dots env -C old/final "${run[@]}" --model "$work/tiny" --train "$work/corpus" --out ../../dots --steps 1
 mkdir empty
 expect resume_in_an_empty_directory 0 '^warning: empty: no checkpoint' "${run[@]}" --out empty --steps 2 --resume
 rm -rf l && cp -r old l && rm -r l/step-*

@@ -214,3 +214,5 @@ bool file_create(const char *path, const void *data, uint64_t n, Error *err) {
     FileWriter w;
     return writer_open(&w, path, err) && writer_write(&w, data, n, err) && writer_close(&w, err);
 }
+
+uint64_t mark_bytes(const char *text) { return strncmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0; }

@@ -87,4 +87,7 @@ bool io_fsync(int fd);
 extern void (*io_progress)(void);
 extern _Atomic uint64_t io_parts;  // read or written so far, of all files
 
+// Bytes of a byte order mark at the start of text, which ends with a NUL if it is shorter: 0 or 3.
+uint64_t mark_bytes(const char *text);
+
 #endif

@@ -1,6 +1,7 @@
 #include "mixture.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdio.h>
 
 #include "../base/json.h"
@@ -43,7 +44,8 @@ bool mixture_draw(const DocIndex *index, const PlanSettings *s, PlanState *at, S
 }
 
 static double epochs(const Source *s, const SourceCursor *c) {
-    return (double)c->epoch + (double)c->doc_pos / (double)s->num_docs;
+    const double docs = (double)c->doc_pos / (double)s->num_docs;
+    return (double)c->epoch + fmin(1, docs + (double)c->tok_off / (double)s->num_tokens);
 }
 
 void mixture_print(const Sources *s, const PlanState *at, double tokens_per_step) {

@@ -103,7 +103,8 @@ static bool read_file(Benchmark *b, size_t file, Error *err) {
     const size_t before = b->num_choices;
     char where[IO_PATH_MAX + 24];
     uint64_t size;
-    char *text = file_read_all(path, 1 << 30, &size, "give several files", err), *rest = text;
+    char *text = file_read_all(path, 1 << 30, &size, "give several files", err);
+    char *rest = text ? text + mark_bytes(text) : NULL;
     for (int64_t line = 1; rest && err->code == 0; line++) {
         const char *start = strsep(&rest, "\n");
         if (start[strspn(start, " \t\r")] == 0) continue;

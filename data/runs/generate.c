@@ -376,8 +376,12 @@ static bool add_lines(Generator *g, const char *path, Error *err) {
     uint64_t n;
     char *lines = file_read_all(path, 1 << 26, &n, "", err), *rest = lines;
     bool ok = lines != NULL;
-    for (char *line; ok && (line = strsep(&rest, "\n"));)
+    if (ok) rest += mark_bytes(lines);
+    for (char *line; ok && (line = strsep(&rest, "\n"));) {
+        const size_t length = strlen(line);
+        if (length > 0 && line[length - 1] == '\r') line[length - 1] = 0;
         if (line[0]) ok = append_prompt(g, add_text(g, 0), line, err);
+    }
     free(lines);
     if (ok && g->num_texts == 0) ok = bad_input(err, "%s: expected a prompt a line", path);
     return ok;
@@ -389,7 +393,8 @@ static bool add_standard_input(Generator *g, Error *err) {
     size_t capacity = 0;
     ssize_t n = getdelim(&text, &capacity, 0, stdin);
     if (n > 0 && text[n - 1] == '\n') text[n - 1] = 0;
-    const bool ok = append_prompt(g, add_text(g, 0), n > 0 ? text : "", err);
+    const bool ok = ferror(stdin) ? disk_error(err, "standard input", "cannot read it")
+                                  : append_prompt(g, add_text(g, 0), n > 0 ? text : "", err);
     free(text);
     return ok;
 }

@@ -112,7 +112,7 @@ bool out_dir_is_outside_models(const char *out, Error *err) {
         if (found)
             return error_set(err, EXIT_USAGE, "give another --out",
                              "%s: expected a directory outside of models, found %s", out, path);
-        if (strcmp(parent, at) == 0) return true;
+        if (strcmp(parent, at) == 0 || strcmp(basename(at), "..") == 0) return true;
     }
 }
 

@@ -36,7 +36,7 @@ const Option run_option_table[] = {
     DIRECTORY("val", parsed.val, NULL,
               "validation shards or texts; default: the val shards of --train"),
     CHOICE("train-on", parsed.train_on, "assistant", "assistant|all",
-           "what of chats is trained: the assistant's turns, or every turn"),
+           "what of texts that are chats is trained: the assistant's turns, or all"),
     CHOICE("layout", parsed.layout, "packed", "packed|padded|rows|repad",
            "how documents fill a batch"),
     NUMBER("max-seqlen", parsed.max_seqlen, "1024", 1, 1 << 24,

@@ -81,8 +81,6 @@ static bool add_tree(PathList *list, const char *dir, const void *out_dir, Error
 // ------------------------------------------------------------------------------------------------
 // Kinds
 
-uint64_t mark_bytes(const char *text) { return strncmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0; }
-
 uint64_t record_end(const unsigned char *text, uint64_t n, bool array, bool last) {
     int64_t depth = 0;
     bool string = false;

@@ -34,9 +34,6 @@ typedef struct {
 // that ends it; 0: it is not whole. `last`: the file ends with the text.
 uint64_t record_end(const unsigned char *text, uint64_t n, bool array, bool last);
 
-// Bytes of a byte order mark at the start of text, which ends with a NUL if it is shorter: 0 or 3.
-uint64_t mark_bytes(const char *text);
-
 // Is the spec (as dataset_open's) text rather than shards? By its first file.
 bool inputs_are_texts(const char *spec);
 
