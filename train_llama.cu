@@ -696,7 +696,7 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
     const Data *d = run->data;
     open_out_dir(run);
     if (run->resume->dir[0]) must(llama_load_moments(run->model, run->resume->dir, &err), &err);
-    if (is_rank_0())
+    if (is_rank_0() && (!run->resume->in_place || run->at.cursor.step < run->o->steps))
         must(log_open(&run->log, run->o->out, log_before, run->at.cursor.step, &err), &err);
     log_start(&run->log, run->resume->dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
               room->backend_bytes + llama_memory_total(run->model), run->argv, run->at.cursor.step,

@@ -32,7 +32,7 @@ expect resume_from_step_3 0 'start +b/step-00000003' "${resume[@]}" --out b --st
 same_state resumed_run_has_the_same_bits {a,b}/step-00000008
 same final_is_the_last_checkpoint a/final/model.safetensors b/step-00000008/model.safetensors
 cp -r b reached
-expect a_step_already_reached 0 '^step 8 of --steps 3 is reached: nothing to train' "${resume[@]}" --out reached --steps 3
+expect a_step_already_reached 0 '^step 8 of --steps 3 .*: nothing to train' eval '"${resume[@]}" --out reached --steps 3 && cmp {b,reached}/log.jsonl'
 expect warmup_longer_than_the_run 0 '^warning: --warmup-steps 2, --steps 2: the run never reaches --lr' \
     "${run[@]}" --out warm --steps 2 --warmup-steps 2
 # in a file a line a step, or every so many; on a terminal about 100, none wider, and one rewritten in place
@@ -123,6 +123,7 @@ expect resume_from_another_directory 3 'error: ' "${resume[@]/--resume/--resume=
 expect longest_document_does_not_fit 2 'micro-batch-tokens' "${run[@]}" --max-seqlen 1024
 expect batch_is_not_a_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000
 expect out_holds_another_run 2 'found a run' "${run[@]}" --out a
+expect out_is_a_file 2 'hint: give another directory' "${resume[@]}" --out tiny/config.json
 expect too_big_for_the_machine 5 'tokens [0-9]+ fits|does not fit' "${huge[@]}" --out big
 check nothing_written_when_too_big test ! -e big
 # the sanitizer needs more address space than that; bash: the limit is its own
@@ -133,7 +134,7 @@ OMP_STACKSIZE=2G outcome openmp_gets_no_thread 5 '^error: host memory: refused t
 expect a_full_standard_output 4 '^error: standard output' eval '"${run[@]}" --dry-run > /dev/full'
 
 # ---- bad input files --------------------------------------------------------------------------------------
-expect no_such_model 3 'smollm2-135m, smollm2-360m' "$train" --model smolm2-135m
+expect no_such_model 3 'hint: no such directory is there' "$train" --model tiny/final
 expect a_gguf_as_model 3 'hint: scripts/gguf_to_hf.py' "$train" --model x/y.gguf
 expect weights_as_model 3 'hint: give the directory where it lies' "$train" --model a/final/model.safetensors
 expect no_weights 3 'hint: .*save_pretrained converts' "$train" --model tiny "${data[@]}" --out n2

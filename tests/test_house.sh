@@ -45,7 +45,7 @@ ceiling() {     # ceiling MOST WHAT PATTERN...
 }
 ceilings() {
     local wrong=0
-    ceiling 23816 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
+    ceiling 23845 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
         ':!tests' ':!dev' || wrong=1                                             # 18,500
     ceiling 1000 train_llama.cu train_llama.cu || wrong=1
     ceiling 1425 llama.h llama.h || wrong=1                                      # 900

@@ -180,7 +180,7 @@ TEST(dir_create_all_and_remove_tree) {
     MUST(dir_create_all(scratch("a/b/c"), &err) && path_is_dir(scratch("a/b/c")));
     MUST(dir_create_all(scratch("a/b/c/"), &err) && dir_create_all("/", &err));
     put_file(scratch("a/b/file"), "x", 1);
-    CHECK(!dir_create_all(scratch("a/b/file/d"), &taken) && taken.code == EXIT_DISK);
+    CHECK(!dir_create_all(scratch("a/b/file/d"), &taken) && taken.code == EXIT_USAGE);
     MUST(dir_create_all(scratch("outside"), &err));
     put_file(scratch("outside/keep"), "x", 1);
     CHECK(symlink(scratch("outside"), scratch("a/link")) == 0);

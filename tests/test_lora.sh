@@ -34,7 +34,7 @@ before, after = val("full")
 assert before == val("base-run")[-1] and after < before - 0.005, (before, after)
 PY
 mkdir half && cp -r full/step-00000002 half/
-check resumes "$train" --resume --out half
+check resumes_to_merge "$train" --resume --out half --lora-merge
 same_state resumed_has_the_same_bits {full,half}/step-00000004
 check packed_is_alone "$train" "${run[@]}" --check-packing
 check compares "$train" "${run[@]}" --compare 1
@@ -56,7 +56,7 @@ same the_adapter_names_its_base adapted.txt named.txt
 differ the_adapter_matters adapted.txt plain.txt
 loss() { within "$train" "${@:2}" --eval --val corpus --max-seqlen 96 --threads 1; grep -a '^all' out.txt > "$1.txt"; }
 loss adapted-loss --adapter full/final
-loss whole-loss --model merged/final
+loss whole-loss --model half/final
 same merged_has_the_same_loss adapted-loss.txt whole-loss.txt
 
 # ---- other ranks, and the CUDA backend --------------------------------------------------------------
@@ -94,11 +94,11 @@ no alpha_without_lora 2 'other options of LoRA to --lora' --model base --lora-al
 no muon 2 'expected at most one of them' --model base --lora 8 --optimizer muon
 no training_with_an_adapter 2 '--adapter belongs to --generate' --model base --adapter full/final
 no dropout 2 'lora-dropout' --model base --lora 8 --lora-dropout 0.1
-no an_adapter_as_a_model 3 'found neither' --model full/final
-has its_hint 'adapters are for --adapter' out.txt
-expect another_rank 3 'weights do not fit' "$train" --resume --out half --lora 16 --steps 9
-check all_weights "$train" --model base "${common[@]}" --steps 1 --out all
-expect adapters_of_a_whole_model 3 'adapter_model.safetensors' "$train" --resume --out all --lora 8
+no an_adapter_as_a_model 3 'for --adapter, or resume their run with --lora-merge' --model full/final
+expect another_rank 9 'hint: give --lora 8 --lora-targets all' "$train" --resume --out half --lora 0
+expect other_targets 9 'hint: give --lora 8 --lora-targets all' "$train" --resume --out half --lora-targets q
+expect adapters_of_a_whole_model 9 'hint: give --lora 0' "$train" --resume --out base-run --lora 8
+expect a_base_seen_from_elsewhere 3 'hint: --model DIR' env -C full "$train" --adapter final "${greedy[@]}"
 cp -r base other && cp merged/final/model.safetensors other/
 expect another_base 9 'that the adapters were trained beside' "$train" --resume --out half --model other --steps 9
 expect a_given_model_is_taken 3 'nowhere' "$train" --model nowhere --adapter full/final "${greedy[@]}"
@@ -120,6 +120,5 @@ target_modules ["embed_tokens"]
 peft_type "IA3"
 peft_type null
 r 12
-something_new 1
 KEYS
 finish

@@ -22,6 +22,9 @@ static bool dir_create(const char *path, Error *err) {
                (access(parent, R_OK) != 0 || dir_sync(parent, err));
     const int why = errno;
     if (why == EEXIST && path_is_dir(path)) return true;
+    if (why == EEXIST || why == ENOTDIR)
+        return error_set(err, EXIT_USAGE, "give another directory, or remove that file",
+                         "%s: expected a directory, found a file", path);
     errno = why;
     return disk_error(err, path, "cannot create the directory");
 }

@@ -5,7 +5,7 @@
 
 #include "error.h"
 
-// mkdir -p, durable where the parent may be read (fsync needs that)
+// mkdir -p, durable where the parent may be read (fsync needs that); EXIT_USAGE: a file is there
 bool dir_create_all(const char *path, Error *err);
 
 // Makes renames and new names in the directory durable.

@@ -444,11 +444,13 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     return root && llama_config_parse(c, root, file, err) && read_generation_config(c, file, err);
 }
 
-// ORG/NAME, as the Hugging Face hub names models
+// ORG/NAME, as the Hugging Face hub names models, where ORG is no directory of this machine
 static bool is_hub_name(const char *model) {
-    const char *slash = strchr(model, '/');
-    return slash && slash > model && model[0] != '.' && model[0] != '~' && slash[1] &&
-           !strchr(slash + 1, '/');
+    char first[IO_PATH_MAX];
+    const size_t n = strcspn(model, "/");
+    text_copy(first, n < sizeof first ? n + 1 : sizeof first, model);
+    return model[n] && n > 0 && model[0] != '.' && model[0] != '~' && model[n + 1] &&
+           !strchr(model + n + 1, '/') && !path_is_dir(first);
 }
 
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
@@ -464,6 +466,9 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
     for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
     if (is_hub_name(model))
         snprintf(hint, sizeof hint, "hf download %.200s --local-dir %.200s", model, model);
+    else if (strchr(model, '/'))
+        snprintf(hint, sizeof hint,
+                 "no such directory is there; hf download gets models from the hub");
     else
         snprintf(hint, sizeof hint, "give a Hugging Face directory or one of %s", names);
     return error_set(err, EXIT_BAD_INPUT, hint,

@@ -91,7 +91,7 @@ bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save,
     *first_save = INT64_MAX;
     if (!path_join(path, sizeof path, dir, "log.jsonl", err)) return false;
     FILE *file = fopen(path, "re");
-    if (!file) return errno == ENOENT || disk_error(err, path, "cannot open");
+    if (!file) return errno == ENOENT || errno == ENOTDIR || disk_error(err, path, "cannot open");
     while (getline(&line, &capacity, file) > 0) {
         const bool start = strncmp(line, "{\"event\": \"start\"", 17) == 0;
         const char *save = start ? strstr(line, "\"save-every\": ") : NULL;

@@ -253,6 +253,20 @@ Options *run_options_parse(int argc, char **argv, const char *version, int num_r
     return &parsed;
 }
 
+// Adapters of another rank or beside other layers are other tensors than the run's.
+static void check_lora_kept(const json_t *stored, const char *dir) {
+    char hint[256];
+    const int rank = (int)json_number_value(json_object_get(stored, "lora"));
+    const char *targets = json_string_value(json_object_get(stored, "lora-targets"));
+    if (!targets) targets = "all";
+    if (rank == parsed.lora && (rank == 0 || strcmp(targets, parsed.lora_targets) == 0)) return;
+    snprintf(hint, sizeof hint, "give --lora %d --lora-targets %.160s, or leave both out", rank,
+             targets);
+    exit_with(EXIT_CHECKPOINT_MISFIT, hint,
+              "%s: expected the adapters of this run, found --lora %d --lora-targets %s", dir,
+              parsed.lora, parsed.lora_targets);
+}
+
 json_t *run_options_take(const ResumePoint *at, int argc, char **argv) {
     Error err = {0};
     if (!at->dir[0]) return NULL;
@@ -262,6 +276,7 @@ json_t *run_options_take(const ResumePoint *at, int argc, char **argv) {
     must(options_take(run_option_table, argc, argv, stored, run_options_of_a_start, &err) ||
              error_prefix(&err, at->dir),
          &err);
+    check_lora_kept(stored, at->dir);
     if (options_given(argc, argv, "train-on") && !options_given(argc, argv, "train"))
         exit_with(EXIT_USAGE, "leave it out, or give --train and another --out",
                   "--train-on: expected as in %s, whose texts are tokens already", at->dir);
@@ -336,7 +351,13 @@ void run_options_check_inference(const Options *o, int num_ranks, int argc, char
     Error err = {0};
     if (o->adapter)
         must(lora_config_read(&parsed.adapters, base, sizeof base, o->adapter, &err), &err);
-    if (base[0] && !options_given(argc, argv, "model")) parsed.model = base;
+    if (base[0] && !options_given(argc, argv, "model")) {
+        parsed.model = base;
+        if (!path_exists(base))
+            exit_with(EXIT_BAD_INPUT,
+                      "--model DIR says where it is; hf download gets it from the hub",
+                      "%s: expected its base model %s, not found", o->adapter, base);
+    }
     const char *other = options_given_besides(run_option_table, argc, argv,
                                               o->eval ? options_of_eval : options_of_generate);
     if (other)

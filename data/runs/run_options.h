@@ -49,7 +49,7 @@ extern const char run_options_of_a_start[];
 Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks);
 
 // Options that are not on the command line become those of the run whose checkpoint is resumed.
-// Returns the latter, or NULL without a checkpoint.
+// Returns the latter, or NULL without a checkpoint. Exits with 9 for adapters other than its.
 json_t *run_options_take(const ResumePoint *at, int argc, char **argv);
 
 // Exits where the options do not fit each other or the number of ranks: of a training run, or of
