@@ -95,8 +95,8 @@ no muon 2 'expected at most one of them' --model base --lora 8 --optimizer muon
 no training_with_an_adapter 2 '--adapter belongs to --generate' --model base --adapter full/final
 no dropout 2 'lora-dropout' --model base --lora 8 --lora-dropout 0.1
 no an_adapter_as_a_model 3 'for --adapter, or resume their run with --lora-merge' --model full/final
-expect another_rank 9 'hint: give --lora 8 --lora-targets all' "$train" --resume --out half --lora 0
-expect other_targets 9 'hint: give --lora 8 --lora-targets all' "$train" --resume --out half --lora-targets q
+for other in '--lora 0' '--lora-targets q' '--lora-alpha 4'
+do expect "another_${other%% *}" 9 'give --lora 8 --lora-alpha 0 --lora-targets all' "$train" --resume --out half $other; done
 expect adapters_of_a_whole_model 9 'hint: give --lora 0' "$train" --resume --out base-run --lora 8
 expect a_base_seen_from_elsewhere 3 'hint: --model DIR' env -C full "$train" --adapter final "${greedy[@]}"
 cp -r base other && cp merged/final/model.safetensors other/

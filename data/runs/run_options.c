@@ -253,18 +253,24 @@ Options *run_options_parse(int argc, char **argv, const char *version, int num_r
     return &parsed;
 }
 
-// Adapters of another rank or beside other layers are other tensors than the run's.
+// Adapters of another rank or beside other layers are other tensors than the run's; another alpha
+// would scale what they have learned.
 static void check_lora_kept(const json_t *stored, const char *dir) {
     char hint[256];
     const int rank = (int)json_number_value(json_object_get(stored, "lora"));
+    const float alpha = (float)json_number_value(json_object_get(stored, "lora-alpha"));
     const char *targets = json_string_value(json_object_get(stored, "lora-targets"));
     if (!targets) targets = "all";
-    if (rank == parsed.lora && (rank == 0 || strcmp(targets, parsed.lora_targets) == 0)) return;
-    snprintf(hint, sizeof hint, "give --lora %d --lora-targets %.160s, or leave both out", rank,
+    if (rank == parsed.lora &&
+        (rank == 0 || (alpha == parsed.lora_alpha && strcmp(targets, parsed.lora_targets) == 0)))
+        return;
+    snprintf(hint, sizeof hint,
+             "give --lora %d --lora-alpha %g --lora-targets %.160s, or leave them out", rank, alpha,
              targets);
     exit_with(EXIT_CHECKPOINT_MISFIT, hint,
-              "%s: expected the adapters of this run, found --lora %d --lora-targets %s", dir,
-              parsed.lora, parsed.lora_targets);
+              "%s: expected the adapters of this run, found --lora %d --lora-alpha %g "
+              "--lora-targets %s",
+              dir, parsed.lora, parsed.lora_alpha, parsed.lora_targets);
 }
 
 json_t *run_options_take(const ResumePoint *at, int argc, char **argv) {
