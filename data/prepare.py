@@ -106,6 +106,7 @@ def json_records(path, _):
         if ending(path) == ".json":
             return (yield from enumerate(json.load(f), 1))
         for number, line in enumerate(f, 1):
+            line = line.removeprefix(b"\xef\xbb\xbf")
             if not line.strip():
                 continue
             try:

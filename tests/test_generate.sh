@@ -41,7 +41,7 @@ text() { "${@:2}" > "$1.txt" 2> err.txt < /dev/null || { cp err.txt out.txt; bad
 text line greedy --prompt 'line 7'
 lacks the_prompt_is_not_repeated 'line 7' line.txt
 has line_of_speed '^6 prompt tokens in .* then 1?[0-9] tokens in .*tokens/s$' err.txt
-greedy < <(echo 'line 7') > pipe.txt 2> err.txt
+greedy < <(printf '\xef\xbb\xbfline 7\r\n') > pipe.txt 2> err.txt
 same pipe_is_one_prompt line.txt pipe.txt
 # samples of a run begin with --prompt, each with all of it
 run "$train" --model tiny --from-scratch --train corpus --allow-other-tokenizer --steps 0 --val-every 0 --num-samples 2 \

@@ -45,14 +45,14 @@ ceiling() {     # ceiling MOST WHAT PATTERN...
 }
 ceilings() {
     local wrong=0
-    ceiling 23860 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
+    ceiling 23874 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
         ':!tests' ':!dev' || wrong=1                                             # 18,500
     ceiling 1000 train_llama.cu train_llama.cu || wrong=1
     ceiling 1425 llama.h llama.h || wrong=1                                      # 900
     ceiling 342 kernels.h kernels/kernels.h || wrong=1                           # 300
     ceiling 15000 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1   # 15,000
     ceiling 12082 dev dev ':!dev/results' || wrong=1
-    ceiling 2479 'scripts and data/*.py' scripts 'data/*.py' || wrong=1          # 2,000
+    ceiling 2480 'scripts and data/*.py' scripts 'data/*.py' || wrong=1          # 2,000
     ceiling 141 Makefile Makefile || wrong=1                                     # 120
     ceiling 170 README README.md || wrong=1
     ceiling 400 dev/simple dev/simple/train_llama.c || wrong=1

@@ -82,6 +82,6 @@ expect a_weight_is_missing 2 'a weight for each source, .* found 1 for 2' "${run
 expect weights_of_0 2 'one above 0' "${run[@]}" --train web.bin:0,code.bin:0 --out none
 expect nothing_of_a_source_is_left 3 '^error: code.bin: data: all [0-9]+ documents are longer' "${run[@]}" --out none \
     --train short.bin:1,code.bin:1 --val short.bin/train_00000.bin --long-docs drop --max-seqlen 12
-expect eval_has_no_weights 2 'expected no weights' "$train" --model a/final --eval --val $shards
+expect eval_has_no_weights 2 'expected no weights' "$train" --model a/final --eval --val one.txt:1,web.bin:6
 check nothing_was_written test ! -e none
 finish

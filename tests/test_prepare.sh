@@ -21,7 +21,7 @@ rows = [{"id": i, "text": "text %d, \"quoted\",\nof € \u2028 %s\n" % (i, "line
 rows[1]["text"] = "unquoted\u2028in\x85one\fline\x1c\x1d\x1e."
 lines = "".join(json.dumps(r) + "\n" for r in rows).encode()
 open("lines.jsonl", "wb").write(lines)
-open("lines.ndjson.gz", "wb").write(gzip.compress(lines))
+open("lines.ndjson.gz", "wb").write(gzip.compress(b"\xef\xbb\xbf" + lines))
 open("cut.jsonl.gz", "wb").write(gzip.compress(lines)[:4000])
 open("expected.jsonl", "w").writelines(json.dumps({"text": r["text"]}) + "\n" for r in rows)
 open("other.jsonl", "wb").write(lines.replace(b'"text"', b'"body"'))

@@ -372,16 +372,19 @@ static bool append_prompt(Generator *g, Text *text, const char *prompt, Error *e
     return ok;
 }
 
+static char *cut_end(char *text, char end) {
+    const size_t n = strlen(text);
+    if (n > 0 && text[n - 1] == end) text[n - 1] = 0;
+    return text;
+}
+
 static bool add_lines(Generator *g, const char *path, Error *err) {
     uint64_t n;
     char *lines = file_read_all(path, 1 << 26, &n, "", err), *rest = lines;
     bool ok = lines != NULL;
     if (ok) rest += mark_bytes(lines);
-    for (char *line; ok && (line = strsep(&rest, "\n"));) {
-        const size_t length = strlen(line);
-        if (length > 0 && line[length - 1] == '\r') line[length - 1] = 0;
-        if (line[0]) ok = append_prompt(g, add_text(g, 0), line, err);
-    }
+    for (char *line; ok && (line = strsep(&rest, "\n"));)
+        if (cut_end(line, '\r')[0]) ok = append_prompt(g, add_text(g, 0), line, err);
     free(lines);
     if (ok && g->num_texts == 0) ok = bad_input(err, "%s: expected a prompt a line", path);
     return ok;
@@ -391,10 +394,11 @@ static bool add_lines(Generator *g, const char *path, Error *err) {
 static bool add_standard_input(Generator *g, Error *err) {
     char *text = NULL;
     size_t capacity = 0;
-    ssize_t n = getdelim(&text, &capacity, 0, stdin);
-    if (n > 0 && text[n - 1] == '\n') text[n - 1] = 0;
+    const char *prompt = "";
+    if (getdelim(&text, &capacity, 0, stdin) > 0)
+        prompt = cut_end(cut_end(text, '\n'), '\r') + mark_bytes(text);
     const bool ok = ferror(stdin) ? disk_error(err, "standard input", "cannot read it")
-                                  : append_prompt(g, add_text(g, 0), n > 0 ? text : "", err);
+                                  : append_prompt(g, add_text(g, 0), prompt, err);
     free(text);
     return ok;
 }

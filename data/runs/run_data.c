@@ -212,9 +212,6 @@ void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vo
     const DatasetOptions options =
         data_options(o, has_validation(path) ? "val" : "train", vocab_size);
     must(dataset_open(val, path, &options, &err), &err);
-    if (val->sources.n > 1)
-        exit_with(EXIT_USAGE, "give a list without weights",
-                  "%s: --eval reads every document once, expected no weights", path);
     check_tokenizers(o, (NamedData){path, val}, (NamedData){0});
 }
 

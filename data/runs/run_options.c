@@ -7,6 +7,7 @@
 
 #include "../base/error.h"
 #include "../models/config.h"
+#include "../shards/sources.h"
 #include "checkpoint_files.h"
 
 static Options parsed;
@@ -351,6 +352,17 @@ void run_options_check(const Options *o, int num_ranks, bool resumes) {
     check_ranks(o, num_ranks, resumes);
 }
 
+// Before texts are made to shards
+static void check_no_weights(const char *spec) {
+    Error err = {0};
+    Sources sources;
+    must(sources_parse(&sources, spec, &err), &err);
+    if (sources.n > 1)
+        exit_with(EXIT_USAGE, "give a list without weights",
+                  "%s: --eval reads every document once, expected no weights", spec);
+    sources_free(&sources);
+}
+
 void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv) {
     const char *mode = o->eval ? "eval" : "generate";
     static char base[IO_PATH_MAX];
@@ -376,6 +388,7 @@ void run_options_check_inference(const Options *o, int num_ranks, int argc, char
         !options_given(argc, argv, "train"))
         exit_with(EXIT_USAGE, "give --val: texts, JSONL or shards",
                   "--eval: expected --val, --train or --bench, found none of them");
+    if (o->eval) check_no_weights(o->val ? o->val : o->train);
     if (!o->eval && num_ranks > 1)
         exit_with(EXIT_USAGE, "start one process without mpirun", "--%s works with one rank only",
                   mode);
