@@ -20,6 +20,8 @@ import sys
 try:
     import numpy as np
 except ImportError:
+    if {"-h", "--help"} & set(sys.argv):
+        sys.exit(print(__doc__.strip()))
     sys.exit(print("error: convert.py needs the Python package numpy\nhint: pip install numpy", file=sys.stderr) or 2)
 
 SHARD_TOKENS, BLOCK = 10**8, 4096
