@@ -51,7 +51,7 @@ ceilings() {
     ceiling 1425 llama.h llama.h || wrong=1                                      # 900
     ceiling 342 kernels.h kernels/kernels.h || wrong=1                           # 300
     ceiling 15000 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1   # 15,000
-    ceiling 12082 dev dev ':!dev/results' || wrong=1
+    ceiling 12084 dev dev ':!dev/results' || wrong=1
     ceiling 2482 'scripts and data/*.py' scripts 'data/*.py' || wrong=1          # 2,000
     ceiling 141 Makefile Makefile || wrong=1                                     # 120
     ceiling 170 README README.md || wrong=1
