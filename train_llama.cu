@@ -341,13 +341,12 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     const Options *o = run->o;
     const Data *d = run->data;
     const LlamaModel *m = run->model;
+    const PlanSettings *plan = &d->loader_settings.plan;
     print_model(m, o, weights);
     data_summary_print(&d->train_summary, "train   ");
     data_summary_print(&d->val_summary, "val     ");
     if (d->has_val) print_validation_set(o->val_every == 0 ? NULL : &d->val_set, &d->val);
-    must(plan_print(&d->loader_settings.plan, (Layout)o->layout, &d->train_summary, run->at.cursor,
-                    &err),
-         &err);
+    must(plan_print(plan, (Layout)o->layout, &d->train_summary, run->at.cursor, &err), &err);
     print_ranks(m);
     for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++)
         printf("%s%s %.1f MiB%s", i == 0 ? "recompute " : ", ", llama_recompute_names[i],
@@ -366,10 +365,9 @@ static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Opti
     if (fits >= o->max_seqlen)
         snprintf(hint, sizeof hint, "--micro-batch-tokens %d fits", fits);
     else
-        snprintf(
-            hint, sizeof hint,
-            "even --micro-batch-tokens %d does not fit: choose a smaller model or --max-seqlen",
-            o->max_seqlen);
+        snprintf(hint, sizeof hint,
+                 "even --micro-batch-tokens %d does not fit: take a smaller model or --max-seqlen",
+                 o->max_seqlen);
     const double total_mib = (double)total / 1048576.0, free_mib = (double)free_bytes / 1048576.0;
     if (!o->dry_run)
         exit_with(device_memory_code(), hint, "memory: expected %.1f MiB free, found %.1f MiB",
@@ -694,13 +692,15 @@ static void open_out_dir(Run *run) {
 static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room) {
     Error err = {0};
     const Data *d = run->data;
+    const int64_t step = run->at.cursor.step;
     open_out_dir(run);
     if (run->resume->dir[0]) must(llama_load_moments(run->model, run->resume->dir, &err), &err);
-    if (is_rank_0() && (!run->resume->in_place || run->at.cursor.step < run->o->steps))
-        must(log_open(&run->log, run->o->out, log_before, run->at.cursor.step, &err), &err);
-    log_start(&run->log, run->resume->dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
-              room->backend_bytes + llama_memory_total(run->model), run->argv, run->at.cursor.step,
-              &run->model->config, &d->train_summary, &d->val_summary, run_option_table);
+    if (is_rank_0()) must(log_open(&run->log, run->o->out, log_before, step, &err), &err);
+    if (step < run->o->steps || !run->resume->in_place)
+        log_start(&run->log, run->resume->dir[0] ? "resume" : "start", UNPAD_VERSION,
+                  device_describe(), room->backend_bytes + llama_memory_total(run->model),
+                  run->argv, step, &run->model->config, &d->train_summary, &d->val_summary,
+                  run_option_table);
     comm_barrier();  // ranks that read slowly are waited for in set-up
     train(run);
     finish(run, room);
