@@ -51,7 +51,8 @@
 #include "kernels/kernels.h"  // defines: the device
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
 
-enum { MAX_SKIPS = 5 };
+enum { MAX_SKIPS = 5, SAVE_MINUTES = 10 };
+enum { SAVE_NOW = -1 };  // in the place of a signal's number
 static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 
 // ------------------------------------------------------------------------------------------------
@@ -76,6 +77,8 @@ typedef struct {
     Generator samples;
     Saver saver;
     int64_t last_saved;  // step, known to rank 0; -1: none
+    double save_due_ms;  // of rank 0's clock, without --save-every
+    bool save_is_due;
     int failed_saves, stopped_by;
 } Run;
 
@@ -143,7 +146,9 @@ static ResumePoint find_resume(const Options *o, OutDir *out) {
     comm_barrier();  // rank 0 has undone what a killed run left
     if (!o->resume) return at;
     must(out_dir_find_resume(o->out, o->resume, run_trains(o), &at, &err), &err);
-    if (!at.dir[0] && is_rank_0()) must(out_dir_start_from_scratch(o->out, &err), &err);
+    if (!at.dir[0] && is_rank_0())
+        must(out_dir_start_from_scratch(o->out, option_given(run_option_table, "train"), &err),
+             &err);
     return at;
 }
 
@@ -181,7 +186,7 @@ static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32
     Error err = {0};
     const char *model = at->dir[0] ? at->dir : o->model;
     const bool writes = is_rank_0() || o->dry_run;
-    const Texts t = {o, model, vocab_size, writes, replaces_run(o, at), out, &stop_signal};
+    const Texts t = {o, model, vocab_size, writes, replaces_run(o), out, &stop_signal};
     must(texts_to_shards(&o->train, "tokens", o->val ? NO_VALIDATION : 0.01, &t, &err), &err);
     if (o->val) must(texts_to_shards(&o->val, "val_tokens", 1, &t, &err), &err);
     comm_barrier();
@@ -336,6 +341,17 @@ static void print_ranks(const LlamaModel *m) {
     rank_places_print();
 }
 
+// When checkpoints come, the first of them above all
+static void print_saves(const Options *o) {
+    if (o->save_every < 0)
+        printf("saves   every %d minutes of training, and after the last step", SAVE_MINUTES);
+    else if (o->save_every > 0 && o->save_every < o->steps)
+        printf("saves   every %ld steps, and after the last one", o->save_every);
+    else
+        printf("saves   after the last step, none before it");
+    printf("; Ctrl-C saves too\n");
+}
+
 static void print_plan(const Run *run, const DeviceRoom *room, const char *weights) {
     Error err = {0};
     const Options *o = run->o;
@@ -343,10 +359,12 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     const LlamaModel *m = run->model;
     const PlanSettings *plan = &d->loader_settings.plan;
     print_model(m, o, weights);
+    if (o->steps > 0) run_options_print_rates(o);
     data_summary_print(&d->train_summary, "train   ");
     data_summary_print(&d->val_summary, "val     ");
     if (d->has_val) print_validation_set(o->val_every == 0 ? NULL : &d->val_set, &d->val);
     must(plan_print(plan, (Layout)o->layout, &d->train_summary, run->at.cursor, &err), &err);
+    if (run_trains(o)) print_saves(o);
     print_ranks(m);
     for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++)
         printf("%s%s %.1f MiB%s", i == 0 ? "recompute " : ", ", llama_recompute_names[i],
@@ -446,6 +464,7 @@ static void start_save(Run *run, bool last) {
     check_ranks_still_agree(run);
     run->at.log_bytes = run->log.size_bytes;
     comm_phase("save", run->at.cursor.step);
+    run->save_due_ms = now_ms() + SAVE_MINUTES * 60e3;
     copy = *run;
     saver_start(&run->saver, last, write_and_prune, &copy, llama_parameters(run->model));
     end_save(run, last, last);
@@ -493,6 +512,7 @@ static StepBalance read_notes(Run *run, const StepData *data) {
         sum += notes[r].passes_ms;
         if (notes[r].passes_ms > notes[b.slowest_rank].passes_ms) b.slowest_rank = r;
         if (notes[r].signal > 0) run->stopped_by = (int)notes[r].signal;
+        if (notes[r].signal == SAVE_NOW) run->save_is_due = true;
     }
     b.measured = sum > 0 ? notes[b.slowest_rank].passes_ms * ranks / sum : 0;
     m->note.passes_ms = (double)device_timer_ms();
@@ -501,13 +521,22 @@ static StepBalance read_notes(Run *run, const StepData *data) {
 
 static bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
 
-static bool pauses_after(const Options *o, int64_t step) {
-    return step == o->steps || every(step, o->val_every) || every(step, o->sample_every) ||
-           every(step, o->save_every);
+static bool saves_after(const Run *run, int64_t step) {
+    return step < run->o->steps && (run->save_is_due || every(step, run->o->save_every));
 }
 
+static bool pauses_after(const Run *run, int64_t step) {
+    const Options *o = run->o;
+    return step == o->steps || every(step, o->val_every) || every(step, o->sample_every) ||
+           saves_after(run, step);
+}
+
+// What this rank asks of all of them after the next step, with which the others learn it.
 static bool stop_requested(Run *run) {
-    run->model->note.signal = stop_signal;  // the others learn it with the next step
+    const bool asks_save =
+        run->o->save_every < 0 && is_rank_0() && now_ms() >= run->save_due_ms && !stop_signal;
+    run->model->note.signal = asks_save ? SAVE_NOW : stop_signal;
+    run->save_is_due = asks_save && comm_num_ranks() == 1;
     if (comm_num_ranks() == 1) run->stopped_by = (int)stop_signal;
     return run->stopped_by != 0;
 }
@@ -568,7 +597,7 @@ static void pause_training(Run *run, int64_t step) {
     if (every(step, o->val_every) || last) validate(run, step);
     if (every(step, o->sample_every) || last) print_samples(run);
     // last, so that the log it refers to holds all of this step
-    if (every(step, o->save_every) && !last) start_save(run, false);
+    if (saves_after(run, step)) start_save(run, false);
 }
 
 // Other layouts also compute pairs across documents or padding: their useful work is not known.
@@ -599,6 +628,7 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)plan->num_targets;
     t->mean_ms = t->steps == 0 ? ms : t->mean_ms + 0.1 * (ms - t->mean_ms);
     const double pause_ms = t->steps == 0 ? 0 : t->pauses_ms / (double)t->steps;
+    const StepBalance balance = read_notes(run, data);
     const StepReport report = {.step = step + 1,
                                .steps = o->steps,
                                .ms = ms,
@@ -611,9 +641,9 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
                                .useful_flops = useful_flops(run, plan),
                                .skipped = scalars.scale == 0,
                                .spike = loss_is_spike(&run->at.trend, loss),
-                               .balance = read_notes(run, data),
+                               .balance = balance,
                                .lines_every = run_lines_every(o),
-                               .pauses = pauses_after(o, step + 1) || stop_signal};
+                               .pauses = pauses_after(run, step + 1) || stop_signal};
     report_step(&run->log, &report, plan);
     t->steps++;
     t->tokens += plan->real_tokens;
@@ -630,6 +660,7 @@ static void train(Run *run) {
     Data *d = run->data;
     const int64_t first = run->at.cursor.step;
     run->last_saved = run->resume->in_place ? first : -1;
+    run->save_due_ms = now_ms() + SAVE_MINUTES * 60e3;
     if (first >= run->o->steps)
         printf("step %ld of --steps %ld is reached: nothing to train\n", first, run->o->steps);
     must(loader_start(&loader, &d->train, &d->loader_settings, run->at.cursor, &err), &err);
@@ -681,7 +712,8 @@ static void open_out_dir(Run *run) {
     const ResumePoint *at = run->resume;
     comm_barrier();  // every rank's inputs are good, and it has found what it reads there
     if (!is_rank_0()) return;
-    must(out_dir_open(run->out, at->in_place, replaces_run(o, at), o->overwrite, &err), &err);
+    const bool continues = at->in_place || (o->resume && !at->dir[0]);
+    must(out_dir_open(run->out, continues, o->overwrite, &err), &err);
     must(out_dir_check_space(o->out, 12 * (uint64_t)m->num_elements,  // weights, two moments
                              (o->final_dtype == MODEL_BF16 ? 2u : 4u) *
                                  (uint64_t)(o->lora_merge ? m->num_weights : m->num_elements),
@@ -882,13 +914,13 @@ static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
 }
 
 static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Options *o,
-                           const DeviceRoom *room, int argc, char **argv) {
+                           const DeviceRoom *room) {
     static Dataset val;
     static Benchmark bench;
     static const char *path;  // NULL: only --bench
     Error err = {0};
     const Texts t = {o, o->model, config->vocab_size, true, true, NULL, &stop_signal};
-    path = o->val || !options_given(argc, argv, "train") ? o->val : o->train;
+    path = o->val || !option_given(run_option_table, "train") ? o->val : o->train;
     if (path) must(texts_to_shards(&path, "tokens", 1, &t, &err), &err);
     if (path) open_eval_data(&val, path, o, config->vocab_size);
     if (o->bench) must(benchmark_open(&bench, o, o->model, config->vocab_size, &err), &err);
@@ -898,13 +930,13 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
     if (o->bench) benchmark_score(&bench, &e, -1, &(RunLog){0});
 }
 
-static void infer(const Options *o, LlamaModel *m, int argc, char **argv) {
+static void infer(const Options *o, LlamaModel *m) {
     const ResumePoint nowhere = {0};
-    run_options_check_inference(o, comm_num_ranks(), argc, argv);
+    run_options_complete_inference(comm_num_ranks());
     const DeviceRoom room = open_device(o, m);
     const LlamaConfig config = load_config(o, &nowhere, true);
     if (o->eval)
-        evaluate_model(m, &config, o, &room, argc, argv);
+        evaluate_model(m, &config, o, &room);
     else
         generate(m, &config, o, &room);
 }
@@ -925,11 +957,12 @@ static Options *start_process(int argc, char **argv) {
     return o;
 }
 
-// Sets the cursor; returns how long the log was, -1 where it is not continued.
+// Sets the cursor; returns how much of the log is kept, -1 where it is not continued.
 static int64_t read_state(Run *run) {
     Error err = {0};
     const ResumePoint *at = run->resume;
-    if (!at->dir[0] || run->o->compare || run->o->check_packing) return -1;
+    if (run->o->compare || run->o->check_packing) return -1;
+    if (!at->dir[0]) return run->o->resume ? LOG_KEEP_ALL : -1;
     must(state_read(&run->at, at->dir, &run->data->loader_settings.plan, &run->data->train, &err),
          &err);
     run->good = run->at;
@@ -945,20 +978,19 @@ int main(int argc, char **argv) {
     Options *o = start_process(argc, argv);
     if (o->generate || o->eval) {
         if (o->generate) end_at_signals();
-        infer(o, &model, argc, argv);
+        infer(o, &model);
         comm_finalize();
         return exit_code_of_output();
     }
     const ResumePoint at = find_resume(o, &out);
-    json_auto_t *stored = run_options_take(&at, argc, argv);
-    run_options_check(o, comm_num_ranks(), stored != NULL);
+    json_auto_t *stored = run_options_complete(&at, comm_num_ranks());
     DeviceRoom room = open_device(o, &model);
 
     // inputs are proven good before anything is written
-    const LlamaConfig config = load_config(o, &at, options_given(argc, argv, "model"));
+    const LlamaConfig config = load_config(o, &at, option_given(run_option_table, "model"));
     tokenize_texts(o, &out, &at, config.vocab_size);
     if (is_rank_0())
-        options_print_changes(run_option_table, argc, argv, stored, run_options_of_a_start, stdout);
+        options_print_changes(run_option_table, stored, run_options_of_a_start, stdout);
     open_data(&data, o, &at, &config, comm_rank(), comm_num_ranks());
     run = (Run){o, argv, &data, &model, .resume = &at, .out = &out};
     must(samples_open(&run.samples, o, &data, &err), &err);
@@ -968,7 +1000,7 @@ int main(int argc, char **argv) {
     const char *weights = weights_dir(o, &at);
     plan_model(&model, &config, o, &data, &run.samples, &room);
     load_work_lists(&data.loader_settings, &model);
-    if (is_rank_0() && o->save_every > 0 && run_trains(o))  // beside the models, if on the host
+    if (is_rank_0() && o->save_every != 0 && run_trains(o))  // beside the models, if on the host
         saver_open(&run.saver, model.num_elements,
                    (size_t)comm_local_ranks() * llama_memory_total(&model) *
                        (device_memory_code() == EXIT_HOST_MEMORY));

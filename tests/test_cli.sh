@@ -176,5 +176,31 @@ full() { (ulimit -f 100 && exec "${saves[@]}" --out full "$@"); }
 NO_ROOM=1 FAULT=signal:0:save:3 outcome no_resume_from_a_failed_save 4 '^error: full/step-00000003.*File too large' full
 FAULT='hold:0:save:6 kill:0:read:8' outcome killed_while_saving 137 '^step +7/' full --save-every 2 --overwrite
 expect resume_where_no_save_succeeded 0 'start +random weights' "${saves[@]}" --out full --resume
+# without --save-every, a checkpoint every ten minutes of a clock that runs fast
+timed=("${saves[0]}" "${common[@]}" --steps 8 --keep 0 --heartbeat-seconds 0)
+FAST_CLOCK=1e7 expect saves_by_time 0 '^saves +every 10 minutes of training' "${timed[@]}" --out timed
+check a_checkpoint_each_time test -e timed/step-00000001 -a -e timed/step-00000007
+same_state no_bit_depends_on_the_time {whole,timed}/step-00000008
+expect no_save_in_ten_minutes 0 '^done' "${timed[@]}" --out short
+expect no_save_at_all 0 '^saves +after the last step, none before it' "${timed[@]}" --save-every 0 --out never
+check save_every_0_is_never test "$(echo {short,never}/step-*)" = 'short/step-00000008 never/step-00000008'
+if with_ranks saves_by_rank_0s_clock "${saves[0]}"; then
+    FAST_CLOCK=1e7 expect saves_by_rank_0s_clock 0 '^done' "${mpi[@]}" -n 2 "${timed[@]}" --out both
+    check all_ranks_save test -e both/step-00000001 -a -e both/step-00000007
+fi
+# the learning rate is that of what is trained; one that is given wins
+rate() { expect "$1" 0 "^lr +$2" "${run[@]:0:1}" "${data[@]}" --steps 4 --dry-run "${@:3}"; }
+rate of_random_weights '0.002, weight decay 0.1: the defaults for random weights' --model tiny --from-scratch
+rate of_given_weights '2e-05, weight decay 0: the defaults for given weights' --model whole/final
+rate of_new_adapters '0.0002, weight decay 0: the defaults for new adapters' --model whole/final --lora 8
+rate given '0.0004, weight decay 0.5; the defaults for given weights are 2e-05 and 0' --model whole/final \
+    --lr 4e-4 --weight-decay 0.5
+lacks twenty_times_the_default_is_quiet '^warning' out.txt
+rate given_much '0.002, ' --model whole/final --lr 2e-3
+has more_warns '^warning: --lr 0.002 is 100 times the default for given weights, 2e-05' out.txt
+expect tuned 0 done "$train" "${data[@]}" --model whole/final --steps 2 --save-every 1 --out tuned
+rm -r tuned/final tuned/step-00000002
+expect resume_keeps_them 0 '^lr +2e-05, weight decay 0:' "$train" --resume --out tuned
+expect resume_keeps_the_given 0 '^lr +0.001, weight decay 0.1; ' "${saves[0]}" --resume --out never --steps 9
 
 finish

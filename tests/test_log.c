@@ -143,20 +143,29 @@ TEST(progress_is_that_of_the_whole_log) {
     static const struct {
         const char *text;
         int64_t last_step, first_save;
+        const char *command;
     } logs[] = {
-        {"", 0, INT64_MAX},
+        {"", 0, INT64_MAX, ""},
         {"{\"event\": \"start\", \"options\": {\"save-every\": 2}}\n{\"step\": 1, \"loss\": 1}\n"
          "{\"step\": 2, \"loss\": 1}\n{\"event\": \"val\", \"step\": 9}\n",
-         2, 2},
+         2, 2, ""},
+        {"{\"event\": \"start\", \"command\": [\"./t\", \"it's\", \"\", \"--out=a-b\"]}\n"
+         "{\"step\": 9}\n"
+         "{\"event\": \"start\", \"command\": [\"./t\", \"it's\", \"\", \"--out=a-b\"]}\n",
+         0, INT64_MAX, "./t 'it'\\''s' '' --out=a-b --overwrite"},
+        {"{\"event\": \"start\", \"command\": [\"t\", \"--resume\"]}\n", 0, INT64_MAX,
+         "t --resume"},
         {"{\"step\": 7, \"loss\": 1}\n{\"event\": \"resume\", \"save-every\": 3}\n"
          "{\"step\": 5, \"loss\": 1}\n",
-         7, INT64_MAX},
+         7, INT64_MAX, ""},
     };
     for (size_t i = 0; i < sizeof logs / sizeof *logs; i++) {
-        int64_t last_step = -1, first_save = -1;
+        LogProgress p = {0};
         put_file(scratch("log/log.jsonl"), logs[i].text, strlen(logs[i].text));
-        MUST(log_read_progress(scratch("log"), &last_step, &first_save, &err));
-        CHECK_MSG(last_step == logs[i].last_step && first_save == logs[i].first_save, "log %zu", i);
+        MUST(log_read_progress(scratch("log"), &p, &err));
+        CHECK_MSG(p.found && p.last_step == logs[i].last_step && p.first_save == logs[i].first_save,
+                  "log %zu", i);
+        CHECK_MSG(strcmp(p.command, logs[i].command) == 0, "log %zu: %s", i, p.command);
     }
 }
 

@@ -14,27 +14,30 @@ static struct {
     bool deterministic, overlap, no_bias;
 } o;
 
-static const Option table[] = {
+static Option table[] = {
     OPTION_GROUP("data"),
-    {"train-data", OPTION_DIRECTORY, &o.train_data, NULL, NULL, 0, 0, "shards to train on"},
-    {"layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded|rows|repad", 0, 0,
-     "how a batch is filled"},
+    OPTION("train-data", OPTION_DIRECTORY, &o.train_data, NULL, NULL, 0, 0, "shards to train on"),
+    OPTION("layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded|rows|repad", 0, 0,
+           "how a batch is filled"),
     OPTION_GROUP("run"),
-    {"steps", OPTION_INT, &o.steps, "1000", NULL, 1, 1e9, "optimizer steps"},
-    {"seed", OPTION_INT64, &o.seed, "-1", NULL, -1, 9e15, "of shuffling and initial weights"},
-    {"lr", OPTION_FLOAT, &o.lr, "3e-4", NULL, 0, 1, "learning rate at the peak"},
-    {"resume", OPTION_STRING, &o.resume, NULL, "newest", 0, 0,
-     "continue from a checkpoint; without a directory from the newest one in the output directory "
-     "that is "
-     "found to be intact, and from the start if there is none"},
-    {"out", OPTION_STRING, &o.out, "out", NULL, 0, 0, "output directory"},
-    {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0, "the same bits every time"},
-    {"overlap", OPTION_FLAG, &o.overlap, "true", NULL, 0, 0, "communication during backward"},
+    OPTION("steps", OPTION_INT, &o.steps, "1000", NULL, 1, 1e9, "optimizer steps"),
+    OPTION("seed", OPTION_INT64, &o.seed, "-1", NULL, -1, 9e15, "of shuffling and initial weights"),
+    OPTION("lr", OPTION_FLOAT, &o.lr, "3e-4", NULL, 0, 1, "learning rate at the peak"),
+    OPTION("resume", OPTION_STRING, &o.resume, NULL, "newest", 0, 0,
+           "continue from a checkpoint; without a directory from the newest one in the output "
+           "directory "
+           "that is "
+           "found to be intact, and from the start if there is none"),
+    OPTION("out", OPTION_STRING, &o.out, "out", NULL, 0, 0, "output directory"),
+    OPTION("deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0,
+           "the same bits every time"),
+    OPTION("overlap", OPTION_FLAG, &o.overlap, "true", NULL, 0, 0, "communication during backward"),
     OPTION_ELSEWHERE("output-dir|-o", "it is --out"),
-    {"no-bias", OPTION_FLAG, &o.no_bias, NULL, NULL, 0, 0, "a flag whose name begins with no-"},
-    {"any-int", OPTION_INT, &o.any_int, NULL, NULL, 0, 0, "any int"},
-    {"any-int64", OPTION_INT64, &o.any_int64, NULL, NULL, 0, 0, "any int64"},
-    {"any-float", OPTION_FLOAT, &o.any_float, NULL, NULL, 0, 0, "any float"},
+    OPTION("no-bias", OPTION_FLAG, &o.no_bias, NULL, NULL, 0, 0,
+           "a flag whose name begins with no-"),
+    OPTION("any-int", OPTION_INT, &o.any_int, NULL, NULL, 0, 0, "any int"),
+    OPTION("any-int64", OPTION_INT64, &o.any_int64, NULL, NULL, 0, 0, "any int64"),
+    OPTION("any-float", OPTION_FLOAT, &o.any_float, NULL, NULL, 0, 0, "any float"),
     OPTION_END,
 };
 
@@ -197,19 +200,18 @@ TEST(stored_values_are_taken_unless_given) {
         "--train-data a\"b --layout repad --steps 7 --seed 8999999999999999 --lr 1.7e-3 --out x "
         "--resume y --deterministic --no-overlap --any-float 1e-30 --any-int -5",
                       second[] = "--steps 9 --overlap --lr=17e-4 --layout repad";
-    char *argv[MAX_ARGS + 1], changes[1024] = "";
+    char changes[1024] = "";
     Error err = {0};
     must_parse(first);
     char *text = json_write(options_json(table), 0);
     must_parse(second);
-    const int argc = split(second, argv);
     json_auto_t *stored = json_parse(text, strlen(text), "options", &err);
     free(text);
     json_object_set_new(stored, "left", json_true());  // by a later version
-    MUST(options_take(table, argc, argv, stored, "out|resume", &err));
+    MUST(options_take(table, stored, "out|resume", &err));
     FILE *out = fmemopen(changes, sizeof changes, "w");
     CHECK(out);
-    options_print_changes(table, argc, argv, stored, "out|resume", out);
+    options_print_changes(table, stored, "out|resume", out);
     fclose(out);
     CHECK(strcmp(o.train_data, "a\"b") == 0 && o.layout == 3 && o.seed == 8999999999999999);
     CHECK(o.lr == 1.7e-3f && o.deterministic && o.any_float == 1e-30f);
@@ -227,19 +229,18 @@ TEST(stored_values_of_another_kind_are_refused) {
         "{\"layout\": 1}",    "{\"layout\": \"new\"}", "{\"out\": 1}",     "{\"lr\": null}",
         "{\"steps\": 1e300}", "{\"overlap\": 1}",      "{\"steps\": [1]}",
     };
-    char *argv[] = {(char *)"p", NULL};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         Error err = {0};
         must_parse("");
         json_t *stored = json_parse(bad[i], strlen(bad[i]), "options", &err);
-        CHECK_MSG(stored && !options_take(table, 1, argv, stored, "resume", &err), "%s", bad[i]);
+        CHECK_MSG(stored && !options_take(table, stored, "resume", &err), "%s", bad[i]);
         CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, "--"), "%s: %s", bad[i], err.what);
         json_decref(stored);
     }
     Error err = {0};
     must_parse("");
     json_t *older = json_parse("{\"gone\": 1, \"steps\": 5}", 23, "options", &err);
-    MUST(older && options_take(table, 1, argv, older, "", &err) && o.steps == 5 && o.lr == 3e-4f);
+    MUST(older && options_take(table, older, "", &err) && o.steps == 5 && o.lr == 3e-4f);
     json_decref(older);
 }
 

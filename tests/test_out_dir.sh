@@ -69,7 +69,27 @@ cp -r old k && rm k/log.jsonl
 expect checkpoints_without_a_log 2 'found a run' "${run[@]}" --out k --steps 9
 expect out_in_a_model_of_a_run 2 'outside of models, found old/final/manifest.json' "${run[@]}" --out old/final/x/y
 check out_outside_by_dots env -C old/final "${run[@]}" --model "$work/tiny" --train "$work/corpus" --out ../../dots --steps 1
+# without --train nothing starts: not in a directory without a run, not over one that was killed early
+expect resume_in_a_mistyped_directory 3 '^error: typo: no run here$' "${resume[@]}" --out typo
+check it_is_not_made test ! -e typo
+start_long "${run[@]}" --out "killed' early" --steps 1000000
+end_long KILL
+cp -r "killed' early" early && steps=$(grep -c '"loss"' early/log.jsonl)
+expect resume_without_a_checkpoint 3 "^error: killed' early: a run without a checkpoint, $steps steps?\$" \
+    "${resume[@]}" --out "killed' early"
+grep '^hint: ' out.txt | sed 's/^hint: start it again: //; s/1000000/2/' > again.sh
+check nothing_of_it_is_lost diff -r -x .lock "killed' early" early
+expect with_train_it_starts 0 'start +random weights' "${run[@]}" --out early --steps 2 --resume
+check_python and_adds_to_the_log <<'PY'
+killed, both = (open(f"{run}/log.jsonl").read() for run in ("killed' early", "early"))
+assert both.startswith(killed[:killed.rindex("\n") + 1]) and len(steps("early")) == len(steps("killed' early")) + 2
+PY
+expect the_command_starts_it_again 0 done bash again.sh
+check_python from_the_beginning <<'PY'
+assert [s["step"] for s in steps("killed' early")] == [1, 2]
+PY
 mkdir empty
+expect resume_without_a_run 3 '^error: empty: no run here$' "${resume[@]}" --out empty
 expect resume_in_an_empty_directory 0 '^warning: empty: no checkpoint' "${run[@]}" --out empty --steps 2 --resume
 rm -rf l && cp -r old l && rm -r l/step-*
 expect checkpoints_deleted_final_kept 3 'final' "${run[@]}" --out l --steps 8 --resume

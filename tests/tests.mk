@@ -14,7 +14,7 @@ WRAP    := $(addprefix -Wl$(comma)--wrap=,open fopen close write pwrite pread ft
            strdup)
 # Wrapped by tests/run_fault.c for suites of whole runs
 RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync attention_forward \
-           host_memory_free)
+           host_memory_free now_ms)
 
 MINUTES ?= 60
 

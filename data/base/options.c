@@ -1,5 +1,6 @@
 #include "options.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -107,10 +108,11 @@ static bool set_option(const Option *o, const char *text, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Parsing
 
-static const Option *find_option(const Option *table, const char *name) {
-    for (const Option *o = table; o->name; o++)
-        if (o->address && strcmp(o->name, name) == 0) return o;
-    return NULL;
+// Its place in the table, -1: there is none.
+static int find_option(const Option *table, const char *name) {
+    for (int i = 0; table[i].name; i++)
+        if (table[i].address && strcmp(table[i].name, name) == 0) return i;
+    return -1;
 }
 
 // Letters outside the common beginning and end of two words
@@ -151,7 +153,7 @@ static const char *argument_value(const Option *o, const char *equals, int argc,
 }
 
 // Parses argv[*i]; advances *i when the value is the next argument.
-static bool parse_one(const Option *table, int argc, char **argv, int *i, Error *err) {
+static bool parse_one(Option *table, int argc, char **argv, int *i, Error *err) {
     char name[WORD_MAX];
     const char *argument = argv[*i], *equals = strchr(argument, '=');
     if (argument[0] != '-' || !argument[1])
@@ -162,9 +164,11 @@ static bool parse_one(const Option *table, int argc, char **argv, int *i, Error 
     if (argument[1] != '-') return unknown_option(table, argument, err);
     size_t length = equals ? (size_t)(equals - argument) : strlen(argument);
     snprintf(name, sizeof name, "%.*s", (int)(length - 2), argument + 2);
-    const bool off = !find_option(table, name) && strncmp(name, "no-", 3) == 0;
-    const Option *o = find_option(table, name + (off ? 3 : 0));
-    if (!o || (off && o->kind != OPTION_FLAG)) return unknown_option(table, argument, err);
+    const bool off = find_option(table, name) < 0 && strncmp(name, "no-", 3) == 0;
+    const int at = find_option(table, name + (off ? 3 : 0));
+    Option *o = &table[at < 0 ? 0 : at];
+    if (at < 0 || (off && o->kind != OPTION_FLAG)) return unknown_option(table, argument, err);
+    o->given = true;
     const bool flag = o->kind == OPTION_FLAG;
     if (flag && equals)
         return error_set(err, EXIT_USAGE, "switch it off with --no-NAME",
@@ -183,9 +187,10 @@ static const char *help_topic(int argc, char **argv, int *i) {
     return *i + 1 < argc ? argv[++*i] : "";
 }
 
-bool options_parse(const Option *table, int argc, char **argv, const char **help, Error *err) {
+bool options_parse(Option *table, int argc, char **argv, const char **help, Error *err) {
     *help = NULL;
-    for (const Option *o = table; o->name; o++) {
+    for (Option *o = table; o->name; o++) {
+        o->given = false;
         if (o->address) memset(o->address, 0, kinds[o->kind].size_bytes);
         if (o->fallback && !set_option(o, o->fallback, err)) return false;
     }
@@ -199,21 +204,15 @@ bool options_parse(const Option *table, int argc, char **argv, const char **help
     return true;
 }
 
-bool options_given(int argc, char **argv, const char *name) {
-    size_t length = strlen(name);
-    for (int i = 1; i < argc; i++) {
-        const char *p = argv[i];
-        if (strncmp(p, "--", 2) != 0) continue;
-        p += strncmp(p, "--no-", 5) == 0 && strncmp(name, "no-", 3) != 0 ? 5 : 2;
-        if (strncmp(p, name, length) == 0 && (p[length] == 0 || p[length] == '=')) return true;
-    }
-    return false;
+bool option_given(const Option *table, const char *name) {
+    const int at = find_option(table, name);
+    assert(at >= 0);
+    return table[at].given;
 }
 
-const char *options_given_besides(const Option *table, int argc, char **argv, const char *list) {
+const char *options_given_besides(const Option *table, const char *list) {
     for (const Option *o = table; o->name; o++)
-        if (o->address && index_of_word(list, o->name) < 0 && options_given(argc, argv, o->name))
-            return o->name;
+        if (o->given && index_of_word(list, o->name) < 0) return o->name;
     return NULL;
 }
 
@@ -281,14 +280,16 @@ bool options_print_help(const Option *table, const char *usage, const char *firs
     return shown > 0 || unknown_option(table, name, err);
 }
 
-void options_parse_or_exit(const Option *table, int argc, char **argv, const char *usage,
+void options_parse_or_exit(Option *table, int argc, char **argv, const char *usage,
                            const char *first, const char *version) {
     Error err = {0};
     const char *topic = NULL;
+    bool asks_version = false;
     must(options_parse(table, argc, argv, &topic, &err), &err);
+    for (int i = 1; i < argc; i++) asks_version |= strcmp(argv[i], "--version") == 0;
     if (topic)
         must(options_print_help(table, usage, first, topic, stdout, &err), &err);
-    else if (options_given(argc, argv, "version"))
+    else if (asks_version)
         printf("%s\n", version);
     else
         return;
@@ -326,10 +327,10 @@ json_t *options_json(const Option *table) {
 // Values of an earlier run
 
 // The stored value of an option that was given on this command line, or was not; NULL: none.
-static const json_t *find_stored(const Option *o, int argc, char **argv, const json_t *stored,
-                                 const char *except, bool given) {
+static const json_t *find_stored(const Option *o, const json_t *stored, const char *except,
+                                 bool given) {
     if (!o->address || index_of_word(except, o->name) >= 0) return NULL;
-    return options_given(argc, argv, o->name) == given ? json_object_get(stored, o->name) : NULL;
+    return o->given == given ? json_object_get(stored, o->name) : NULL;
 }
 
 // The stored value of an option as it would be typed; NULL when it is null, or its type is not the
@@ -355,26 +356,25 @@ static bool take_one(const Option *o, const json_t *item, Error *err) {
     return false;
 }
 
-bool options_take(const Option *table, int argc, char **argv, const json_t *stored,
-                  const char *except, Error *err) {
+bool options_take(const Option *table, const json_t *stored, const char *except, Error *err) {
     for (const Option *o = table; o->name; o++) {
-        const json_t *item = find_stored(o, argc, argv, stored, except, false);
+        const json_t *item = find_stored(o, stored, except, false);
         if (item && !take_one(o, item, err)) return false;
     }
     return true;
 }
 
-void options_print_changes(const Option *table, int argc, char **argv, const json_t *stored,
-                           const char *except, FILE *out) {
+void options_print_changes(const Option *table, const json_t *stored, const char *except,
+                           FILE *out) {
     char was_buffer[40], is_buffer[40];
     const char *name;
     json_t *item;
     json_object_foreach((json_t *)stored, name, item) {
-        if (!find_option(table, name) && index_of_word(except, name) < 0)
+        if (find_option(table, name) < 0 && index_of_word(except, name) < 0)
             fprintf(out, "resume: --%s no longer exists\n", name);
     }
     for (const Option *o = table; o->name; o++) {
-        const json_t *was = find_stored(o, argc, argv, stored, except, true);
+        const json_t *was = find_stored(o, stored, except, true);
         if (!was) continue;
         json_auto_t *is = option_json(o);
         const char *from = stored_text(o, was, was_buffer), *to = stored_text(o, is, is_buffer);

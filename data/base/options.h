@@ -1,11 +1,11 @@
 // Command-line options: one table parses, documents and logs them.
 //
-//   const Option table[] = {
+//   Option table[] = {
 //       OPTION_GROUP("data"),
 //       TEXT("train-data", o.train_data, NULL, "shards (glob)"),
 //       CHOICE("layout", o.layout, "packed", "packed|padded", "how documents fill ..."),
 //       NUMBER("steps", o.steps, "1000", 1, 1e9, "optimizer steps"),
-//       {"resume", OPTION_STRING, &o.resume, NULL, "auto", 0, 0, "continue the newest"},
+//       OPTION("resume", OPTION_STRING, &o.resume, NULL, "auto", 0, 0, "continue the newest"),
 //       OPTION_ELSEWHERE("learning-rate", "it is --lr"),
 //       OPTION_END,
 //   };
@@ -43,44 +43,44 @@ typedef struct {
     const char *choices;   // CHOICE: "a|b|c". Others: value of a bare `--name`; NULL: required
     double min, max;       // numbers, inclusive; both 0: the type's own range
     const char *help;
+    bool given;  // set by options_parse: it was on the command line, also as --no-name
 } Option;
 
 // Rows of a table. The kind of a number follows from the type of its variable.
-#define FLAG(name_, value_, help_) \
-    { name_, OPTION_FLAG, &(value_), NULL, NULL, 0, 0, help_ }
+#define OPTION(name_, kind_, address_, fallback_, choices_, min_, max_, help_) \
+    { name_, kind_, address_, fallback_, choices_, min_, max_, help_, false }
+#define FLAG(name_, value_, help_) OPTION(name_, OPTION_FLAG, &(value_), NULL, NULL, 0, 0, help_)
 #define TEXT(name_, value_, default_, help_) \
-    { name_, OPTION_STRING, &(value_), default_, NULL, 0, 0, help_ }
+    OPTION(name_, OPTION_STRING, &(value_), default_, NULL, 0, 0, help_)
 #define DIRECTORY(name_, value_, default_, help_) \
-    { name_, OPTION_DIRECTORY, &(value_), default_, NULL, 0, 0, help_ }
+    OPTION(name_, OPTION_DIRECTORY, &(value_), default_, NULL, 0, 0, help_)
 #define CHOICE(name_, value_, default_, choices_, help_) \
-    { name_, OPTION_CHOICE, &(value_), default_, choices_, 0, 0, help_ }
+    OPTION(name_, OPTION_CHOICE, &(value_), default_, choices_, 0, 0, help_)
 #define NUMBER(name_, value_, default_, min_, max_, help_) \
-    { name_, OPTION_NUMBER(value_), &(value_), default_, NULL, min_, max_, help_ }
+    OPTION(name_, OPTION_NUMBER(value_), &(value_), default_, NULL, min_, max_, help_)
 #define OPTION_NUMBER(value_) \
     _Generic(value_, int : OPTION_INT, int64_t : OPTION_INT64, float : OPTION_FLOAT)
 #define OPTION_ELSEWHERE(name_, hint_) \
-    { name_, OPTION_KIND_HINT, NULL, NULL, NULL, 0, 0, hint_ }
-#define OPTION_GROUP(title_) \
-    { title_, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL }
-#define OPTION_END \
-    { NULL, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL }
+    OPTION(name_, OPTION_KIND_HINT, NULL, NULL, NULL, 0, 0, hint_)
+#define OPTION_GROUP(title_) OPTION(title_, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL)
+#define OPTION_END OPTION(NULL, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL)
 
 // ------------------------------------------------------------------------------------------------
 // Parsing
 
 // Sets every option to its default, then to its argument. *help: what --help asks about, "" without
 // a topic, "all" of --help-all; NULL: no help is asked. Prints nothing. Errors are EXIT_USAGE.
-bool options_parse(const Option *table, int argc, char **argv, const char **help, Error *err);
+bool options_parse(Option *table, int argc, char **argv, const char **help, Error *err);
 
 // The same for main(): prints help, or the version, and exits 0; an error prints and exits 2.
-void options_parse_or_exit(const Option *table, int argc, char **argv, const char *usage,
+void options_parse_or_exit(Option *table, int argc, char **argv, const char *usage,
                            const char *first, const char *version);
 
-// Was --name (or --no-name) on the command line?
-bool options_given(int argc, char **argv, const char *name);
+// Was --name (or --no-name) on the command line? The table has an option of that name.
+bool option_given(const Option *table, const char *name);
 
 // The first option on the command line that is not in the list "a|b|c"; NULL: none.
-const char *options_given_besides(const Option *table, int argc, char **argv, const char *list);
+const char *options_given_besides(const Option *table, const char *list);
 
 // Aligned, within 100 columns, with defaults and choices. topic "": the options of the list `first`
 // ("a|b|c"); "all": all in their groups; else one option, with or without dashes, or one group.
@@ -100,12 +100,11 @@ json_t *options_json(const Option *table);
 // After options_parse: takes from `stored`, made by options_json, every option that was
 // not given on this command line, except those named in `except` ("out|resume"). An option missing
 // from `stored` keeps its default. Errors are EXIT_BAD_INPUT. Strings point into `stored`.
-bool options_take(const Option *table, int argc, char **argv, const json_t *stored,
-                  const char *except, Error *err);
+bool options_take(const Option *table, const json_t *stored, const char *except, Error *err);
 
 // Prints "resume: --steps 300 -> 400" for each given option whose value differs from the stored
 // one, and names stored options that no longer exist.
-void options_print_changes(const Option *table, int argc, char **argv, const json_t *stored,
-                           const char *except, FILE *out);
+void options_print_changes(const Option *table, const json_t *stored, const char *except,
+                           FILE *out);
 
 #endif

@@ -12,6 +12,7 @@
 #include "../base/dir.h"
 #include "../base/file.h"
 #include "../base/json.h"
+#include "../base/memory.h"
 #include "../base/path.h"
 #include "../batches/mixture.h"
 
@@ -38,7 +39,7 @@ static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
     if (!ok) return false;
     if (removed > 0 && ftruncate(log->fd, (off_t)log->size_bytes) != 0)
         return disk_error(err, log->path, "cannot shorten");
-    if (found < keep_bytes)
+    if (found < keep_bytes && keep_bytes != LOG_KEEP_ALL)
         warning("%s: expected %ld bytes at step %ld, found %ld: records are missing", log->path,
                 keep_bytes, step, found);
     else if (removed > 0)
@@ -83,22 +84,54 @@ void log_write(RunLog *log, json_t *record) {
     free(text);
 }
 
-bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save, Error *err) {
+// Adds a word as a shell takes it; empty where it does not fit.
+static void add_word(char *command, size_t capacity, const char *word) {
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
+    char *text;
+    size_t size;
+    FILE *out = host_stream(&text, &size, "a command");
+    fprintf(out, "%s%s", command, command[0] ? " " : "");
+    const bool quoted = !word[0] || word[strspn(word, plain)];
+    if (quoted) fputc('\'', out);
+    for (const char *p = word; *p; p++) fputs(*p == '\'' ? "'\\''" : (char[]){*p, 0}, out);
+    if (quoted) fputc('\'', out);
+    fclose(out);
+    text_copy(command, capacity, size < capacity ? text : "");
+    free(text);
+}
+
+// The first record of a run
+static void read_start(LogProgress *p, const char *line, size_t n) {
+    Error ignored = {0};
+    json_auto_t *start = json_parse(line, n, "log.jsonl", &ignored);
+    const json_t *words = json_object_get(start, "command");
+    int64_t save_every = 0;
+    bool replaces = false;
+    *p = (LogProgress){.found = true, .first_save = INT64_MAX};
+    json_get_int64(json_object_get(start, "options"), "save-every", -1, INT64_MAX, &save_every,
+                   false, &ignored);
+    if (save_every > 0) p->first_save = save_every;
+    for (size_t i = 0; i < json_array_size(words) && (i == 0 || p->command[0]); i++) {
+        const char *word = json_string_value(json_array_get(words, i));
+        replaces |= word && (strcmp(word, "--overwrite") == 0 || strcmp(word, "--resume") == 0);
+        add_word(p->command, sizeof p->command, word ? word : "");
+    }
+    if (p->command[0] && !replaces) add_word(p->command, sizeof p->command, "--overwrite");
+}
+
+bool log_read_progress(const char *dir, LogProgress *p, Error *err) {
     char path[IO_PATH_MAX], *line = NULL;
     size_t capacity = 0;
-    int64_t number;
-    *last_step = 0;
-    *first_save = INT64_MAX;
+    int64_t step;
+    *p = (LogProgress){.first_save = INT64_MAX};
     if (!path_join(path, sizeof path, dir, "log.jsonl", err)) return false;
     FILE *file = fopen(path, "re");
     if (!file) return errno == ENOENT || errno == ENOTDIR || disk_error(err, path, "cannot open");
-    while (getline(&line, &capacity, file) > 0) {
-        const bool start = strncmp(line, "{\"event\": \"start\"", 17) == 0;
-        const char *save = start ? strstr(line, "\"save-every\": ") : NULL;
-        if (save && sscanf(save, "\"save-every\": %ld", &number) == 1 && number > 0)
-            *first_save = number;
-        if (sscanf(line, "{\"step\": %ld", &number) == 1 && number > *last_step)
-            *last_step = number;
+    p->found = true;
+    for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
+        if (strncmp(line, "{\"event\": \"start\"", 17) == 0) read_start(p, line, (size_t)n);
+        if (sscanf(line, "{\"step\": %ld", &step) == 1 && step > p->last_step) p->last_step = step;
     }
     free(line);
     fclose(file);

@@ -19,8 +19,10 @@ typedef struct {
     char path[IO_PATH_MAX];
 } RunLog;
 
+#define LOG_KEEP_ALL INT64_MAX
+
 // Opens log.jsonl in `dir`. keep_bytes < 0: empty; else truncated to the records that end within
-// keep_bytes, its length at the checkpoint of `step`. Warns when that removes records, or when some
+// keep_bytes, its length at the checkpoint of `step`, or LOG_KEEP_ALL. Warns when that removes records, or when some
 // are missing. Failures are EXIT_DISK.
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err);
 
@@ -31,9 +33,16 @@ void log_write(RunLog *log, json_t *record);
 // Call it before a checkpoint refers to the log's length: all records are on disk when it is true.
 bool log_sync(const RunLog *log, Error *err);
 
-// Of the log in `dir`: the last step in it, and the step after which its run was to save first.
-// Without a log, 0 and INT64_MAX; INT64_MAX too where only the end is saved.
-bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save, Error *err);
+// Of the run whose log is in a directory: the last step of its log, the step after which it was to
+// save first (INT64_MAX: at no certain step), and what starts it again, for a shell (empty: not
+// known). Without a log, found is false.
+typedef struct {
+    bool found;
+    int64_t last_step, first_save;
+    char command[400];
+} LogProgress;
+
+bool log_read_progress(const char *dir, LogProgress *p, Error *err);
 
 // The first record of a process. event: "start" or "resume"; device_bytes: planned; command: argv.
 void log_start(RunLog *log, const char *event, const char *version, const char *device,

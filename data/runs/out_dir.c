@@ -67,20 +67,32 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
     return true;
 }
 
-bool out_dir_start_from_scratch(const char *out, Error *err) {
+static bool nothing_to_resume(const char *out, const LogProgress *log, Error *err) {
+    char hint[sizeof err->hint];
+    if (!log->found)
+        return error_set(err, EXIT_BAD_INPUT, "check --out; --train starts a run there",
+                         "%s: no run here", out);
+    snprintf(hint, sizeof hint, "start it again: %s", log->command);
+    return error_set(err, EXIT_BAD_INPUT,
+                     log->command[0] ? hint : "start it again, with --train and --overwrite",
+                     "%s: a run without a checkpoint, %ld step%s", out, log->last_step,
+                     text_plural(log->last_step));
+}
+
+bool out_dir_start_from_scratch(const char *out, bool train_given, Error *err) {
     char path[IO_PATH_MAX];
-    int64_t last_step, first_save;
-    if (!path_join(path, sizeof path, out, "final", err) ||
-        !log_read_progress(out, &last_step, &first_save, err))
+    LogProgress log;
+    if (!path_join(path, sizeof path, out, "final", err) || !log_read_progress(out, &log, err))
         return false;
     const bool finished = path_exists(path);
     // A run survives fewer failed saves, and begins none before the last one has ended; divided, as
     // first_save may be INT64_MAX.
-    if (finished || (last_step - 1) / (MAX_FAILED_SAVES + 1) >= first_save)
+    if (finished || (log.last_step - 1) / (MAX_FAILED_SAVES + 1) >= log.first_save)
         return error_set(err, EXIT_BAD_INPUT,
                          "restore the step-* directories; --overwrite starts over",
                          "%s: expected a checkpoint beside %s, found none", out,
                          finished ? "final/" : "log.jsonl, whose run saved some");
+    if (!train_given) return nothing_to_resume(out, &log, err);
     warning("%s: no checkpoint to resume from: training starts from scratch", out);
     return true;
 }
@@ -116,7 +128,7 @@ bool out_dir_is_outside_models(const char *out, Error *err) {
     }
 }
 
-bool out_dir_open(OutDir *out, bool continues, bool replaces, bool overwrite, Error *err) {
+bool out_dir_open(OutDir *out, bool continues, bool overwrite, Error *err) {
     char path[IO_PATH_MAX];
     bool has_log;
     int64_t *steps = NULL;
@@ -126,7 +138,7 @@ bool out_dir_open(OutDir *out, bool continues, bool replaces, bool overwrite, Er
         !path_find(path, &has_log, err) || !checkpoint_list(out->path, &steps, &num_steps, err))
         return false;
     free(steps);
-    if (!continues && !replaces && (has_log || num_steps > 0))
+    if (!continues && !overwrite && (has_log || num_steps > 0))
         return error_set(
             err, EXIT_USAGE,
             "--resume continues it, --out DIR starts elsewhere, --overwrite replaces it",
@@ -143,6 +155,7 @@ bool out_dir_check_space(const char *out, uint64_t checkpoint_bytes, uint64_t fi
     int there = 0;
     uint64_t free_bytes = 0;
     if (steps > 0 && save_every > 0) saves = (steps - 1) / save_every + 1;
+    if (steps > 0 && save_every < 0) saves = keep + 1;  // by time: all that are kept
     if (!checkpoint_list(out, &old, &there, &ignored)) there = 0;
     free(old);
     const bool prunes = keep > 0 && there >= keep;

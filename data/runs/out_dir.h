@@ -29,8 +29,9 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
 
 enum { MAX_FAILED_SAVES = 3 };  // in a row: then the run ends
 
-// A bare --resume that found nothing: fails where checkpoints must have been, else warns.
-bool out_dir_start_from_scratch(const char *out, Error *err);
+// A bare --resume that found no checkpoint: with --train on the command line a fresh start, which
+// adds to the log that is there; fails without, and where checkpoints must have been.
+bool out_dir_start_from_scratch(const char *out, bool train_given, Error *err);
 
 // Fails where a later save of another run would remove `out`: in a checkpoint or in final/.
 bool out_dir_is_outside_models(const char *out, Error *err);
@@ -39,12 +40,12 @@ bool out_dir_is_outside_models(const char *out, Error *err);
 bool out_dir_keeps_model(const char *out, const char *model, Error *err);
 
 // Creates and locks the directory and tries to write in it. A run that is there is an error unless
-// this one continues or replaces it. overwrite: its checkpoints are removed.
-bool out_dir_open(OutDir *out, bool continues, bool replaces, bool overwrite, Error *err);
+// this one continues it. overwrite: its checkpoints are removed.
+bool out_dir_open(OutDir *out, bool continues, bool overwrite, Error *err);
 
 // Warns when less is free than the checkpoints of `steps` more steps and final/ will take; an error
-// (exit 4) when not even the last of them and final/ fit. save_every 0: only at the end; keep 0:
-// all.
+// (exit 4) when not even the last of them and final/ fit. save_every 0: only at the end, below 0:
+// by time; keep 0: all.
 bool out_dir_check_space(const char *out, uint64_t checkpoint_bytes, uint64_t final_bytes,
                          int64_t steps, int64_t save_every, int keep, Error *err);
 

@@ -12,7 +12,7 @@
 
 static Options parsed;
 
-const Option run_option_table[] = {
+Option run_option_table[] = {
     OPTION_GROUP("model"),
     DIRECTORY("model", parsed.model, "demo",
               "Hugging Face directory, or a built-in name: demo, smollm2-135m, smollm2-360m, "
@@ -59,9 +59,10 @@ const Option run_option_table[] = {
          "train on shards that were not made with the model's tokenizer.json"),
     OPTION_GROUP("run"),
     DIRECTORY("out", parsed.out, "out/demo", "directory of log.jsonl, checkpoints and final/"),
-    {"resume", OPTION_DIRECTORY, &parsed.resume, NULL, "newest", 0, 0,
-     "continue from a checkpoint (without DIR: the newest valid one in --out) with that run's "
-     "options, but for those given here"},
+    OPTION("resume", OPTION_DIRECTORY, &parsed.resume, NULL, "newest", 0, 0,
+           "continue from a checkpoint (without DIR: the newest valid one in --out) with that "
+           "run's options; options given here override them. With --train, where there is no "
+           "checkpoint yet, start"),
     FLAG("overwrite", parsed.overwrite,
          "replace the run in --out: its checkpoints, final/ and log are removed"),
     NUMBER("steps", parsed.steps, "300", 0, 1e12,
@@ -70,8 +71,8 @@ const Option run_option_table[] = {
     NUMBER("log-every", parsed.log_every, "-1", -1, 1e12,
            "steps between lines; 0: none; -1: one line a step, on a terminal about 100 a run and "
            "the latest step below them"),
-    NUMBER("save-every", parsed.save_every, "0", 0, 1e12,
-           "steps between checkpoints; 0: only at the end"),
+    NUMBER("save-every", parsed.save_every, "-1", -1, 1e12,
+           "steps between checkpoints; -1: one every ten minutes; 0: only at the end"),
     NUMBER("keep", parsed.keep, "2", 0, 1e6, "newest checkpoints kept; 0: all"),
     CHOICE("final-dtype", parsed.final_dtype, "fp32", MODEL_DTYPES,
            "of the weights in final/; checkpoints are fp32"),
@@ -87,13 +88,16 @@ const Option run_option_table[] = {
         "optimizer", parsed.optimizer, "adamw", "adamw|muon",
         "of the matrices of layers: muon keeps one moment instead of two and takes AdamW's --lr; "
         "the rest is AdamW's"),
-    NUMBER("lr", parsed.lr, "2e-3", 0, 1e30, "peak learning rate"),
+    NUMBER("lr", parsed.lr, NULL, 0, 1e30,
+           "peak learning rate; default: 2e-3 for random weights, 2e-5 for those of --model, 2e-4 "
+           "for --lora"),
     CHOICE("schedule", parsed.schedule, "wsd", SCHEDULE_NAMES,
            "wsd: stable, then decay over the last --decay-frac, linear or 1-sqrt"),
     NUMBER("warmup-steps", parsed.warmup_steps, "20", 0, 1e12, "linear from 0"),
     NUMBER("decay-frac", parsed.decay_frac, "0.2", 0, 1, "share of the steps that wsd decays over"),
     NUMBER("min-lr-frac", parsed.min_lr_frac, "0", 0, 1, "the decay ends at this share of --lr"),
-    NUMBER("weight-decay", parsed.weight_decay, "0.1", 0, 1e6, "on matrices, not on norm weights"),
+    NUMBER("weight-decay", parsed.weight_decay, NULL, 0, 1e6,
+           "on matrices, not on norm weights; default: 0.1 for random weights, else 0"),
     NUMBER("grad-clip", parsed.grad_clip, "1", 0, 1e30, "largest gradient norm; 0: no clipping"),
     OPTION_GROUP("samples"),
     NUMBER("sample-every", parsed.sample_every, "0", 0, 1e12,
@@ -132,8 +136,8 @@ const Option run_option_table[] = {
          "--generate answers instead: prompts are messages, in the model's chat template (ChatML)"),
     FLAG("eval", parsed.eval,
          "loss and perplexity on every document of --val, or of --train, by document length"),
-    {"compare", OPTION_INT, &parsed.compare, NULL, "3", 1, 1000,
-     "time all layouts on the same documents, so many steps of each"},
+    OPTION("compare", OPTION_INT, &parsed.compare, NULL, "3", 1, 1000,
+           "time all layouts on the same documents, N steps of each"),
     FLAG("check-packing", parsed.check_packing, "packed against each document alone"),
     FLAG("dry-run", parsed.dry_run,
          "print the plan and the memory, and stop; --compare 1 times a step"),
@@ -246,7 +250,7 @@ Options *run_options_parse(int argc, char **argv, const char *version, int num_r
     options_parse_or_exit(run_option_table, argc, argv, usage, options_of_help, version);
     if (parsed.chat && !parsed.generate)
         exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
-    if (options_given(argc, argv, "warmup-steps") && parsed.steps > 0 &&
+    if (option_given(run_option_table, "warmup-steps") && parsed.steps > 0 &&
         parsed.warmup_steps >= parsed.steps)
         warning("--warmup-steps %ld, --steps %ld: the run never reaches --lr", parsed.warmup_steps,
                 parsed.steps);
@@ -274,29 +278,65 @@ static void check_lora_kept(const json_t *stored, const char *dir) {
               dir, parsed.lora, parsed.lora_alpha, parsed.lora_targets);
 }
 
-json_t *run_options_take(const ResumePoint *at, int argc, char **argv) {
+// Options that are not on the command line become those of the run whose checkpoint is resumed.
+static json_t *take_options(const ResumePoint *at) {
     Error err = {0};
     if (!at->dir[0]) return NULL;
     json_auto_t *state = state_open(at->dir, &err);
     must(state != NULL, &err);
     json_t *stored = json_incref(json_object_get(state, "options"));
-    must(options_take(run_option_table, argc, argv, stored, run_options_of_a_start, &err) ||
+    must(options_take(run_option_table, stored, run_options_of_a_start, &err) ||
              error_prefix(&err, at->dir),
          &err);
     check_lora_kept(stored, at->dir);
-    if (options_given(argc, argv, "train-on") && !options_given(argc, argv, "train"))
+    if (option_given(run_option_table, "train-on") && !option_given(run_option_table, "train"))
         exit_with(EXIT_USAGE, "leave it out, or give --train and another --out",
                   "--train-on: expected as in %s, whose texts are tokens already", at->dir);
     return stored;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Do they fit each other?
-
 static bool model_is_builtin(const Options *o) {
     LlamaConfig c;
     return llama_config_builtin(&c, o->model);
 }
+
+// ------------------------------------------------------------------------------------------------
+// The learning rate and weight decay that suit what is trained
+
+typedef struct {
+    const char *what;
+    float lr, weight_decay;
+} Rates;
+
+static Rates default_rates(const Options *o) {
+    if (o->lora > 0) return (Rates){"new adapters", 2e-4f, 0};
+    if (o->from_scratch || model_is_builtin(o)) return (Rates){"random weights", 2e-3f, 0.1f};
+    return (Rates){"given weights", 2e-5f, 0};
+}
+
+static void choose_rates(Options *o, bool resumes) {
+    const Rates usual = default_rates(o);
+    const bool own_lr = option_given(run_option_table, "lr");
+    if (!own_lr && !resumes) o->lr = usual.lr;
+    if (!option_given(run_option_table, "weight-decay") && !resumes)
+        o->weight_decay = usual.weight_decay;
+    if (own_lr && o->lr > 20 * usual.lr)
+        warning("--lr %g is %.0f times the default for %s, %g", (double)o->lr,
+                (double)(o->lr / usual.lr), usual.what, (double)usual.lr);
+}
+
+void run_options_print_rates(const Options *o) {
+    const Rates usual = default_rates(o);
+    printf("lr      %g, weight decay %g", (double)o->lr, (double)o->weight_decay);
+    if (o->lr == usual.lr && o->weight_decay == usual.weight_decay)
+        printf(": the defaults for %s\n", usual.what);
+    else
+        printf("; the defaults for %s are %g and %g\n", usual.what, (double)usual.lr,
+               (double)usual.weight_decay);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Do they fit each other?
 
 // Every rank needs at least one micro-batch of each step, ideally the same number.
 static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
@@ -319,7 +359,6 @@ static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
 }
 
 static void check_lora(const Options *o) {
-    Error err = {0};
     const bool more = o->lora_alpha > 0 || o->lora_merge || strcmp(o->lora_targets, "all") != 0;
     if (o->adapter || (o->lora == 0 && more))
         exit_with(EXIT_USAGE, "--lora RANK trains new adapters, for example --lora 16",
@@ -331,12 +370,10 @@ static void check_lora(const Options *o) {
     if (o->optimizer == OPTIMIZER_MUON)
         exit_with(EXIT_USAGE, "leave --optimizer out: AdamW trains adapters",
                   "--lora and --optimizer muon: expected at most one of them");
-    must(lora_config_make(&parsed.adapters, o->lora, o->lora_alpha, o->lora_targets, &err), &err);
 }
 
-void run_options_check(const Options *o, int num_ranks, bool resumes) {
+static void check_training(const Options *o, int num_ranks, bool resumes) {
     Error err = {0};
-    check_lora(o);
     if (run_trains(o)) must(out_dir_is_outside_models(o->out, &err), &err);
     if (o->overwrite && !model_is_builtin(o))
         must(out_dir_keeps_model(o->out, o->model, &err), &err);
@@ -352,6 +389,18 @@ void run_options_check(const Options *o, int num_ranks, bool resumes) {
     check_ranks(o, num_ranks, resumes);
 }
 
+json_t *run_options_complete(const ResumePoint *at, int num_ranks) {
+    Error err = {0};
+    Options *o = &parsed;
+    json_t *stored = take_options(at);
+    check_lora(o);
+    if (o->lora > 0)
+        must(lora_config_make(&o->adapters, o->lora, o->lora_alpha, o->lora_targets, &err), &err);
+    choose_rates(o, stored != NULL);
+    check_training(o, num_ranks, stored != NULL);
+    return stored;
+}
+
 // Before texts are made to shards
 static void check_no_weights(const char *spec) {
     Error err = {0};
@@ -363,35 +412,40 @@ static void check_no_weights(const char *spec) {
     sources_free(&sources);
 }
 
-void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv) {
-    const char *mode = o->eval ? "eval" : "generate";
+// The model that adapters name, unless --model is given
+static void find_base_model(Options *o) {
     static char base[IO_PATH_MAX];
     Error err = {0};
-    if (o->adapter)
-        must(lora_config_read(&parsed.adapters, base, sizeof base, o->adapter, &err), &err);
-    if (base[0] && !options_given(argc, argv, "model")) {
-        parsed.model = base;
-        if (!path_exists(base))
-            exit_with(EXIT_BAD_INPUT,
-                      "--model DIR says where it is; hf download gets it from the hub",
-                      "%s: expected its base model %s, not found", o->adapter, base);
-    }
-    const char *other = options_given_besides(run_option_table, argc, argv,
-                                              o->eval ? options_of_eval : options_of_generate);
+    must(lora_config_read(&o->adapters, base, sizeof base, o->adapter, &err), &err);
+    if (!base[0] || option_given(run_option_table, "model")) return;
+    o->model = base;
+    if (!path_exists(base))
+        exit_with(EXIT_BAD_INPUT, "--model DIR says where it is; hf download gets it from the hub",
+                  "%s: expected its base model %s, not found", o->adapter, base);
+}
+
+static void check_inference(const Options *o, int num_ranks) {
+    const char *mode = o->eval ? "eval" : "generate";
+    const char *other =
+        options_given_besides(run_option_table, o->eval ? options_of_eval : options_of_generate);
     if (other)
         exit_with(EXIT_USAGE, "leave one of them out", "--%s and --%s: expected at most one", mode,
                   other);
     if (model_is_builtin(o) && !o->from_scratch)
         exit_with(EXIT_USAGE, "give --model DIR, for example out/demo/final",
                   "--%s: expected a model with weights, found the name %s", mode, o->model);
-    if (o->eval && !o->bench && !options_given(argc, argv, "val") &&
-        !options_given(argc, argv, "train"))
+    if (o->eval && !o->bench && !o->val && !option_given(run_option_table, "train"))
         exit_with(EXIT_USAGE, "give --val: texts, JSONL or shards",
                   "--eval: expected --val, --train or --bench, found none of them");
     if (o->eval) check_no_weights(o->val ? o->val : o->train);
     if (!o->eval && num_ranks > 1)
         exit_with(EXIT_USAGE, "start one process without mpirun", "--%s works with one rank only",
                   mode);
+}
+
+void run_options_complete_inference(int num_ranks) {
+    if (parsed.adapter) find_base_model(&parsed);
+    check_inference(&parsed, num_ranks);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -438,9 +492,7 @@ bool reduces_deterministically(const Options *o) {
     return o->deterministic && !o->compare && !o->check_packing;
 }
 
-bool replaces_run(const Options *o, const ResumePoint *at) {
-    return run_trains(o) && (o->overwrite || (o->resume && !at->dir[0]));
-}
+bool replaces_run(const Options *o) { return run_trains(o) && o->overwrite; }
 
 const char *weights_dir(const Options *o, const ResumePoint *at) {
     if (at->dir[0]) return at->dir;

@@ -39,7 +39,7 @@ typedef struct {
     LoraConfig adapters;  // of --lora or --adapter, once the options are checked
 } Options;
 
-extern const Option run_option_table[];
+extern Option run_option_table[];  // also says which options were given
 
 // What --resume does not take from the run it continues: options of this start and this machine
 extern const char run_options_of_a_start[];
@@ -48,14 +48,17 @@ extern const char run_options_of_a_start[];
 // `version`. The table's values are what the result points to.
 Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks);
 
-// Options that are not on the command line become those of the run whose checkpoint is resumed.
-// Returns the latter, or NULL without a checkpoint. Exits with 9 for adapters other than its.
-json_t *run_options_take(const ResumePoint *at, int argc, char **argv);
+// Completes the options of a training run, constant from then on: those that are not on the command
+// line become those of the run whose checkpoint is resumed, or get a default that depends on others.
+// Exits where they do not fit each other, the checkpoint (code 9) or the number of ranks. Returns
+// the options of the resumed run; NULL: none is.
+json_t *run_options_complete(const ResumePoint *at, int num_ranks);
 
-// Exits where the options do not fit each other or the number of ranks: of a training run, or of
-// --generate and --eval.
-void run_options_check(const Options *o, int num_ranks, bool resumes);
-void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv);
+// The same for --generate and --eval
+void run_options_complete_inference(int num_ranks);
+
+// The line of the start with the learning rate and weight decay, and why they are what they are
+void run_options_print_rates(const Options *o);
 
 // Steps between the lines of training, StepReport.lines_every
 int64_t run_lines_every(const Options *o);
@@ -67,7 +70,7 @@ float learning_rate(const Options *o, int64_t step);
 bool run_trains(const Options *o);
 
 // What is in --out may be replaced.
-bool replaces_run(const Options *o, const ResumePoint *at);
+bool replaces_run(const Options *o);
 
 bool reduces_deterministically(const Options *o);
 

@@ -313,7 +313,7 @@ static void check_options(void) {
         CHECK(o->kind != OPTION_FLOAT || json_is_number(value));
     }
     json_auto_t *once = options_json(run_option_table);
-    CHECK(options_take(run_option_table, 0, NULL, once, run_options_of_a_start, &(Error){0}));
+    CHECK(options_take(run_option_table, once, run_options_of_a_start, &(Error){0}));
     json_auto_t *again = options_json(run_option_table);
     CHECK(json_equal(once, again));
 }
@@ -321,7 +321,7 @@ static void check_options(void) {
 static bool take_options(const json_t *stored, Error *err) {
     const char *help;
     CHECK(options_parse(run_option_table, 0, NULL, &help, err));
-    if (!options_take(run_option_table, 0, NULL, stored, run_options_of_a_start, err)) return false;
+    if (!options_take(run_option_table, stored, run_options_of_a_start, err)) return false;
     check_options();
     return true;
 }
@@ -337,7 +337,7 @@ static bool fuzz_options(Input *in) {
     while (argc < 64 && rest) argv[argc++] = strsep(&rest, "\n");
     json_auto_t *stored = parse(in->part[1]);
     if (stored && take_options(stored, &(Error){0}))
-        options_print_changes(run_option_table, argc, argv, stored, "", nowhere);
+        options_print_changes(run_option_table, stored, "", nowhere);
     const bool ok = options_parse(run_option_table, argc, argv, &topic, &in->err);
     if (ok) check_options();
     if (topic) options_print_help(run_option_table, "", "lr|model", topic, nowhere, &(Error){0});
