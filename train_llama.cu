@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <signal.h>
 #include <sys/resource.h>
 
 #include "data/base/clock.h"
@@ -28,6 +27,7 @@
 #include "data/base/hash.h"
 #include "data/base/memory.h"
 #include "data/base/path.h"
+#include "data/base/signals.h"
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
 #include "data/batches/mixture.h"
@@ -73,7 +73,7 @@ typedef struct {
     const ResumePoint *resume;
     OutDir *out;
     RunLog log;
-    TrainingState at, good;  // now, and before the steps that were skipped last
+    TrainingState state, last_good;  // now, and before the steps that were skipped last
     Generator samples;
     Saver saver;
     int64_t last_saved;  // step, known to rank 0; -1: none
@@ -81,39 +81,6 @@ typedef struct {
     bool save_is_due;
     int failed_saves, stopped_by;
 } Run;
-
-static volatile sig_atomic_t stop_signal;
-// What the first and the second signal print; a handler must not format it.
-static const char *stop_text = "\nstopping; again: at once\n";
-static char quit_text[128] = "quit: nothing was trained yet\n";
-
-static void write_text(const char *text) {
-    if (comm_rank() > 0 || write(STDERR_FILENO, text, strlen(text)) < 0) return;
-}
-
-// The first signal ends the tokenization of texts, or training after the current step, with a
-// checkpoint; the second ends all at once (nothing is ever half-written under its final name).
-static void on_signal(int sig) {
-    // atomic: two signals may arrive at the same time, in two threads
-    const bool second = __atomic_exchange_n(&stop_signal, sig, __ATOMIC_RELAXED) != 0;
-    write_text(second ? quit_text : stop_text);
-    if (second) _exit(128 + sig);
-}
-
-static void catch_signals(void (*handler)(int)) {
-    const int signals[] = {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXCPU};  // SIGHUP not under nohup
-    const struct sigaction action = {.sa_handler = handler};
-    for (size_t i = signal(SIGHUP, SIG_IGN) == SIG_IGN; i < sizeof signals / sizeof *signals; i++)
-        sigaction(signals[i], &action, NULL);
-    signal(SIGPIPE, handler == SIG_DFL ? SIG_DFL : SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN);  // EFBIG instead: a full disk
-}
-
-// From here on there is nothing to save.
-static void end_at_signals(void) {
-    catch_signals(SIG_DFL);
-    if (stop_signal) raise((int)stop_signal);
-}
 
 // Rank 0 prints, logs and writes; every rank reads.
 static bool is_rank_0(void) { return comm_rank() == 0; }
@@ -186,7 +153,7 @@ static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32
     Error err = {0};
     const char *model = at->dir[0] ? at->dir : o->model;
     const bool writes = is_rank_0() || o->dry_run;
-    const Texts t = {o, model, vocab_size, writes, replaces_run(o), out, &stop_signal};
+    const Texts t = {o, model, vocab_size, writes, replaces_run(o), out};
     must(texts_to_shards(&o->train, "tokens", o->val ? NO_VALIDATION : 0.01, &t, &err), &err);
     if (o->val) must(texts_to_shards(&o->val, "val_tokens", 1, &t, &err), &err);
     comm_barrier();
@@ -197,7 +164,7 @@ static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32
 
 // Ranks started differently would silently train a mixture.
 static void check_ranks_agree(const Data *d, const LlamaConfig *config, const ResumePoint *at) {
-    static RankFields own;
+    RankFields own = {0};
     Error err = {0};
     char manifest[IO_PATH_MAX];
     const uint64_t train[2] = {d->train.fingerprint, d->train.token_fingerprint},
@@ -237,7 +204,7 @@ static void rank_field_weights(RankFields *f, const LlamaModel *m) {
 
 // With ZeRO-1 one rank's differing weights would spread to all ranks at the first update.
 static void check_ranks_start_alike(const LlamaModel *m) {
-    static RankFields own;
+    RankFields own = {0};
     if (comm_num_ranks() == 1) return;
     rank_field_weights(&own, m);
     rank_fields_agree(&own, "the same weights", "give every rank the same files and C library");
@@ -245,13 +212,12 @@ static void check_ranks_start_alike(const LlamaModel *m) {
 
 // Replicas must be identical: a checkpoint of replicas that have diverged is not worth saving.
 static void check_ranks_still_agree(const Run *run) {
-    static RankFields own;
+    RankFields own = {0};
     if (comm_num_ranks() == 1) return;
     comm_phase("compare", -1);
     llama_await_all_weights(run->model);
-    memset(&own, 0, sizeof own);
-    rank_field(&own, "data position", &run->at.cursor, sizeof run->at.cursor);
-    rank_field(&own, "skipped steps", &run->at.skips_in_a_row, sizeof run->at.skips_in_a_row);
+    rank_field(&own, "data position", &run->state.cursor, sizeof run->state.cursor);
+    rank_field(&own, "skipped steps", &run->state.skips_in_a_row, sizeof run->state.skips_in_a_row);
     rank_field_weights(&own, run->model);
     rank_fields_agree(
         &own, "identical replicas after the same steps",
@@ -363,7 +329,7 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     data_summary_print(&d->train_summary, "train   ");
     data_summary_print(&d->val_summary, "val     ");
     if (d->has_val) print_validation_set(o->val_every == 0 ? NULL : &d->val_set, &d->val);
-    must(plan_print(plan, (Layout)o->layout, &d->train_summary, run->at.cursor, &err), &err);
+    must(plan_print(plan, (Layout)o->layout, &d->train_summary, run->state.cursor, &err), &err);
     if (run_trains(o)) print_saves(o);
     print_ranks(m);
     for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++)
@@ -396,79 +362,49 @@ static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Opti
 // ------------------------------------------------------------------------------------------------
 // Checkpoints
 
-// name "final": the model alone; NULL: step-NNNNNNNN, with all state. All files on rank 0; the
-// others only read the parameters, in the same order.
-static bool write_checkpoint(const Run *run, const char *name, Parameters p, Error *err) {
-    Checkpoint ck = {0};
-    const Options *o = run->o;
-    const PlanSettings *plan = &run->data->loader_settings.plan;
-    const ModelDtype dtype = name ? (ModelDtype)o->final_dtype : MODEL_FP32;
-    const int64_t step = run->at.cursor.step;
-    const bool adapters = o->lora > 0 && !(name && o->lora_merge);
-    bool ok = is_rank_0() && dir_lock_check(&run->out->lock, o->out, err) &&
-              log_sync(&run->log, err) && checkpoint_begin(&ck, o->out, step, name, err) &&
-              model_files_write(&run->data->files, &run->model->config, dtype, &ck, err) &&
-              (!adapters || checkpoint_write_text(&ck, "adapter_config.json",
-                                                  lora_config_text(&o->adapters, o->model), err));
-    ok = model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ok ? &ck : NULL, err);
-    if (!name) ok = model_files_write_moments(p, ok ? &ck : NULL, err);
-    ok = ok &&
-         (name || state_write(&ck, &run->at, plan, &run->data->train, UNPAD_VERSION,
-                              run_option_table, err)) &&
-         dir_lock_check(&run->out->lock, o->out, err) && checkpoint_publish(&ck, err);
-    checkpoint_abort(&ck);
-    return ok;
-}
-
-// A SaveFunction: the checkpoint of a Run, in the place of its oldest ones
-static bool write_and_prune(const void *context, Parameters p, Error *err) {
-    const Run *run = context;
-    Error pruning = {0};
-    const bool ok = write_checkpoint(run, NULL, p, err);
-    if (ok && !checkpoint_prune(run->o->out, run->at.cursor.step, run->o->keep, &pruning))
-        error_print(&pruning);
-    return ok;
+static SaveJob save_job(const Run *run) {
+    return (SaveJob){run->o,      run->data, &run->model->config, &run->out->lock, UNPAD_VERSION,
+                     is_rank_0(), run->log,  run->state};
 }
 
 // A save while training waits. All ranks; the return value is meaningful on rank 0 only.
 static bool save_and_wait(Run *run, const char *name, Error *err) {
     LlamaModel *m = run->model;
     const bool merge = name && run->o->lora_merge;
-    comm_phase("save", run->at.cursor.step);
+    comm_phase("save", run->state.cursor.step);
     const Parameters p = merge ? llama_frozen_parameters(m, true) : llama_parameters(m);
-    const bool ok = write_checkpoint(run, name, p, err);
-    comm_barrier();  // where the others hear that rank 0 writes
+    const SaveJob job = save_job(run);
+    const bool ok = save_checkpoint(&job, name, p, err);
+    comm_barrier();  // here the other ranks wait and see that rank 0 is alive
     return ok || !is_rank_0();
 }
 
-// Reports the save that has ended since, if any; wait: waits for it. A failed one leaves the older
+// Reports a save that has finished; wait: blocks until it has. A failed one leaves the older
 // checkpoints. Training continues and tries again; it gives up after MAX_FAILED_SAVES in a row, or
 // at once when the weights are not worth saving.
 static void end_save(Run *run, bool wait, bool last) {
     Saver *s = &run->saver;
-    if (wait && s->running) comm_phase("await save", run->at.cursor.step);
+    if (wait && s->running) comm_phase("await save", run->state.cursor.step);
     if (!saver_ended(s, wait) || !is_rank_0()) return;
     run->failed_saves = s->ok ? 0 : run->failed_saves + 1;
     if (run->failed_saves >= MAX_FAILED_SAVES || s->err.code == EXIT_DIVERGED) last = true;
     if (!s->ok && last) error_exit(&s->err);
     if (!s->ok) return error_print(&s->err);
-    run->last_saved = ((const Run *)s->context)->at.cursor.step;
+    run->last_saved = s->job.state.cursor.step;
     line_erase(stdout);
     printf("saved %s/step-%08ld in %.1f s\n", run->o->out, run->last_saved, s->ms * 1e-3);
 }
 
 // Training continues when the parameters are in the snapshot; last: when all is written. All ranks.
 static void start_save(Run *run, bool last) {
-    static Run copy;
     end_save(run, true, false);
     check_ranks_still_agree(run);
-    run->at.log_bytes = run->log.size_bytes;
-    comm_phase("save", run->at.cursor.step);
+    run->state.log_bytes = run->log.size_bytes;
+    comm_phase("save", run->state.cursor.step);
     run->save_due_ms = now_ms() + SAVE_MINUTES * 60e3;
-    copy = *run;
-    saver_start(&run->saver, last, write_and_prune, &copy, llama_parameters(run->model));
+    saver_start(&run->saver, last, save_job(run), llama_parameters(run->model));
     end_save(run, last, last);
-    comm_barrier();  // where the others hear that rank 0 writes
+    comm_barrier();  // here the other ranks wait and see that rank 0 is alive
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -544,13 +480,13 @@ static bool stop_requested(Run *run) {
 // The weights are still those before the first of these steps, and are saved for that step.
 static void leave_if_diverged(Run *run, const StepScalars *s) {
     Error err = {0};
-    run->at.skips_in_a_row = s->scale == 0 ? run->at.skips_in_a_row + 1 : 0;
-    if (run->at.skips_in_a_row < MAX_SKIPS) return;
+    run->state.skips_in_a_row = s->scale == 0 ? run->state.skips_in_a_row + 1 : 0;
+    if (run->state.skips_in_a_row < MAX_SKIPS) return;
     end_save(run, true, false);
-    run->at = run->good;
+    run->state = run->last_good;
     if (save_and_wait(run, NULL, &err) && is_rank_0())
         printf("saved %s/step-%08ld: --resume=DIR with another --out computes these steps again\n",
-               run->o->out, run->at.cursor.step);
+               run->o->out, run->state.cursor.step);
     exit_with(EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
               "training diverged: %d steps in a row had a non-finite loss or gradient norm, and "
               "touched no weight",
@@ -586,8 +522,8 @@ static SampleModel sample_model(LlamaModel *m) {
 static void print_samples(Run *run) {
     const SampleModel model = sample_model(run->model);
     comm_phase("sample", -1);
-    if (is_rank_0()) samples_report(&run->samples, &model, run->at.cursor.step, &run->log);
-    comm_barrier();  // where the others hear that rank 0 works
+    if (is_rank_0()) samples_report(&run->samples, &model, run->state.cursor.step, &run->log);
+    comm_barrier();  // here the other ranks wait and see that rank 0 is alive
 }
 
 // Validation, samples and a checkpoint after `step` steps, where they are due
@@ -609,10 +545,10 @@ static double useful_flops(const Run *run, const StepPlan *p) {
 static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     Error err = {0};
     const Options *o = run->o;
-    const int64_t step = run->at.cursor.step;
+    const int64_t step = run->state.cursor.step;
     const double start_ms = now_ms();
-    run->at.log_bytes = run->log.size_bytes;
-    if (run->at.skips_in_a_row == 0) run->good = run->at;
+    run->state.log_bytes = run->log.size_bytes;
+    if (run->state.skips_in_a_row == 0) run->last_good = run->state;
     comm_phase("read", step + 1);
     const StepData *data = loader_next(loader, &err);
     must(data != NULL, &err);
@@ -626,13 +562,10 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     assert(device_memory().count == before.count);
     assert(device_memory().waits == before.waits + 1 || run->model->replay_step);
     const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)plan->num_targets;
-    t->mean_ms = t->steps == 0 ? ms : t->mean_ms + 0.1 * (ms - t->mean_ms);
-    const double pause_ms = t->steps == 0 ? 0 : t->pauses_ms / (double)t->steps;
     const StepBalance balance = read_notes(run, data);
     const StepReport report = {.step = step + 1,
                                .steps = o->steps,
                                .ms = ms,
-                               .mean_ms = t->mean_ms + pause_ms,
                                .read_ms = read_ms,
                                .passes_ms = (double)device_timer_ms(),
                                .loss = loss,
@@ -640,17 +573,22 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
                                .lr = hyper.lr,
                                .useful_flops = useful_flops(run, plan),
                                .skipped = scalars.scale == 0,
-                               .spike = loss_is_spike(&run->at.trend, loss),
+                               .spike = loss_is_spike(&run->state.trend, loss),
                                .balance = balance,
                                .lines_every = run_lines_every(o),
                                .pauses = pauses_after(run, step + 1) || stop_signal};
-    report_step(&run->log, &report, plan);
-    t->steps++;
-    t->tokens += plan->real_tokens;
-    t->targets += plan->num_targets;
-    t->ms += ms;
-    run->at.cursor = plan->cursor_after;
+    report_step(&run->log, t, &report, plan);
+    run->state.cursor = plan->cursor_after;
     leave_if_diverged(run, &scalars);
+}
+
+// A handler must not format what it prints.
+static void say_at_signals(int64_t saved_step) {
+    static char quits[64];
+    snprintf(quits, sizeof quits, "quit: steps after %ld are lost\n", saved_step);
+    if (is_rank_0())
+        signals_say("\nstopping after this step, then saving; press again to quit without saving\n",
+                    quits);
 }
 
 static void train(Run *run) {
@@ -658,28 +596,27 @@ static void train(Run *run) {
     Error err = {0};
     RunTotals totals = {0};
     Data *d = run->data;
-    const int64_t first = run->at.cursor.step;
+    const int64_t first = run->state.cursor.step;
     run->last_saved = run->resume->in_place ? first : -1;
     run->save_due_ms = now_ms() + SAVE_MINUTES * 60e3;
     if (first >= run->o->steps)
         printf("step %ld of --steps %ld is reached: nothing to train\n", first, run->o->steps);
-    must(loader_start(&loader, &d->train, &d->loader_settings, run->at.cursor, &err), &err);
+    must(loader_start(&loader, &d->train, &d->loader_settings, run->state.cursor, &err), &err);
     if (!run->resume->dir[0]) validate(run, 0);
-    stop_text = "\nstopping after this step, then saving; again: quit without saving\n";
-    while (run->at.cursor.step < run->o->steps && !stop_requested(run)) {
-        snprintf(quit_text, sizeof quit_text, "quit: steps after %ld are lost\n",
-                 run->last_saved > first ? run->last_saved : first);
+    while (run->state.cursor.step < run->o->steps && !stop_requested(run)) {
+        say_at_signals(run->last_saved > first ? run->last_saved : first);
         train_one_step(run, &loader, &totals);
         const double start_ms = now_ms();
         end_save(run, false, false);
-        pause_training(run, run->at.cursor.step);
+        pause_training(run, run->state.cursor.step);
         totals.pauses_ms += now_ms() - start_ms;
     }
     loader_stop(&loader);
     print_trained(&totals, d->train.masked);
-    mixture_print(&d->train.sources, &run->at.cursor, (double)totals.tokens / (double)totals.steps);
+    mixture_print(&d->train.sources, &run->state.cursor,
+                  (double)totals.tokens / (double)totals.steps);
     end_save(run, true, false);
-    bool saved = run->last_saved == run->at.cursor.step;
+    bool saved = run->last_saved == run->state.cursor.step;
     comm_broadcast(&saved, sizeof saved);
     if (!saved) start_save(run, true);
 }
@@ -689,7 +626,7 @@ static void finish(Run *run, const DeviceRoom *room) {
     if (run->stopped_by) {
         data_summary_print_left_out(&run->data->train_summary);
         printf("stopped by signal %d; --resume continues from step %ld\n", run->stopped_by,
-               run->at.cursor.step);
+               run->state.cursor.step);
         comm_finalize();
         exit(EXIT_RESUMABLE);
     }
@@ -717,14 +654,14 @@ static void open_out_dir(Run *run) {
     must(out_dir_check_space(o->out, 12 * (uint64_t)m->num_elements,  // weights, two moments
                              (o->final_dtype == MODEL_BF16 ? 2u : 4u) *
                                  (uint64_t)(o->lora_merge ? m->num_weights : m->num_elements),
-                             o->steps - run->at.cursor.step, o->save_every, o->keep, &err),
+                             o->steps - run->state.cursor.step, o->save_every, o->keep, &err),
          &err);
 }
 
 static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room) {
     Error err = {0};
     const Data *d = run->data;
-    const int64_t step = run->at.cursor.step;
+    const int64_t step = run->state.cursor.step;
     open_out_dir(run);
     if (run->resume->dir[0]) must(llama_load_moments(run->model, run->resume->dir, &err), &err);
     if (is_rank_0()) must(log_open(&run->log, run->o->out, log_before, step, &err), &err);
@@ -740,7 +677,7 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
 
 // --steps 0: evaluate only. No checkpoint and no log: --out may hold another run.
 static void validate_and_sample(Run *run) {
-    validate(run, run->at.cursor.step);
+    validate(run, run->state.cursor.step);
     print_samples(run);
     printf("done: nothing was trained, no checkpoint and no log written\n");
 }
@@ -919,7 +856,7 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
     static Benchmark bench;
     static const char *path;  // NULL: only --bench
     Error err = {0};
-    const Texts t = {o, o->model, config->vocab_size, true, true, NULL, &stop_signal};
+    const Texts t = {o, o->model, config->vocab_size, true, true, NULL};
     path = o->val || !option_given(run_option_table, "train") ? o->val : o->train;
     if (path) must(texts_to_shards(&path, "tokens", 1, &t, &err), &err);
     if (path) open_eval_data(&val, path, o, config->vocab_size);
@@ -947,8 +884,9 @@ static void infer(const Options *o, LlamaModel *m) {
 static Options *start_process(int argc, char **argv) {
     io_open_standard_streams();
     device_prepare_process(argv);
-    catch_signals(on_signal);  // first: what follows may take seconds
+    signals_catch();  // first: what follows may take seconds
     comm_init();
+    if (!is_rank_0()) signals_say("", "");
     Options *o = run_options_parse(argc, argv, "unpad.c " UNPAD_VERSION, comm_num_ranks());
     setvbuf(stdout, NULL, _IOLBF, 0);
     io_progress = comm_progress;
@@ -963,10 +901,11 @@ static int64_t read_state(Run *run) {
     const ResumePoint *at = run->resume;
     if (run->o->compare || run->o->check_packing) return -1;
     if (!at->dir[0]) return run->o->resume ? LOG_KEEP_ALL : -1;
-    must(state_read(&run->at, at->dir, &run->data->loader_settings.plan, &run->data->train, &err),
-         &err);
-    run->good = run->at;
-    return at->in_place ? run->at.log_bytes : -1;
+    must(
+        state_read(&run->state, at->dir, &run->data->loader_settings.plan, &run->data->train, &err),
+        &err);
+    run->last_good = run->state;
+    return at->in_place ? run->state.log_bytes : -1;
 }
 
 int main(int argc, char **argv) {
@@ -977,7 +916,7 @@ int main(int argc, char **argv) {
     Error err = {0};
     Options *o = start_process(argc, argv);
     if (o->generate || o->eval) {
-        if (o->generate) end_at_signals();
+        if (o->generate) signals_release();
         infer(o, &model);
         comm_finalize();
         return exit_code_of_output();
@@ -1008,18 +947,18 @@ int main(int argc, char **argv) {
     must(llama_check(&model, weights, o->model, &err), &err);
     check_memory(&model, &room, o);
     if (o->dry_run) return exit_code_of_output();
-    if (!run_trains(o)) end_at_signals();
+    if (!run_trains(o)) signals_release();
     if (o->compare) {
         compare_layouts(o, &data, &model, weights);
         return exit_code_of_output();
     }
     must(llama_allocate(&model, &err), &err);
     load_or_init(&model, weights, o);
-    if (run.at.frozen_crc && run.at.frozen_crc != model.frozen_crc)
+    if (run.state.frozen_crc && run.state.frozen_crc != model.frozen_crc)
         exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
                   "%s: expected the weights that the adapters were trained beside, found others",
                   o->model);
-    run.at.frozen_crc = model.frozen_crc;
+    run.state.frozen_crc = model.frozen_crc;
     check_ranks_start_alike(&model);
     if (o->check_packing)
         check_packing(&model, &data);

@@ -8,10 +8,7 @@
 #include <unistd.h>
 
 #include "memory.h"
-
-volatile sig_atomic_t ask_interrupted;
-
-static void on_interrupt(int sig) { ask_interrupted = sig; }
+#include "signals.h"
 
 // Is there input within so many ms? A signal ends the wait.
 static bool input_within(int ms) {
@@ -22,8 +19,8 @@ static bool input_within(int ms) {
 // A line with its end; NULL at the end of the input, or when it is interrupted.
 static const char *plain_line(Ask *a, const char *prompt) {
     fputs(prompt, stderr);
-    while (!ask_interrupted && !input_within(100)) continue;  // a signal may come before the wait
-    return !ask_interrupted && getline(&a->line, &a->capacity, stdin) >= 0 ? a->line : NULL;
+    while (!stop_signal && !input_within(100)) continue;  // a signal may come before the wait
+    return !stop_signal && getline(&a->line, &a->capacity, stdin) >= 0 ? a->line : NULL;
 }
 
 #ifdef WITH_EDIT
@@ -59,8 +56,8 @@ static const char *next_line(Ask *a, const char *prompt) {
     el_set(a->editor, EL_CLIENTDATA, (void *)prompt);
     el_set(a->editor, EL_PREP_TERM, 1);  // before the prompt is there, so that no key is lost
     const char *line = el_gets(a->editor, &n);
-    if (n > 0 && line[0] == 'C' - '@') ask_interrupted = SIGINT;
-    if (n > 1 && !ask_interrupted) history(a->history, &event, H_ENTER, line);
+    if (n > 0 && line[0] == 'C' - '@') stop_signal = SIGINT;
+    if (n > 1 && !stop_signal) history(a->history, &event, H_ENTER, line);
     return n > 0 ? line : NULL;
 }
 
@@ -78,10 +75,9 @@ void ask_close(Ask *a) { free(a->line); }
 #endif
 
 void ask_open(Ask *a) {
-    const struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART};
     *a = (Ask){0};
     open_editor(a);
-    sigaction(SIGINT, &action, NULL);
+    signals_catch_interrupts();
 }
 
 char *ask(Ask *a, const char *prompt) {
@@ -94,9 +90,8 @@ char *ask(Ask *a, const char *prompt) {
         message = host_grow(message, &capacity, n + length + 1, 1, "message");
         memcpy(message + n, line, length + 1);
         n += length;
-    } while (!ask_interrupted && message[0] != '/' &&
-             input_within(30));  // faster than anyone types
-    if (ask_interrupted) n = 0;
+    } while (!stop_signal && message[0] != '/' && input_within(30));  // faster than anyone types
+    if (stop_signal) n = 0;
     while (n > 0 && message[n - 1] == '\n') n--;
     if (message) message[n] = 0;
     return message;

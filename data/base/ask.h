@@ -3,7 +3,6 @@
 #ifndef UNPAD_ASK_H
 #define UNPAD_ASK_H
 
-#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -13,9 +12,7 @@ typedef struct {
     size_t capacity;
 } Ask;
 
-// Set by Ctrl-C, which no longer ends the process once ask_open has returned.
-extern volatile sig_atomic_t ask_interrupted;
-
+// From now on Ctrl-C sets stop_signal, and no longer ends the process.
 void ask_open(Ask *a);
 void ask_close(Ask *a);
 

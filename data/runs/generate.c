@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "../base/ask.h"
+#include "../base/signals.h"
 #include "../base/clock.h"
 #include "../base/file.h"
 #include "../base/hash.h"
@@ -306,7 +307,7 @@ static void write_group(Generator *g, Text *texts, int num_texts, const SampleMo
         *(first_pass ? &g->prompt_ms : &g->later_ms) += now_ms() - start_ms;
         if (!first_pass) g->later_tokens += n;
         if (g->printer.to) print_growth(g, texts, num_texts);
-        if (ask_interrupted) return;
+        if (stop_signal) return;
     }
 }
 
@@ -447,7 +448,7 @@ static void answer(Generator *g, Text *text, const char *message, const SampleMo
     if (!g->o->chat) begin_again(text, 0);
     if (!append_prompt(g, text, message, &err)) return error_print(&err);
     texts_write(g, text, 1, model, turn);
-    if (ask_interrupted) {
+    if (stop_signal) {
         text_printer_flush(&g->printer, true);
         printf("\n");
     } else if (g->o->chat && !text->ended)
@@ -461,13 +462,13 @@ static void run_terminal(Generator *g, const SampleModel *model) {
     Text text = text_of_prompt(g->o, 0, 0);
     ask_open(&person);
     for (int64_t turn = 0;; turn++) {
-        ask_interrupted = 0;
+        stop_signal = 0;
         char *message = ask(&person, "> ");
-        if (!ask_interrupted && (!message || is_command(message, "/exit"))) {
+        if (!stop_signal && (!message || is_command(message, "/exit"))) {
             free(message);
             break;
         }
-        if (ask_interrupted)
+        if (stop_signal)
             printf("%s%s\n", message ? "" : "\n", commands);
         else if (is_command(message, "/reset"))
             begin_again(&text, 0);

@@ -198,12 +198,14 @@ static double per_second(int64_t count, const StepReport *r) { return (double)co
 enum { LINE_BYTES = 320 };
 
 // whole: as in a file; else what matters most comes first.
-static void step_text(char text[LINE_BYTES], const StepReport *r, const StepPlan *p, bool whole) {
+static void step_text(char text[LINE_BYTES], const RunTotals *t, const StepReport *r,
+                      const StepPlan *p, bool whole) {
     const StepBalance *b = &r->balance;
     const double tokens = per_second(p->real_tokens, r), targets = per_second(p->num_targets, r);
     const char *mark = r->skipped ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "";
     char trained[48] = "", balance[64] = "", left[24];
-    duration_text(left, r->mean_ms * 1e-3 * (double)(r->steps - r->step));
+    const double ms = t->mean_ms + t->pauses_ms / (double)t->steps;
+    duration_text(left, ms * 1e-3 * (double)(r->steps - r->step));
     if (p->masked) snprintf(trained, sizeof trained, " (%.0f targets/s)", targets);
     if (b->measured > 0 && b->planned > 0)
         snprintf(balance, sizeof balance, " | imbalance %.3f (%.3f)", b->planned, b->measured);
@@ -223,14 +225,14 @@ static void step_text(char text[LINE_BYTES], const StepReport *r, const StepPlan
                  left, tokens, r->lr, plain_nan(r->grad_norm));
 }
 
-static void show_step(const StepReport *r, const StepPlan *p) {
+static void show_step(const RunTotals *t, const StepReport *r, const StepPlan *p) {
     const size_t columns = (size_t)terminal_width(stdout);
     const bool due = r->lines_every > 0 && (r->pauses || r->step % r->lines_every == 0),
                stays = due || r->skipped || r->spike;
     char text[LINE_BYTES], *last;
     if (!stays && (columns == 0 || r->lines_every == 0)) return;
-    step_text(text, r, p, true);
-    if (columns > 0 && strlen(text) >= columns) step_text(text, r, p, false);
+    step_text(text, t, r, p, true);
+    if (columns > 0 && strlen(text) >= columns) step_text(text, t, r, p, false);
     while (columns > 0 && strlen(text) >= columns && (last = strrchr(text, '|'))) last[-1] = 0;
     line_erase(stdout);
     printf("%s%s", text, stays ? "\n" : "");
@@ -274,8 +276,13 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
     log_write(log, record);
 }
 
-void report_step(RunLog *log, const StepReport *r, const StepPlan *p) {
-    show_step(r, p);
+void report_step(RunLog *log, RunTotals *t, const StepReport *r, const StepPlan *p) {
+    t->mean_ms = t->steps == 0 ? r->ms : t->mean_ms + 0.1 * (r->ms - t->mean_ms);
+    t->steps++;
+    t->tokens += p->real_tokens;
+    t->targets += p->num_targets;
+    t->ms += r->ms;
+    show_step(t, r, p);
     log_step(log, r, p);
 }
 

@@ -56,9 +56,15 @@ typedef struct {
     int32_t slowest_rank;
 } StepBalance;
 
+// Of all steps so far; mean_ms: expected of the next one
+typedef struct {
+    int64_t steps, tokens, targets;
+    double ms, pauses_ms, mean_ms;
+} RunTotals;
+
 typedef struct {
     int64_t step, steps;  // of the run: this one, 1-based, and all
-    double ms, mean_ms;   // of this step; expected of the next ones, pauses included
+    double ms;            // of this step
     // Parts of ms: waiting for the loader; the device's time for the passes through the model. The
     // rest is the exchange of gradients, as far as it is not overlapped, and the update.
     double read_ms, passes_ms;
@@ -79,9 +85,10 @@ typedef struct {
 // set NULL: there will be no validation. ds: what it is part of.
 void print_validation_set(const ValidationSet *set, const Dataset *ds);
 
-// The console's line is cut to the width of a terminal by leaving out what matters least; there it
-// is also rewritten by each step, and stays every lines_every steps and before a pause.
-void report_step(RunLog *log, const StepReport *r, const StepPlan *plan);
+// Adds the step to *t, its record to the log and a line to the console. On a terminal the line is
+// cut to its width by leaving out what matters least; each step rewrites it, and it stays every
+// lines_every steps and before a pause.
+void report_step(RunLog *log, RunTotals *t, const StepReport *r, const StepPlan *plan);
 // source: of a mixture; NULL: the whole set
 void report_validation(RunLog *log, int64_t step, double loss_sum, const ValidationSet *set,
                        const char *source);
@@ -99,12 +106,6 @@ typedef struct {
 // more than three deviations; among the first five, whose noise is not known yet, also by more than
 // the mean itself.
 bool loss_is_spike(LossTrend *t, double loss);
-
-// Of all steps so far; mean_ms: expected of the next one
-typedef struct {
-    int64_t steps, tokens, targets;
-    double ms, pauses_ms, mean_ms;
-} RunTotals;
 
 // The line at the end of training. masked: tells targets from tokens.
 void print_trained(const RunTotals *t, bool masked);

@@ -7,7 +7,28 @@
 #include "../base/clock.h"
 #include "../base/file.h"
 #include "../base/memory.h"
-#include "checkpoint_files.h"
+#include "checkpoint.h"
+
+bool save_checkpoint(const SaveJob *job, const char *name, Parameters p, Error *err) {
+    Checkpoint ck = {0};
+    const Options *o = job->o;
+    const Data *d = job->data;
+    const ModelDtype dtype = name ? (ModelDtype)o->final_dtype : MODEL_FP32;
+    const bool adapters = o->lora > 0 && !(name && o->lora_merge);
+    bool ok = job->writes && dir_lock_check(job->lock, o->out, err) && log_sync(&job->log, err) &&
+              checkpoint_begin(&ck, o->out, job->state.cursor.step, name, err) &&
+              model_files_write(&d->files, job->config, dtype, &ck, err) &&
+              (!adapters || checkpoint_write_text(&ck, "adapter_config.json",
+                                                  lora_config_text(&o->adapters, o->model), err));
+    ok = model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ok ? &ck : NULL, err);
+    if (!name) ok = model_files_write_moments(p, ok ? &ck : NULL, err);
+    ok = ok &&
+         (name || state_write(&ck, &job->state, &d->loader_settings.plan, &d->train, job->version,
+                              run_option_table, err)) &&
+         dir_lock_check(job->lock, o->out, err) && checkpoint_publish(&ck, err);
+    checkpoint_abort(&ck);
+    return ok;
+}
 
 static void wait_at_exit(int code, void *saver) {
     const Saver *s = saver;
@@ -52,18 +73,21 @@ static void take_snapshot(Saver *s) {
 
 static void *run_save(void *saver) {
     Saver *s = saver;
-    s->ok = s->write(s->context, s->parameters, &s->err);
+    Error pruning = {0};
+    s->ok = save_checkpoint(&s->job, NULL, s->parameters, &s->err);
+    if (s->ok &&
+        !checkpoint_prune(s->job.o->out, s->job.state.cursor.step, s->job.o->keep, &pruning))
+        error_print(&pruning);
     s->ms += now_ms();
     s->done = true;
     return NULL;
 }
 
-void saver_start(Saver *s, bool wait, SaveFunction write, const void *context, Parameters p) {
+void saver_start(Saver *s, bool wait, SaveJob job, Parameters p) {
     assert(!s->running && !s->done);
     if (s->bytes && !s->snapshot && !wait) s->snapshot = malloc(s->bytes);
     const bool beside = s->snapshot && !wait;
-    s->write = write;
-    s->context = context;
+    s->job = job;
     s->parameters = p;
     s->err = (Error){0};
     s->ms = -now_ms();

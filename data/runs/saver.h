@@ -5,16 +5,31 @@
 
 #include <pthread.h>
 
-#include "../base/error.h"
 #include "../models/weights.h"
+#include "checkpoint_files.h"
+#include "log.h"
+#include "run_data.h"
+#include "run_options.h"
 
-typedef bool (*SaveFunction)(const void *context, Parameters p, Error *err);
+// What a checkpoint is written from, beside the parameters
+typedef struct {
+    const Options *o;
+    const Data *data;
+    const LlamaConfig *config;
+    const DirLock *lock;  // of --out
+    const char *version;
+    bool writes;  // rank 0 writes all files; the others only take part in gathering the parameters
+    RunLog log;   // is synced first
+    TrainingState state;
+} SaveJob;
+
+// Writes step-NNNNNNNN with all state, or, with the name "final", the model alone.
+bool save_checkpoint(const SaveJob *job, const char *name, Parameters p, Error *err);
 
 typedef struct {
     size_t bytes, stride;  // bytes of the snapshot; 0: there is none, saves are waited for
     float *snapshot;       // (ARENA_V + 1, stride); NULL before the first save, or if refused
-    SaveFunction write;
-    const void *context;
+    SaveJob job;           // of the save that is running, or ran last
     Parameters parameters;
     pthread_t thread;
     bool running, ok;
@@ -28,9 +43,10 @@ typedef struct {
 // the model leaves. A program that exits waits for the thread.
 void saver_open(Saver *s, size_t stride, size_t taken);
 
-// Calls `write`, in the thread when the parameters are in the snapshot; without one, or with wait,
-// before it returns. Until the save has ended context must not change, and no other one start.
-void saver_start(Saver *s, bool wait, SaveFunction write, const void *context, Parameters p);
+// Writes a step's checkpoint and then removes the oldest beyond --keep, in the thread once the
+// parameters are in the snapshot; without one, or with wait, before it returns. No other save may
+// start until this one has ended.
+void saver_start(Saver *s, bool wait, SaveJob job, Parameters p);
 
 // True once after each save: it has ended, with s->ok, s->err and s->ms. wait: until it has, and
 // io_progress is called as the thread makes progress.

@@ -15,6 +15,7 @@
 #include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/memory.h"
+#include "../base/signals.h"
 #include "../shards/shard_writer.h"
 #include "../shards/sources.h"
 #include "documents.h"
@@ -285,10 +286,9 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
 }
 
 static bool was_stopped(const Job *j, Error *err) {
-    return *j->settings->stop &&
+    return stop_signal &&
            !error_set(err, EXIT_RESUMABLE, "start again: it is tokenized from the beginning",
-                      "%s: stopped by signal %d while tokenizing", j->spec,
-                      (int)*j->settings->stop);
+                      "%s: stopped by signal %d while tokenizing", j->spec, (int)stop_signal);
 }
 
 static bool encode_all(Job *j, Thread *threads, int num_threads, Error *err) {

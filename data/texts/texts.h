@@ -4,8 +4,6 @@
 #ifndef UNPAD_TEXTS_H
 #define UNPAD_TEXTS_H
 
-#include <signal.h>
-
 #include "../base/error.h"
 #include "../runs/run_options.h"
 
@@ -16,7 +14,6 @@ typedef struct {
     bool writes;         // rank 0; others only learn the name of the directory
     bool replaces_run;   // what a run in *out was trained on may be replaced
     OutDir *out;         // locked before anything is written; NULL: below TMPDIR, removed at exit
-    const volatile sig_atomic_t *stop;  // set by a signal
 } Texts;
 
 // Where *spec names texts it becomes OUT/name after the shards are there, or of a mixture
