@@ -50,7 +50,7 @@ TEST(sha256_vectors) {  // FIPS 180-2, appendix B, and lengths around the paddin
         for (size_t i = 0; i < n; i++) all[i] = cases[c].text[i % strlen(cases[c].text)];
         put_file(scratch("sha"), all, n);
         free(all);
-        CHECK_MSG(sha256_file(scratch("sha"), digest, &err), "%s", err.what);
+        CHECK_MSG(file_sha256(scratch("sha"), digest, &err), "%s", err.what);
         for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
         CHECK_MSG(strcmp(hex, cases[c].expected) == 0, "%zu bytes: %s", n, hex);
     }

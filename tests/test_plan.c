@@ -6,6 +6,7 @@
 #include "../data/base/memory.h"
 #include "../data/base/sum_tree.h"
 #include "../data/batches/mixture.h"
+#include "../data/batches/plan.h"
 #include "test.h"
 
 // ---- Data sets of lengths only ------------------------------------------------------------------
@@ -107,7 +108,7 @@ static int64_t doc_after(int64_t first, uint64_t seed, int64_t epoch, int64_t n,
     LongCounts counts = {0};
     Segment segment;
     s.seed = seed;
-    MUST(plan_next_segment(&index, &s, &at, &segment, &counts, &err));
+    MUST(stream_next_segment(&index, &s, &at, &segment, &counts, &err));
     return segment.doc - first;
 }
 
@@ -182,7 +183,7 @@ static void check_stream(const Lengths *l, const PlanSettings *s) {
         Epoch e = epoch_of(l, s, epoch);
         for (int64_t i = 0; i < e.n; i++) {
             Segment c;
-            MUST(plan_next_segment(&index, s, &at, &c, &counts, &err));
+            MUST(stream_next_segment(&index, s, &at, &c, &counts, &err));
             CHECK(same_segment(&c, &e.segments[i]));
             if (i + 1 == e.n && at.doc_pos == l->n)  // nothing left out is still to come
                 CHECK(counts.tokens_left_out == (epoch + 1) * e.counts.tokens_left_out &&
@@ -204,7 +205,7 @@ TEST(the_stream_is_as_plainly_defined) {
         StepPlan p = {0};
         LongCounts found;
         Error err = {0}, again = {0};
-        const bool ok = plan_count_left_out(&index, &s, &found, &err);
+        const bool ok = stream_count_left_out(&index, &s, &found, &err);
         if (s.long_docs == LONG_ERROR && e.counts.docs_dropped > 0) {
             CHECK_MSG(!ok && strstr(err.what, "expected at most"), "%s", err.what);
             refused++;
@@ -639,7 +640,7 @@ static void check_draws(DocIndex index, const PlanSettings *s, Sources *sources,
         while (c.doc < sources->list[i].first_doc) i--;
         const DocIndex source = mixture_source(&index, i);
         CHECK(sources->list[i].weight > 0);
-        MUST(plan_next_segment(&source, s, &alone[i], &expected, &counts, &err));
+        MUST(stream_next_segment(&source, s, &alone[i], &expected, &counts, &err));
         CHECK(same_segment(&c, &expected) && memcmp(&alone[i], &at.sources[i], sizeof *alone) == 0);
         own[i] = c.length > own[i] ? c.length : own[i];
         check_prefix(sources, &at, own, most);

@@ -104,6 +104,14 @@ char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const cha
     return NULL;
 }
 
+bool file_sha256(const char *path, unsigned char digest[32], Error *err) {
+    uint64_t n;
+    char *bytes = file_read_all(path, (uint64_t)1 << 30, &n, "", err);
+    if (bytes) sha256(bytes, n, digest);
+    free(bytes);
+    return bytes != NULL;
+}
+
 // ------------------------------------------------------------------------------------------------
 // Writing
 

@@ -44,6 +44,9 @@ bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Erro
 char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const char *hint,
                     Error *err);
 
+// SHA-256 of a file of at most 1 GiB. Fails as file_read_all does.
+bool file_sha256(const char *path, unsigned char digest[32], Error *err);
+
 // ------------------------------------------------------------------------------------------------
 // Writing. Failures are EXIT_DISK.
 

@@ -1,10 +1,6 @@
 #include "hash.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-#include "file.h"
-
 // ------------------------------------------------------------------------------------------------
 // CRC32C
 
@@ -129,12 +125,4 @@ void sha256(const void *data, uint64_t n, unsigned char digest[32]) {
     for (uint64_t i = 0; i < size; i += 64) sha256_block(state, end + i);
     for (int i = 0; i < 8; i++) state[i] = __builtin_bswap32(state[i]);
     memcpy(digest, state, 32);
-}
-
-bool sha256_file(const char *path, unsigned char digest[32], Error *err) {
-    uint64_t n;
-    char *bytes = file_read_all(path, (uint64_t)1 << 30, &n, "", err);
-    if (bytes) sha256(bytes, n, digest);
-    free(bytes);
-    return bytes != NULL;
 }

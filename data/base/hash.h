@@ -25,7 +25,4 @@ uint64_t fnv1a(uint64_t h, const void *data, size_t n);
 // SHA-256 (FIPS 180-4) of n bytes.
 void sha256(const void *data, uint64_t n, unsigned char digest[32]);
 
-// The same of a file of at most 1 GiB. Fails as file_read_all does.
-bool sha256_file(const char *path, unsigned char digest[32], Error *err);
-
 #endif

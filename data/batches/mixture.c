@@ -17,7 +17,7 @@ DocIndex mixture_source(const DocIndex *index, int32_t i) {
 bool mixture_draw(const DocIndex *index, const PlanSettings *s, PlanState *at, Segment *segment,
                   LongCounts *counts, Error *err) {
     if (!index->sources || index->sources->n == 1)
-        return plan_next_segment(index, s, at->sources, segment, counts, err);
+        return stream_next_segment(index, s, at->sources, segment, counts, err);
     const Source *list = index->sources->list;
     __int128 all = 0;  // its products with weights need more than 64 bits
     SourceCursor after = {0};
@@ -29,7 +29,7 @@ bool mixture_draw(const DocIndex *index, const PlanSettings *s, PlanState *at, S
         Segment found;
         if (list[i].weight == 0 || (__int128)next.counted * ALL_WEIGHTS > all * list[i].weight)
             continue;
-        if (!plan_next_segment(&source, s, &next, &found, counts, err))
+        if (!stream_next_segment(&source, s, &next, &found, counts, err))
             return error_prefix(err, list[i].spec);
         if (first >= 0 &&
             (__int128)next.counted * list[first].weight >= (__int128)after.counted * list[i].weight)

@@ -9,12 +9,12 @@
 
 #include <jansson.h>
 
-#include "plan.h"
+#include "stream.h"
 
 // The documents of one source alone.
 DocIndex mixture_source(const DocIndex *index, int32_t i);
 
-// plan_next_segment of the source whose turn it is.
+// stream_next_segment of the source whose turn it is.
 bool mixture_draw(const DocIndex *index, const PlanSettings *s, PlanState *at, Segment *segment,
                   LongCounts *counts, Error *err);
 

@@ -4,40 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/hash.h"
 #include "../base/heap.h"
 #include "../base/memory.h"
 #include "../base/sum_tree.h"
 #include "mixture.h"
 
 static const char owner[] = "the step plan";
-
-// ------------------------------------------------------------------------------------------------
-// The order of documents
-
-// The document at position pos of an epoch: a permutation of 0 .. n - 1 that needs no memory. A
-// Feistel network permutes the next power of four; repeating it until the value is below n makes
-// it a permutation of n, after at most 4 passes on average. Sources of one size differ in their
-// orders: those of parallel texts would otherwise give pairs.
-static int64_t plan_document(const DocIndex *index, uint64_t seed, int64_t epoch, int64_t pos) {
-    const int64_t n = index->num_docs, first = index->first_doc;
-    assert(n >= 1 && pos >= 0 && pos < n);
-    const uint64_t key = splitmix64(splitmix64(seed + (uint64_t)first) ^ (uint64_t)epoch);
-    int half = 1;
-    while (half < 31 && ((uint64_t)1 << (2 * half)) < (uint64_t)n) half++;
-    const uint64_t mask = ((uint64_t)1 << half) - 1;
-    uint64_t x = (uint64_t)pos;
-    do {
-        uint64_t left = x >> half, right = x & mask;
-        for (uint64_t round = 0; round < 6; round++) {
-            const uint64_t mixed = left ^ (splitmix64(key + (round << 32) + right) & mask);
-            left = right;
-            right = mixed;
-        }
-        x = left << half | right;
-    } while (x >= (uint64_t)n);
-    return first + (int64_t)x;
-}
 
 // ------------------------------------------------------------------------------------------------
 // Settings
@@ -72,124 +44,6 @@ int64_t plan_goal(const PlanSettings *s) {
     if (s->set_tokens > 0) return s->set_tokens;
     const int64_t tokens = (int64_t)s->num_micro * s->micro_batch_tokens;  // < 2^50
     return tokens / 1000000 * s->fill_ppm + tokens % 1000000 * s->fill_ppm / 1000000;
-}
-
-static bool plan_cursor_check(const DocIndex *index, const PlanSettings *s, const SourceCursor *at,
-                              Error *err) {
-    bool good =
-        at->epoch >= 0 && at->doc_pos >= 0 && at->tok_off >= 0 && at->doc_pos <= index->num_docs;
-    if (good && at->tok_off > 0) {
-        good = at->doc_pos < index->num_docs && s->long_docs == LONG_SPLIT;
-        const int64_t doc = good ? plan_document(index, s->seed, at->epoch, at->doc_pos) : 0;
-        good = good && at->tok_off < index->length(index->context, doc);
-    }
-    if (good) return true;
-    return error_set(err, EXIT_CHECKPOINT_MISFIT, "resume with the data and flags it was made with",
-                     "data position: epoch %ld, document %ld, token %ld is not one of %ld "
-                     "documents",
-                     at->epoch, at->doc_pos, at->tok_off, index->num_docs);
-}
-
-// ------------------------------------------------------------------------------------------------
-// The stream
-
-static bool plan_nothing_left(const DocIndex *index, const PlanSettings *s,
-                              const LongCounts *counts, Error *err) {
-    if (counts->docs_without_target > 0)
-        return error_set(err, EXIT_BAD_INPUT,
-                         "check what is trained with data/prepare.py --show, or raise --max-seqlen",
-                         "data: expected targets, found none in the masks of %ld documents",
-                         index->num_docs);
-    return error_set(err, EXIT_BAD_INPUT, "raise --max-seqlen, or use --long-docs split",
-                     "data: all %ld documents are longer than max_seqlen %d, and all are dropped",
-                     index->num_docs, s->max_seqlen);
-}
-
-static bool plan_too_long(const PlanSettings *s, int64_t doc, int64_t length, Error *err) {
-    return error_set(
-        err, EXIT_BAD_INPUT, "raise --max-seqlen, or use --long-docs split, truncate or drop",
-        "data: document %ld has %ld tokens, expected at most %d", doc, length, s->max_seqlen);
-}
-
-static int64_t plan_targets(const DocIndex *index, const Segment *c) {
-    const int64_t n = c->length - 1 + c->has_next;
-    return index->targets ? index->targets(index->context, c->doc, c->tok_off + 1, n) : n;
-}
-
-static bool plan_forbids(const PlanSettings *s, int64_t length) {
-    return length > s->max_seqlen && s->long_docs == LONG_ERROR;
-}
-
-// Is a document left out as a whole? Counts that, or what else happens to it.
-static bool plan_leaves_out(const DocIndex *index, const PlanSettings *s, int64_t doc,
-                            int64_t length, LongCounts *counts) {
-    const bool is_long = length > s->max_seqlen;
-    const int64_t kept = is_long && s->long_docs == LONG_TRUNCATE ? s->max_seqlen : length;
-    const bool dropped = is_long && s->long_docs == LONG_DROP;
-    const bool without_target =
-        !dropped && index->targets && index->targets(index->context, doc, 1, kept - 1) == 0;
-    const bool left_out = dropped || without_target;
-    counts->docs_dropped += dropped;
-    counts->docs_without_target += without_target;
-    counts->docs_truncated += !left_out && kept < length;
-    counts->docs_split += !left_out && is_long && s->long_docs == LONG_SPLIT;
-    counts->tokens_left_out += left_out ? length : length - kept;
-    return left_out;
-}
-
-// The segment of a document at tok_off.
-static Segment plan_segment_at(const PlanSettings *s, int64_t doc, int64_t length,
-                               int64_t tok_off) {
-    const int64_t rest = length - tok_off;
-    const int32_t n = rest < s->max_seqlen ? (int32_t)rest : s->max_seqlen;
-    return (Segment){doc, tok_off, n, s->long_docs == LONG_SPLIT && n < rest};
-}
-
-bool plan_next_segment(const DocIndex *index, const PlanSettings *s, SourceCursor *at,
-                       Segment *segment, LongCounts *counts, Error *err) {
-    const int64_t last_epoch = at->epoch + 1;  // the rest of this one, and all of the next
-    if (!plan_cursor_check(index, s, at, err)) return false;
-    while (true) {
-        if (at->doc_pos >= index->num_docs) {
-            at->epoch++;
-            at->doc_pos = at->tok_off = 0;
-        }
-        if (at->epoch > last_epoch) return plan_nothing_left(index, s, counts, err);
-        const int64_t doc = plan_document(index, s->seed, at->epoch, at->doc_pos);
-        const int64_t length = index->length(index->context, doc);
-        assert(length > at->tok_off);
-        if (plan_forbids(s, length)) return plan_too_long(s, doc, length, err);
-        if (at->tok_off == 0 && plan_leaves_out(index, s, doc, length, counts)) {
-            at->doc_pos++;
-            continue;
-        }
-        *segment = plan_segment_at(s, doc, length, at->tok_off);
-        at->tok_off = segment->has_next ? at->tok_off + segment->length : 0;
-        at->doc_pos += !segment->has_next;
-        if (!index->targets || plan_targets(index, segment) > 0) {
-            at->tokens += segment->length;
-            at->counted += segment->length;
-            return true;
-        }
-        counts->tokens_left_out += segment->length;
-    }
-}
-
-bool plan_count_left_out(const DocIndex *index, const PlanSettings *s, LongCounts *out,
-                         Error *err) {
-    *out = (LongCounts){0};
-    for (int64_t doc = index->first_doc; doc < index->first_doc + index->num_docs; doc++) {
-        const int64_t length = index->length(index->context, doc);
-        if (plan_forbids(s, length)) return plan_too_long(s, doc, length, err);
-        if (plan_leaves_out(index, s, doc, length, out) || !index->targets) continue;
-        Segment c = {.has_next = true};
-        while (c.has_next) {
-            c = plan_segment_at(s, doc, length, c.tok_off + c.length);
-            if (plan_targets(index, &c) == 0) out->tokens_left_out += c.length;
-        }
-    }
-    return out->docs_dropped + out->docs_without_target < index->num_docs ||
-           plan_nothing_left(index, s, out, err);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -340,7 +194,7 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
         Segment segment;
         if (!mixture_draw(index, s, &at, &segment, &counts, err)) return false;
         if (p->num_stream > 0 && p->real_tokens + segment.length > goal) {
-            if (p->num_targets > 0 || s->set_tokens > 0 || plan_targets(index, &segment) == 0)
+            if (p->num_targets > 0 || s->set_tokens > 0 || stream_targets(index, &segment) == 0)
                 break;
             p->num_stream = p->real_tokens = p->longest_segment = 0;
         }
@@ -348,7 +202,7 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
                               sizeof *p->stream, owner);
         p->stream[p->num_stream++] = segment;
         p->real_tokens += segment.length;
-        p->num_targets += plan_targets(index, &segment);
+        p->num_targets += stream_targets(index, &segment);
         if (segment.length > p->longest_segment) p->longest_segment = segment.length;
         p->cursor_after = at;
     }
@@ -445,7 +299,7 @@ static bool plan_first_documents(const DocIndex *index, const PlanSettings *s, i
     int64_t first = -1, doc = -1;  // the first document, and that of the last segment
     *tokens = 0;
     for (int64_t so_far = 0;;) {
-        if (!plan_next_segment(index, s, &at, &segment, &counts, err)) return false;
+        if (!stream_next_segment(index, s, &at, &segment, &counts, err)) return false;
         if (at.epoch > 0 || segment.doc != doc || doc == first) *tokens = so_far;
         if (at.epoch > 0 || (so_far > 0 && so_far + segment.length > most_tokens)) return true;
         so_far += segment.length;

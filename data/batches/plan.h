@@ -1,9 +1,6 @@
 // Plans the contents of each step and micro-batch, from document lengths and loss masks alone, and
 // which rank works on which micro-batch.
 //
-//   stream    documents in an order keyed by (seed, epoch); a document longer than max_seqlen
-//             becomes segments of at most max_seqlen tokens; with a loss mask, documents and
-//             segments without a target are left out: nothing in them has a gradient
 //   step      the longest prefix of the stream with at most
 //             floor(fill * num_micro * micro_batch_tokens) tokens
 //   packing   longest segment first, each into the micro-batch with the least work among those with
@@ -15,60 +12,8 @@
 #ifndef UNPAD_PLAN_H
 #define UNPAD_PLAN_H
 
-#include "../base/error.h"
-#include "../shards/sources.h"
 #include "batch.h"
-
-typedef struct {
-    int64_t num_docs;
-    int64_t (*length)(const void *context, int64_t doc);  // tokens of a document, >= 1
-    const void *context;
-    // Of tokens [from, from + n) of a document, from >= 1, how many are targets; NULL: all
-    int64_t (*targets)(const void *context, int64_t doc, int64_t from, int64_t n);
-    int64_t first_doc;       // documents are first_doc .. first_doc + num_docs - 1
-    const Sources *sources;  // of these documents; NULL: one
-} DocIndex;
-
-// Policy for documents longer than max_seqlen
-typedef enum { LONG_SPLIT, LONG_TRUNCATE, LONG_DROP, LONG_ERROR } LongDocs;
-
-typedef struct {
-    uint64_t seed;
-    int32_t max_seqlen;          // the longest segment, and the row of padded, rows and repad
-    int32_t micro_batch_tokens;  // the buffer of one micro-batch, >= max_seqlen
-    int32_t num_micro;           // micro-batches of a step, all ranks together
-    int32_t fill_ppm;            // fill in millionths: fraction of the buffers that a step may use
-    int64_t set_tokens;  // > 0: the most tokens of a step, regardless of fill_ppm (plan_fix_set)
-    LongDocs long_docs;
-} PlanSettings;
-
-// A position in the stream of one source; {0} is the beginning.
-typedef struct {
-    int64_t epoch;
-    int64_t doc_pos;  // documents of this epoch that are used up
-    int64_t tok_off;  // tokens of the next one that are used up
-    int64_t tokens;   // of all segments so far
-    int64_t counted;  // for its share: those since the weights were last changed
-} SourceCursor;
-
-// Everything a run must remember about its position in the data; {0} is the beginning.
-typedef struct {
-    int64_t step;
-    SourceCursor sources[MAX_SOURCES];
-} PlanState;
-
-// Part of a document, or all of it
-typedef struct {
-    int64_t doc, tok_off;  // its tokens are tok_off .. tok_off + length - 1 of the document
-    int32_t length;
-    bool has_next;  // the token after it is the target of its last token
-} Segment;
-
-// Documents longer than max_seqlen, by what happened to them; documents whose mask leaves them no
-// target; and the tokens that were left out
-typedef struct {
-    int64_t docs_split, docs_truncated, docs_dropped, docs_without_target, tokens_left_out;
-} LongCounts;
+#include "stream.h"
 
 typedef struct {
     Layout layout;
@@ -96,8 +41,6 @@ typedef struct {
     size_t stream_capacity, order_capacity, bin_capacity, segment_capacity, micro_capacity;
 } StepPlan;
 
-enum { PLAN_MAX_SEQLEN = 1 << 24 };
-
 // ------------------------------------------------------------------------------------------------
 // Settings
 
@@ -110,19 +53,6 @@ int64_t plan_work(int64_t length);
 
 // The most tokens that a step may use.
 int64_t plan_goal(const PlanSettings *s);
-
-// ------------------------------------------------------------------------------------------------
-// The stream
-
-// The segment at *at of the documents as one source; advances *at past it and adds to *counts.
-// EXIT_BAD_INPUT when the policy forbids a document, or nothing is left of all of them;
-// EXIT_CHECKPOINT_MISFIT when *at is not a position in them.
-bool plan_next_segment(const DocIndex *index, const PlanSettings *s, SourceCursor *at,
-                       Segment *segment, LongCounts *counts, Error *err);
-
-// The counts of a whole data set, for the summary at the start. Fails where training would fail at
-// the first of the long documents.
-bool plan_count_left_out(const DocIndex *index, const PlanSettings *s, LongCounts *out, Error *err);
 
 // ------------------------------------------------------------------------------------------------
 // A step

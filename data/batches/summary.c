@@ -10,7 +10,7 @@ bool data_summary(DataSummary *d, const Dataset *ds, const PlanSettings *s, Erro
     const DocIndex index = dataset_doc_index(ds);
     d->dataset = ds;
     d->max_seqlen = s->max_seqlen;
-    return plan_count_left_out(&index, s, &d->counts, err);
+    return stream_count_left_out(&index, s, &d->counts, err);
 }
 
 static int64_t num_long_docs(const DataSummary *d) {

@@ -82,7 +82,7 @@ bool evaluate(Dataset *data, const Evaluation *e, Error *err) {
     d.plan.segments = host_calloc((size_t)most, sizeof(Segment), "evaluation");
     d.plan.micro_start = host_calloc(2, sizeof(int64_t), "evaluation");
     batch_init(&b, most, most);
-    bool ok = plan_next_segment(&index, &s.plan, &at, &next, &left_out, err);
+    bool ok = stream_next_segment(&index, &s.plan, &at, &next, &left_out, err);
     while (ok && at.epoch == 0) {
         int64_t n = 0;
         for (int64_t tokens = 0; ok && at.epoch == 0 && tokens + next.length <= most;) {
@@ -90,7 +90,7 @@ bool evaluate(Dataset *data, const Evaluation *e, Error *err) {
             last_doc = next.doc;
             tokens += next.length;
             d.plan.segments[n++] = next;
-            ok = plan_next_segment(&index, &s.plan, &at, &next, &left_out, err);
+            ok = stream_next_segment(&index, &s.plan, &at, &next, &left_out, err);
         }
         d.plan.micro_start[1] = n;
         if (ok && num_batches++ % e->num_ranks == e->rank)

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/hash.h"
+#include "../base/file.h"
 #include "../base/json.h"
 #include "../base/path.h"
 #include "../batches/mixture.h"
@@ -30,7 +30,7 @@ static uint64_t tokenizer_hash(const char *dir, char *path) {
     if (!path_is_dir(dir)) return 0;
     must(path_join(path, IO_PATH_MAX, dir, "tokenizer.json", &err), &err);
     if (!path_exists(path)) return 0;
-    must(sha256_file(path, digest, &err), &err);
+    must(file_sha256(path, digest, &err), &err);
     memcpy(&hash, digest, sizeof hash);
     return hash;
 }

@@ -137,7 +137,7 @@ static bool open_model_tokenizer(Job *j, Error *err) {
         return error_set(err, EXIT_BAD_INPUT, "give --model DIR with a tokenizer.json",
                          "%s: is text, expected a tokenizer for it in --model, found none in %s",
                          j->spec, model);
-    if (!tokenizer_open(&j->tokenizer, model, err) || !sha256_file(path, digest, err)) return false;
+    if (!tokenizer_open(&j->tokenizer, model, err) || !file_sha256(path, digest, err)) return false;
     memcpy(&j->vocabulary.tokenizer_hash, digest, 8);
     return j->tokenizer.eos >= 0 ||
            error_set(err, EXIT_BAD_INPUT, "name it in tokenizer_config.json",
