@@ -183,7 +183,6 @@ typedef struct {
     LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers + 1); NULL without other ranks
     bool last_micro_batch;  // of this step: gradients of a bucket leave as soon as they are there
     uint64_t reduced;       // last handle of comm_reduce_begin
-    int64_t replay_step;    // this 1-based step is computed twice; 0: it is not
     // what is trained comes first; behind it, where adapters are, the frozen model
     Parameter *tensors;
     int num_tensors, num_trained;
@@ -769,49 +768,13 @@ static inline void llama_train_micro_batch(LlamaModel *m, const Batch *b) {
     llama_add_losses(m);
 }
 
-// CRC32C of the gradients of each trained tensor, so far and on this rank; the caller frees it.
-static inline uint32_t *llama_grad_crcs(LlamaModel *m) {
-    const size_t most = m->settings.io_chunk;
-    uint32_t *crcs = host_calloc((size_t)m->num_trained, sizeof *crcs, "checksums");
-    real *chunk = host_calloc(most, sizeof *chunk, "gradients");
-    for (int i = 0; i < m->num_trained; i++)
-        for (size_t at = 0, n, count = m->tensors[i].count; at < count; at += n) {
-            n = count - at < most ? count - at : most;
-            comm_progress();
-            device_download(chunk, m->grads + m->tensors[i].offset + at, n * sizeof *chunk);
-            crcs[i] = crc32c(crcs[i], chunk, n * sizeof *chunk);
-        }
-    free(chunk);
-    return crcs;
-}
-
-// Gradients are those of micro-batches first .. last - 1 of this rank: they have the same bits when
-// they are computed again, or memory, cores or GPU are faulty and the run ends.
-static inline void llama_replay(LlamaModel *m, const StepData *data, int32_t first, int32_t last) {
-    uint32_t *before = llama_grad_crcs(m);
-    llama_clear_grads(m);
-    device_zero(m->loss_sum, sizeof *m->loss_sum);
-    for (int32_t i = first; i < last; i++) llama_train_micro_batch(m, &data->micro[i]);
-    uint32_t *again = llama_grad_crcs(m);
-    for (int i = 0; i < m->num_trained; i++)
-        if (before[i] != again[i])
-            exit_with(EXIT_DEVICE_ERROR,
-                      "its memory, cores or GPU are faulty: continue with --resume on another one",
-                      "rank %d, step %ld: expected gradients of %s with the same bits when this "
-                      "machine computes them again, found others",
-                      m->settings.rank, m->replay_step, m->tensors[i].name);
-    free(before);
-    free(again);
-}
-
 // Gradients and losses of micro-batches first .. last - 1 of this rank
 static inline void llama_train_micro_batches(LlamaModel *m, const StepData *data, int32_t first,
                                              int32_t last) {
     for (int32_t i = first; i < last; i++) {
-        if (i + 1 == data->num_micro && !m->replay_step) llama_last_micro_batch(m);
+        if (i + 1 == data->num_micro) llama_last_micro_batch(m);
         llama_train_micro_batch(m, &data->micro[i]);
     }
-    if (m->replay_step && first < last) llama_replay(m, data, first, last);
 }
 
 // Gradients of this rank's micro-batches, leaf by leaf of the tree that fixes the order of the sum.

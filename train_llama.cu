@@ -536,6 +536,47 @@ static void pause_training(Run *run, int64_t step) {
     if (saves_after(run, step)) start_save(run, false);
 }
 
+// The model under --check-packing and --replay-every
+static void subject_begin(void *model, int64_t num_targets) {
+    llama_begin_step(model, num_targets);
+}
+
+static void subject_pass(void *model, const Batch *b, float *losses, float *logits) {
+    LlamaModel *m = model;
+    const int64_t T = b->total_tokens, V = m->config.vocab_size;
+    llama_set_batch(m, b);
+    llama_forward(m);
+    for (int64_t t = 0, n; t < T && logits; t += n) {
+        n = llama_chunk_logits(m, t);
+        activations_to_host(logits + t * V, m->scratch.logits, (size_t)(n * V));
+    }
+    llama_head_train(m);
+    if (losses) device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
+    llama_backward(m);
+}
+
+static void subject_grads(void *model, float *grads, size_t first, size_t n) {
+    const LlamaModel *m = model;
+    comm_progress();
+    device_download(grads, m->grads + first, n * sizeof(real));
+}
+
+static PackingSubject packing_subject(LlamaModel *m) {
+    return (PackingSubject){
+        m, m->config.vocab_size, m->num_elements, subject_begin, subject_pass, subject_grads};
+}
+
+// --replay-every, before a step: on a sound machine its gradients have the same bits twice.
+static void replay(LlamaModel *m, const StepData *data, int64_t step) {
+    Error err = {0};
+    char where[48];
+    comm_phase("forward", step);
+    snprintf(where, sizeof where, "rank %d, step %ld", comm_rank(), step);
+    const bool same = packing_replay(packing_subject(m), llama_parameters(m), data->micro,
+                                     data->num_micro, data->plan.num_targets, &err);
+    must(same || error_prefix(&err, where), &err);
+}
+
 // Other layouts also compute pairs across documents or padding: their useful work is not known.
 static double useful_flops(const Run *run, const StepPlan *p) {
     if (run->o->layout != LAYOUT_PACKED) return 0;
@@ -555,12 +596,12 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     const StepPlan *plan = &data->plan;
     const double read_ms = now_ms() - start_ms;
     const AdamW hyper = adamw_of_step(o, step);
+    if (every(step + 1, o->replay_every)) replay(run->model, data, step + 1);
     const DeviceMemory before = device_memory();
-    run->model->replay_step = every(step + 1, o->replay_every) ? step + 1 : 0;
     const StepScalars scalars = llama_train_step(run->model, data, hyper, o->grad_clip);
     // nothing is allocated inside a step, and the host waits for the device once: for the loss
     assert(device_memory().count == before.count);
-    assert(device_memory().waits == before.waits + 1 || run->model->replay_step);
+    assert(device_memory().waits == before.waits + 1);
     const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)plan->num_targets;
     const StepBalance balance = read_notes(run, data);
     const StepReport report = {.step = step + 1,
@@ -768,53 +809,14 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
 // ------------------------------------------------------------------------------------------------
 // --check-packing: the documents of one micro-batch, packed and each alone
 
-static void subject_begin(void *model, int64_t num_targets) {
-    llama_begin_step(model, num_targets);
-}
-
-static void subject_pass(void *model, const Batch *b, float *losses, float *logits) {
-    LlamaModel *m = model;
-    const int32_t T = b->total_tokens, V = m->config.vocab_size;
-    int32_t *rows = host_calloc((size_t)T, sizeof(int32_t), "rows");
-    for (int32_t t = 0; t < T; t++) rows[t] = t;
-    llama_set_batch(m, b);
-    llama_forward(m);
-    for (int32_t t = 0; t < T; t += m->settings.head_chunk)
-        llama_logits(m, logits + (int64_t)t * V, rows + t,
-                     T - t < m->settings.head_chunk ? T - t : m->settings.head_chunk);
-    free(rows);
-    llama_head_train(m);
-    device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
-    llama_backward(m);
-}
-
-static void subject_grads(void *model, float *grads) {
-    const LlamaModel *m = model;
-    device_download(grads, m->grads, m->num_elements * sizeof(real));
-}
-
-static PackingSubject packing_subject(LlamaModel *m) {
-    return (PackingSubject){
-        m, m->config.vocab_size, m->num_elements, subject_begin, subject_pass, subject_grads};
-}
-
 static void check_packing(LlamaModel *m, Data *d) {
     Error err = {0};
     StepData data = {0};
     LoaderSettings settings = d->loader_settings;
     settings.layout = LAYOUT_PACKED;
     must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err), &err);
-    const Batch *b = &data.micro[0];
-    const PackingSubject subject = packing_subject(m);
-    const PackingDelta delta = packing_check(&subject, b);
-    packing_print(&delta, b);
+    must(packing_report(packing_subject(m), &data.micro[0], sizeof(floatX) == 2, &err), &err);
     step_data_free(&data);
-    const bool good = packing_is_rounding(&delta, sizeof(floatX) == 2);
-    printf("%s\n", good ? "packing does not change the result" : "PACKING CHANGES THE RESULT");
-    if (!good)
-        exit_with(EXIT_DEVICE_ERROR,
-                  "if the model's own losses are finite, a kernel is wrong: please report it",
-                  "packing: expected the result of each document alone, found another one");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -868,10 +870,9 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
 }
 
 static void infer(const Options *o, LlamaModel *m) {
-    const ResumePoint nowhere = {0};
     run_options_complete_inference(comm_num_ranks());
     const DeviceRoom room = open_device(o, m);
-    const LlamaConfig config = load_config(o, &nowhere, true);
+    const LlamaConfig config = load_config(o, &(ResumePoint){0}, true);
     if (o->eval)
         evaluate_model(m, &config, o, &room);
     else

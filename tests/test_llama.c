@@ -474,8 +474,7 @@ TEST(recomputed_activations_and_full_models_have_the_same_bits) {
 }
 
 static PackingDelta packing_delta(LlamaModel *m, const Batch *b) {
-    const PackingSubject subject = packing_subject(m);
-    return packing_check(&subject, b);
+    return packing_check(packing_subject(m), b);
 }
 
 // --check-packing accepts differences due to rounding and nothing else.

@@ -1,4 +1,5 @@
-// Does packing change a result? The documents of one batch, packed and each alone.
+// Does packing change a result? The documents of one batch, packed and each alone. Does a machine
+// compute it twice with the same bits?
 #ifndef UNPAD_PACKING_CHECK_H
 #define UNPAD_PACKING_CHECK_H
 
@@ -7,6 +8,7 @@
 #include <stdint.h>
 
 #include "../batches/batch.h"
+#include "../models/weights.h"
 
 // The model under test: T rows of a batch, V = vocab_size
 typedef struct {
@@ -15,9 +17,10 @@ typedef struct {
     size_t num_grads;
     // Zeroes the gradients; losses are divided by num_targets.
     void (*begin)(void *context, int64_t num_targets);
-    // losses (T) =, logits (T, V) =, and the gradients of the batch are added to the model's.
+    // losses (T) =, logits (T, V) =, if not NULL; the batch's gradients are added to the model's.
     void (*pass)(void *context, const Batch *batch, float *losses, float *logits);
-    void (*get_grads)(void *context, float *grads);  // (num_grads)
+    // grads (n) =  those from `first` on
+    void (*get_grads)(void *context, float *grads, size_t first, size_t n);
 } PackingSubject;
 
 // Largest differences; Inf where a value is NaN. grad_error: relative, in the L2 norm.
@@ -25,12 +28,17 @@ typedef struct {
     double loss, logit, grad, grad_error;
 } PackingDelta;
 
-PackingDelta packing_check(const PackingSubject *subject, const Batch *packed);
+PackingDelta packing_check(PackingSubject subject, const Batch *packed);
 
 // Losses and logits must agree to rounding of one row's sums, gradients to that of a sum over T
 // rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
 bool packing_is_rounding(const PackingDelta *d, bool bf16);
 
-void packing_print(const PackingDelta *d, const Batch *packed);
+// Computes the gradients of these batches twice. Exit 11 names the first parameter with other bits.
+bool packing_replay(PackingSubject subject, Parameters p, const Batch *batches, int num_batches,
+                    int64_t num_targets, Error *err);
+
+// Checks the batch and prints how it differs; exit 11 where that is more than rounding.
+bool packing_report(PackingSubject subject, const Batch *packed, bool bf16, Error *err);
 
 #endif

@@ -124,7 +124,7 @@ Option run_option_table[] = {
            "activations that backward computes again instead of keeping, for the same bits: none, "
            "norms and SwiGLU, or whole layers; auto: as little as fits into memory"),
     NUMBER("replay-every", parsed.replay_every, "0", 0, 1 << 30,
-           "every so many steps compute a step twice and compare all bits of its gradients: finds "
+           "before every so many steps compute its gradients twice and compare all bits: finds "
            "faulty memory, cores and GPUs; 0: never"),
     NUMBER("heartbeat-seconds", parsed.heartbeat_seconds, "60", 0, 1e6,
            "several ranks: seconds without progress before a rank is reported and the run ends "
