@@ -8,13 +8,13 @@
 #include <unistd.h>
 
 #include "../base/ask.h"
-#include "../base/signals.h"
 #include "../base/clock.h"
 #include "../base/file.h"
 #include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/memory.h"
 #include "../base/path.h"
+#include "../base/signals.h"
 
 // ------------------------------------------------------------------------------------------------
 // The beginning of a text
