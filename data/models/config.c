@@ -268,7 +268,7 @@ static bool value_is(const json_t *item, const char *text) {
 
 static bool refuse(const char *key, const char *expected, const json_t *item, Error *err) {
     char *found = json_dumps(item, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
-    error_set(err, EXIT_BAD_INPUT, "the model needs more than this trainer computes",
+    error_set(err, EXIT_BAD_INPUT, "this trainer does not implement it",
               "%s: expected %s, found %.60s", key, expected, found);
     free(found);
     return false;
