@@ -311,12 +311,11 @@ TEST(every_io_call_of_a_save_fails_in_turn) {
 
 // From I/O call number nth on, all fail; 0: none.
 static bool convert(const char *text, long nth, Error *err) {
-    static volatile sig_atomic_t no_signal;
     const char *in = scratch("text.txt"), *spec = in;
     put_file(in, text, strlen(text));
     OutDir out = {.path = out_dir()};
     const Options o = {.threads = 1};
-    const Texts t = {&o, "demo", 264, true, false, &out, &no_signal};
+    const Texts t = {&o, "demo", 264, true, false, &out};
     fault_arm(FAULT_IO, nth, EIO, true);
     const bool ok = texts_to_shards(&spec, "tokens", 0.01, &t, err);
     const bool made = ok && strcmp(spec, in) != 0;  // else it is refused as shards, later
