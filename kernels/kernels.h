@@ -69,8 +69,8 @@ typedef struct {
     int bf16_matmul;  // CPU: 1: round matmul inputs to bf16, accumulate in fp32
 } DeviceOptions;
 
-// Call first in main: may re-exec the process with environment variables that the device's
-// libraries read at load time.
+// Call first in main, which must never exit with 1: that is taken for a library's failure. May
+// re-exec the process with environment variables that the device's libraries read at load time.
 void device_prepare_process(char **argv);
 // Selects the device and its fastest code paths; call before any function below. Returns NULL, or
 // one line (static) that names the missing requirement.

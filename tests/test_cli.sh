@@ -131,6 +131,7 @@ limited() { bash -c 'ulimit -v 1500000 && exec "$@"' limited "$release" "$@"; }
 expect optimizer_does_not_fit 5 '^error: memory: [0-9]+ MiB for (gradients|optimizer) refused' limited \
     --model smollm2-135m --train corpus --allow-other-tokenizer --max-seqlen 64 --micro-batch-tokens 64 --out big
 OMP_STACKSIZE=2G outcome openmp_gets_no_thread 5 '^error: host memory: refused to OpenMP' limited "${data[@]}" --threads 2 --out big
+outcome a_failed_test_is_none_of_openmp 1 'expected a part of a case' "$root/build/asan/test_ops" --filter no_such_case
 expect a_full_standard_output 4 '^error: standard output' eval '"${run[@]}" --dry-run > /dev/full'
 
 # ---- bad input files --------------------------------------------------------------------------------------

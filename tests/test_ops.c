@@ -1072,7 +1072,6 @@ static void say_device(void) {
 int main(int argc, char **argv) {
     bool bench = false;
     int n = 1;
-    device_prepare_process(argv);
     // thousands of small parallel regions on a machine that may be busy: waiting threads must sleep
     if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0)
         execv("/proc/self/exe", argv);
