@@ -5,6 +5,7 @@
 
 extern "C" {
 #include "../../data/base/error.h"
+#include "../../data/base/memory.h"
 }
 
 // Uploads leave through a few pinned buffers in turn. An upload returns when its bytes are in a
@@ -214,6 +215,8 @@ int device_memory_code(void) { return EXIT_DEVICE_MEMORY; }
 
 size_t device_memory_free(void) {
     size_t free_bytes = 0, total_bytes = 0;
+    // there the page cache counts as used
+    if (properties.integrated) return host_memory_free() / (size_t)comm_local_ranks();
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     return free_bytes;
 }
