@@ -158,11 +158,13 @@ static void describe_work(void *model, char *text, size_t capacity) {
                  docs->num_segments, docs->max_seqlen, docs->total_tokens);
 }
 
-// Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing.
-static DeviceRoom open_device(const Options *o, LlamaModel *m) {
+// Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing, or the right sizes.
+static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel *m) {
     const DeviceOptions options = {.threads = o->threads, .bf16_matmul = o->bf16_matmul};
     const char *missing = device_init(&options);
     if (missing && o->bf16_matmul) exit_with(EXIT_USAGE, "leave --bf16-matmul out", "%s", missing);
+    if (!missing)
+        missing = device_refuses(c->hidden_size, c->intermediate_size, c->vocab_size, c->head_dim);
     if (missing)
         exit_with(EXIT_DEVICE_ERROR, "make BACKEND=cpu builds a trainer that needs no GPU", "%s",
                   missing);
@@ -901,12 +903,10 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
 static void infer(const Options *o, LlamaModel *m, int argc, char **argv) {
     const ResumePoint nowhere = {0};
     run_options_check_inference(o, comm_num_ranks(), argc, argv);
-    const DeviceRoom room = open_device(o, m);
     const LlamaConfig config = load_config(o, &nowhere, true);
-    if (o->eval)
-        evaluate_model(m, &config, o, &room, argc, argv);
-    else
-        generate(m, &config, o, &room);
+    const DeviceRoom room = open_device(o, &config, m);
+    if (o->eval) return evaluate_model(m, &config, o, &room, argc, argv);
+    generate(m, &config, o, &room);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -952,10 +952,10 @@ int main(int argc, char **argv) {
     const ResumePoint at = find_resume(o, &out);
     json_auto_t *stored = run_options_take(&at, argc, argv);
     run_options_check(o, comm_num_ranks(), stored != NULL);
-    DeviceRoom room = open_device(o, &model);
 
     // inputs are proven good before anything is written
     const LlamaConfig config = load_config(o, &at, options_given(argc, argv, "model"));
+    DeviceRoom room = open_device(o, &config, &model);
     tokenize_texts(o, &out, &at, config.vocab_size);
     if (is_rank_0())
         options_print_changes(run_option_table, argc, argv, stored, run_options_of_a_start, stdout);

@@ -159,6 +159,20 @@ const char *device_init(const DeviceOptions *) {
     return missing ? missing : comm_connect(stream);
 }
 
+static const char *refuse(const char *key, const char *expected, int found) {
+    snprintf(failure, sizeof failure, "config.json: %s: expected %s on a GPU, found %d", key,
+             expected, found);
+    return failure;
+}
+
+const char *device_refuses(int C, int F, int V, int D) {
+    if (C % 8) return refuse("hidden_size", "a multiple of 8", C);
+    if (C > ROW_MAX_COLUMNS) return refuse("hidden_size", "at most 16384", C);
+    if (F % 8) return refuse("intermediate_size", "a multiple of 8", F);
+    if (V % 8) return refuse("vocab_size", "a multiple of 8", V);
+    return D == 64 || D == 128 ? NULL : refuse("head_dim", "64 or 128", D);
+}
+
 const char *device_describe(void) {
     static char text[sizeof description + 32];
     snprintf(text, sizeof text, "%s, attention %s", description, attention_describe());
