@@ -66,6 +66,7 @@ typedef float real;
 typedef struct {
     int threads;      // CPU threads; 0: all cores this process may use
     int bf16_matmul;  // CPU: 1: round matmul inputs to bf16, accumulate in fp32
+    int collects;     // 1: several ranks will call comm_collect
 } DeviceOptions;
 
 // Call first in main, which must never exit with 1: that is taken for a library's failure. May

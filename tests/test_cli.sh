@@ -102,7 +102,7 @@ expect recompute_is_planned 0 '^recompute off .* MiB, on .* MiB \(chosen\), full
     --recompute on --out nothing
 # more memory than any machine has, of few tokens: a batch of 500 million takes a minute to plan
 huge=("${run[@]/#tiny/smollm2-135m}" --micro-batch-tokens 20000000 --batch-tokens 0 --val-every 0 --num-samples 0)
-expect plan_for_another_machine 0 '^warning: this machine has .* MiB free of ' "${huge[@]}" --dry-run --out nothing
+expect plan_for_another_machine 0 '^warning: this machine has .* MiB to spare for ' "${huge[@]}" --dry-run --out nothing
 check dry_run_writes_nothing test ! -e nothing
 expect help 0 '^  --micro-batch-tokens' "$train" --help
 expect version 0 '^unpad.c [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?[a-z]+ backend\)$' "$train" --version

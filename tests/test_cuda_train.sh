@@ -46,6 +46,12 @@ if [[ $cuda = *emu* ]]; then
         [ "$next" = - ] || outcome "recompute_auto_not_$name" 0 "$next [0-9.]+ MiB \(chosen\)" \
             env EMU_MEMORY=$((memory - (2 << 20))) "$cuda" "${large[@]}"
     done <<< "$totals"
+    # less than that to spare is too little, for the hint as well
+    check plan_of_half "$cuda" "${large[@]}" --micro-batch-tokens 32768 --recompute full
+    memory=$(awk '$1 == "total" { printf "%d", 2^20 * ($2 + 1) }' out.txt)
+    EMU_MEMORY=$memory outcome too_little_to_spare 0 '^warning: this machine .*-tokens 16384 fits' \
+        "$cuda" "${large[@]}" --micro-batch-tokens 32768
+    EMU_MEMORY=$memory outcome the_hint_leaves_as_much 0 ' --micro-batch-tokens 16384 fits' "$cuda" "${large[@]}"
     # the page cache of an integrated device is not used memory
     EMU_PAGE_CACHE=$(((8191 - ${kernels%.*}) << 20)) expect an_integrated_device 0 '^done' \
         "$cuda" "${common[@]}" --out integrated --steps 0 --val-every 0

@@ -243,6 +243,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     API_CALL;
     *total = opt.memory;
     *free_bytes = opt.memory - device_memory_in_use() - opt.page_cache;
+    if (opt.trace) fprintf(stderr, "EMU TRACE stream 0 %s\n", __func__);
     return cudaSuccess;
 }
 

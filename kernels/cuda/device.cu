@@ -139,7 +139,23 @@ static void describe() {
              driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
-const char *device_init(const DeviceOptions *) {
+// NCCL takes its buffers at the first call of a kind: now, so that they do not count as free.
+static void take_buffers_of_ranks(bool collects) {
+    const size_t ranks = (size_t)comm_num_ranks();
+    if (ranks == 1) return;
+    size_t *first = (size_t *)host_calloc(ranks + 1, sizeof *first, "ranks");
+    double *x = (double *)cuda_allocate("ranks", (ranks + 2) * sizeof *x);
+    real *shards = (real *)x;
+    for (size_t r = 0; r <= ranks; r++) first[r] = r;
+    comm_wait(comm_reduce_begin(shards, first, 0, ranks));
+    comm_wait(comm_gather_begin((floatX *)x, first, 0, ranks));
+    comm_sum_in_order(x, x + 1, 0, 1);
+    if (collects) comm_collect(shards + ranks, shards, first, 0, 1);
+    device_free(x);
+    free(first);
+}
+
+const char *device_init(const DeviceOptions *options) {
     int device = 0;
     if (stream) return NULL;
     const char *missing = choose_device(&device);
@@ -156,7 +172,9 @@ const char *device_init(const DeviceOptions *) {
     describe();
     scratch = cuda_allocate("scratch", CUDA_SCRATCH_BYTES);
     missing = matmul_init();
-    return missing ? missing : comm_connect(stream);
+    if (!missing) missing = comm_connect(stream);
+    if (!missing) take_buffers_of_ranks(options->collects);
+    return missing;
 }
 
 static const char *refuse(const char *key, const char *expected, int found) {
