@@ -61,7 +61,7 @@ static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 // Device memory beside the model's arenas
 typedef struct {
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
-    size_t free_bytes;     // before any rank has allocated its model; 0: unknown
+    size_t usable_bytes;   // before any rank has allocated its model; 0: unknown
     size_t recompute_bytes[LLAMA_NUM_RECOMPUTES];  // what the model takes with each --recompute
 } DeviceRoom;
 
@@ -130,11 +130,13 @@ static void describe_work(void *model, char *text, size_t capacity) {
                  docs->num_segments, docs->max_seqlen, docs->total_tokens);
 }
 
-// Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing.
-static DeviceRoom open_device(const Options *o, LlamaModel *m) {
-    const DeviceOptions options = {.threads = o->threads, .bf16_matmul = o->bf16_matmul};
+// Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing, or the right sizes.
+static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel *m) {
+    const DeviceOptions options = {o->threads, o->bf16_matmul, reduces_deterministically(o)};
     const char *missing = device_init(&options);
     if (missing && o->bf16_matmul) exit_with(EXIT_USAGE, "leave --bf16-matmul out", "%s", missing);
+    if (!missing)
+        missing = device_refuses(c->hidden_size, c->intermediate_size, c->vocab_size, c->head_dim);
     if (missing)
         exit_with(EXIT_DEVICE_ERROR, "make BACKEND=cpu builds a trainer that needs no GPU", "%s",
                   missing);
@@ -143,7 +145,8 @@ static DeviceRoom open_device(const Options *o, LlamaModel *m) {
                   "auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
                   "--attention: expected kernels that this device can run");
     device_on_error(describe_work, m);
-    const DeviceRoom room = {device_memory().bytes_now, device_memory_free(), {0}};
+    const size_t free_bytes = device_memory_free();  // a 16th is left for libraries
+    const DeviceRoom room = {device_memory().bytes_now, free_bytes - free_bytes / 16, {0}};
     comm_barrier();  // every rank has read it before one allocates its model
     return room;
 }
@@ -228,8 +231,7 @@ static void check_ranks_still_agree(const Run *run) {
 // ------------------------------------------------------------------------------------------------
 // The model's memory: planned, printed and checked before anything is allocated
 
-// The model of this rank's part of the training. Without --recompute it recomputes as little as
-// fits with a 16th of the memory to spare for libraries; the same on all ranks.
+// The model of this rank. Without --recompute it recomputes as little as fits, alike on all ranks.
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
                        const Generator *samples, DeviceRoom *room) {
     const int32_t leaves = d->loader_settings.plan.num_micro, val = d->most_val_micros;
@@ -246,12 +248,11 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
                        .deterministic_reduction = reduces_deterministically(o),
                        .num_leaves = leaves,
                        .num_losses = most > ranks ? most : ranks};
-    const size_t free_bytes = room->free_bytes, usable = free_bytes - free_bytes / 16;
     int chosen = LLAMA_RECOMPUTE_FULL;
     for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
         s.recompute = (LlamaRecompute)i;
         room->recompute_bytes[i] = llama_memory_needed(config, s);
-        if (free_bytes == 0 || room->recompute_bytes[i] <= usable) chosen = i;
+        if (!room->usable_bytes || room->recompute_bytes[i] <= room->usable_bytes) chosen = i;
     }
     if (o->recompute < LLAMA_NUM_RECOMPUTES) chosen = o->recompute;  // not auto
     s.recompute = (LlamaRecompute)comm_max(chosen);
@@ -342,21 +343,22 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
 }
 
 static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Options *o) {
-    const size_t free_bytes = room->free_bytes, total = llama_memory_total(m);
-    if (free_bytes == 0 || total <= free_bytes) return;
+    const size_t usable = room->usable_bytes, total = llama_memory_total(m);
+    if (usable == 0 || total <= usable) return;
     char hint[160];
-    const int32_t fits = llama_largest_micro_batch(m, free_bytes, o->max_seqlen, o->batch_tokens);
+    const int32_t fits = llama_largest_micro_batch(m, usable, o->max_seqlen, o->batch_tokens);
     if (fits >= o->max_seqlen)
         snprintf(hint, sizeof hint, "--micro-batch-tokens %d fits", fits);
     else
         snprintf(hint, sizeof hint,
                  "even --micro-batch-tokens %d does not fit: take a smaller model or --max-seqlen",
                  o->max_seqlen);
-    const double total_mib = (double)total / 1048576.0, free_mib = (double)free_bytes / 1048576.0;
+    const double total_mib = (double)total / 1048576.0, usable_mib = (double)usable / 1048576.0;
     if (!o->dry_run)
-        exit_with(device_memory_code(), hint, "memory: expected %.1f MiB free, found %.1f MiB",
-                  total_mib, free_mib);
-    warning("this machine has %.1f MiB free of %.1f MiB: %s", free_mib, total_mib, hint);
+        exit_with(device_memory_code(), hint,
+                  "memory: expected %.1f MiB within 15/16 of what is free, found %.1f MiB",
+                  total_mib, usable_mib);
+    warning("this machine has %.1f MiB to spare for %.1f MiB: %s", usable_mib, total_mib, hint);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -871,12 +873,10 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
 
 static void infer(const Options *o, LlamaModel *m) {
     run_options_complete_inference(comm_num_ranks());
-    const DeviceRoom room = open_device(o, m);
     const LlamaConfig config = load_config(o, &(ResumePoint){0}, true);
-    if (o->eval)
-        evaluate_model(m, &config, o, &room);
-    else
-        generate(m, &config, o, &room);
+    const DeviceRoom room = open_device(o, &config, m);
+    if (o->eval) return evaluate_model(m, &config, o, &room);
+    generate(m, &config, o, &room);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -924,10 +924,10 @@ int main(int argc, char **argv) {
     }
     const ResumePoint at = find_resume(o, &out);
     json_auto_t *stored = run_options_complete(&at, comm_num_ranks());
-    DeviceRoom room = open_device(o, &model);
 
     // inputs are proven good before anything is written
     const LlamaConfig config = load_config(o, &at, option_given(run_option_table, "model"));
+    DeviceRoom room = open_device(o, &config, &model);
     tokenize_texts(o, &out, &at, config.vocab_size);
     if (is_rank_0())
         options_print_changes(run_option_table, stored, run_options_of_a_start, stdout);

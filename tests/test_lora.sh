@@ -120,5 +120,7 @@ target_modules ["embed_tokens"]
 peft_type "IA3"
 peft_type null
 r 12
+r null
+lora_alpha null
 KEYS
 finish

@@ -32,7 +32,7 @@ static void *take(size_t n, size_t size) {
 }
 
 static void open_device(void) {
-    const DeviceOptions options = {0, 0};
+    const DeviceOptions options = {0};
     const char *missing = device_init(&options);
     if (missing) SKIP("%s", missing);
 }
@@ -696,7 +696,7 @@ static const HeadShape wrong_heads[] = {{4, 3, 64},
                                         {4, -1, 2}};
 #endif
 static void call_unsupported(int i) {
-    const DeviceOptions options = {0, 0};
+    const DeviceOptions options = {0};
     if (i == NO_ALGORITHM) setenv("EMU_LT_ALGO", "none", 1);
     if (device_init(&options)) _exit(77);
     static char lengths[] = "lengths 5 7";
@@ -904,7 +904,7 @@ TEST(work_lists_keep_their_bound) {
 #ifndef BACKEND_CUDA
 TEST(threads) {
     for (int n = 1; n <= 3; n++) {
-        const DeviceOptions options = {n, false};
+        const DeviceOptions options = {.threads = n};
         CHECK(!device_init(&options) && omp_get_max_threads() == n);
     }
 }
@@ -1072,7 +1072,6 @@ static void say_device(void) {
 int main(int argc, char **argv) {
     bool bench = false;
     int n = 1;
-    device_prepare_process(argv);
     // thousands of small parallel regions on a machine that may be busy: waiting threads must sleep
     if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0)
         execv("/proc/self/exe", argv);

@@ -65,6 +65,8 @@ static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *
     double alpha = 8;  // PEFT's defaults
     *c = (LoraConfig){.rank = 8};
     json_object_foreach(root, key, item) {
+        if (json_is_null(item) && (strcmp(key, "r") == 0 || strcmp(key, "lora_alpha") == 0))
+            return bad_input(err, "%s: expected a number, found null", key);
         if (json_is_set(item) && !is_computed(key, item))
             return bad_input(err, "%s: expected LoRA of linear layers alone, found more", key);
     }

@@ -53,6 +53,11 @@ const char *device_init(const DeviceOptions *options) {
     return NULL;
 }
 
+const char *device_refuses(int C, int F, int V, int D) {
+    (void)C, (void)F, (void)V, (void)D;
+    return NULL;
+}
+
 int cpu_threads(void) { return num_threads > 0 ? num_threads : omp_get_max_threads(); }
 
 bool cpu_has(const char *set) {
