@@ -210,6 +210,26 @@ TEST(names_that_are_not_ours_are_left_alone) {
     CHECK(count_names("") == 2 + 1 + n);
 }
 
+// Of a checkpoint that is elsewhere the link goes, and nothing behind it.
+TEST(nothing_behind_links_is_removed) {
+    const char *names[] = {"final", "step-00000001", "step-00000002", "step-00000009.tmp-1",
+                           "final.old-1"};
+    const int left[] = {3, 5, 2, 0};
+    for (int what = 0; what < 4; what++) {
+        fresh_run(1);
+        MUST(dir_remove_tree(scratch("behind"), &err));
+        CHECK(rename(scratch("out/step-00000001"), scratch("behind")) == 0);
+        for (int i = 0; i < 5; i++)
+            CHECK(symlink(scratch("behind"), printed("%s/%s", out_dir(), names[i])) == 0);
+        if (what == 0) MUST(checkpoint_recover(out_dir(), &err));
+        if (what == 1) must_save(2, NULL), must_save(3, "final");
+        if (what == 2) MUST(checkpoint_prune(out_dir(), 2, 1, &err));
+        if (what == 3) MUST(checkpoint_remove_all(out_dir(), &err));
+        MUST(checkpoint_verify(scratch("behind"), NULL, &err));
+        CHECK(count_names("") == 2 + left[what]);
+    }
+}
+
 // ---- Damage -------------------------------------------------------------------------------------
 
 static const char *const parts[] = {"manifest.json", "model.safetensors", "state.json",

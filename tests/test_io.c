@@ -187,6 +187,14 @@ TEST(dir_create_all_and_remove_tree) {
     MUST(dir_remove_tree(scratch("a"), &err) && !path_exists(scratch("a")));
     CHECK(path_exists(scratch("outside/keep")));  // links are not followed
     MUST(dir_remove_tree(scratch("a"), &err));
+    CHECK(symlink(scratch("outside"), scratch("a")) == 0);  // not even the one that is named
+    MUST(dir_remove_tree(scratch("a"), &err) && !path_exists(scratch("a")));
+    CHECK(path_exists(scratch("outside/keep")));
+    Error file = {0}, deep = {0};
+    CHECK(!dir_remove_tree(scratch("outside/keep"), &file) && file.code == EXIT_DISK);
+    MUST(dir_create_all(scratch("a/1/2/3/4/5/6/7/8"), &err) && dir_remove_tree(scratch("a"), &err));
+    MUST(dir_create_all(scratch("a/1/2/3/4/5/6/7/8/9/10"), &err));
+    CHECK(!dir_remove_tree(scratch("a"), &deep) && strstr(deep.what, "nested too deep"));
 }
 
 // The lock is of the open file: a second one of the same process is refused as another process is.

@@ -55,26 +55,32 @@ bool io_rename(const char *from, const char *to, Error *err) {
     return rename(from, to) == 0 || disk_error(err, to, "rename failed");
 }
 
-static bool dir_remove_level(const char *path, int depth, Error *err) {
-    char name[IO_PATH_MAX];
+// A name in the open directory `at`; path: the same, for messages. By descriptors, so that no link
+// is followed, even one that takes the place of a directory meanwhile.
+static bool remove_at(int at, const char *name, const char *path, int depth, Error *err) {
+    char below[IO_PATH_MAX];
     struct stat st;
-    if (depth > 8) return error_set(err, EXIT_DISK, "", "%s: directories nested too deep", path);
-    DIR *dir = opendir(path);
-    if (!dir) return errno == ENOENT || disk_error(err, path, "cannot open the directory");
-    bool ok = true;
-    for (struct dirent *e; ok && (e = readdir(dir));) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        ok = path_join(name, sizeof name, path, e->d_name, err);
-        if (ok && lstat(name, &st) == 0 && S_ISDIR(st.st_mode))
-            ok = dir_remove_level(name, depth + 1, err);
-        else if (ok)
-            ok = unlink(name) == 0 || errno == ENOENT || disk_error(err, name, "cannot remove");
-    }
-    closedir(dir);
-    return ok && (rmdir(path) == 0 || errno == ENOENT || disk_error(err, path, "cannot remove"));
+    if (fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+        return errno == ENOENT || disk_error(err, path, "cannot look at it");
+    const bool is_dir = S_ISDIR(st.st_mode) || (depth == 0 && !S_ISLNK(st.st_mode));
+    if (depth > 9) return error_set(err, EXIT_DISK, "", "%s: directories nested too deep", path);
+    const int fd = is_dir ? openat(at, name, O_RDONLY | O_CLOEXEC | O_DIRECTORY | O_NOFOLLOW) : -1;
+    if (is_dir && fd < 0 && errno == ENOENT) return true;
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    bool ok = dir || !is_dir || disk_error(err, path, "cannot open the directory");
+    for (struct dirent *e; dir && ok && (e = readdir(dir));)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            ok = path_join(below, sizeof below, path, e->d_name, err) &&
+                 remove_at(fd, e->d_name, below, depth + 1, err);
+    if (dir) closedir(dir);
+    if (!dir && fd >= 0) close(fd);
+    return ok && (unlinkat(at, name, is_dir ? AT_REMOVEDIR : 0) == 0 || errno == ENOENT ||
+                  disk_error(err, path, "cannot remove"));
 }
 
-bool dir_remove_tree(const char *path, Error *err) { return dir_remove_level(path, 0, err); }
+bool dir_remove_tree(const char *path, Error *err) {
+    return remove_at(AT_FDCWD, path, path, 0, err);
+}
 
 bool disk_free_bytes(const char *path, uint64_t *out, Error *err) {
     struct statvfs st;

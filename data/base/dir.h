@@ -14,7 +14,8 @@ bool dir_sync(const char *path, Error *err);
 // rename(2); durable only after dir_sync.
 bool io_rename(const char *from, const char *to, Error *err);
 
-// rm -r; symbolic links are removed, not followed. A path that does not exist is not an error.
+// rm -r; symbolic links are removed, not followed, the path itself included. A path that does not
+// exist is not an error.
 bool dir_remove_tree(const char *path, Error *err);
 
 // Bytes that an unprivileged process can still write to the file system of `path`.

@@ -288,6 +288,8 @@ bool checkpoint_recover(const char *out_dir, Error *err) {
     return ok;
 }
 
+static bool is_link(const char *path) { return readlink(path, (char[1]){0}, 1) >= 0; }
+
 bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err) {
     char dir[IO_PATH_MAX], manifest[IO_PATH_MAX];
     int64_t *steps = NULL;
@@ -299,7 +301,8 @@ bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err) {
         const bool complete = ok && path_exists(manifest);
         if (!ok || steps[i] > step || (complete && kept++ < keep)) continue;
         // the manifest first: the rest of the directory can never be taken for a checkpoint
-        ok = (!complete || unlink(manifest) == 0 || disk_error(err, manifest, "cannot remove")) &&
+        ok = (!complete || is_link(dir) || unlink(manifest) == 0 ||
+              disk_error(err, manifest, "cannot remove")) &&
              dir_remove_tree(dir, err);
     }
     free(steps);
@@ -309,6 +312,7 @@ bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err) {
 // Renames a directory so that no reader takes it for a checkpoint; checkpoint_recover removes it.
 static bool set_aside(const char *path, Error *err) {
     char aside[IO_PATH_MAX];
+    if (is_link(path)) return dir_remove_tree(path, err);
     return path_printf(aside, sizeof aside, err, "%s.tmp-%ld", path, (long)getpid()) &&
            (!path_exists(path) || (dir_remove_tree(aside, err) && io_rename(path, aside, err)));
 }
