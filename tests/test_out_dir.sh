@@ -129,6 +129,15 @@ expect link_like_an_unfinished_save 0 done "${resume[@]}" --out n6 --steps 9
 ln -s ../behind/tokens n3/tokens
 expect linked_tokens_are_made_again 0 done "${run[@]}" --model chat --train text --out n3 --steps 1
 check nothing_behind_links_is_removed diff -r behind.before behind
+echo mine > file
+ln -s ../file n4/.lock
+expect lock_is_a_link 4 'n4/.lock: expected a regular file, found a symbolic link' "${run[@]}" --out n4 --steps 1
+ln -sf ../file n2/log.jsonl
+expect log_is_a_link 4 'n2/log.jsonl: expected a regular file, found a symbolic link' "${run[@]}" --out n2 --steps 1 --overwrite
+check nothing_behind_links_is_written test "$(cat file) $(names n2)" = 'mine final log.jsonl step-00000001'
+rm n2/log.jsonl && mkfifo n2/log.jsonl n5/log.jsonl
+expect log_is_a_fifo 4 'n2/log.jsonl: expected a regular file, found another kind' "${resume[@]}" --out n2 --steps 2
+expect log_is_a_fifo_in_a_dry_run 4 'n5/log.jsonl: expected' "${run[@]}" --out n5 --steps 1 --resume --dry-run
 
 # ---- scripts/quickstart.sh ----------------------------------------------------------------------------------
 mkdir -p tree/scripts tree/data/demo && cp "$root/scripts/quickstart.sh" tree/scripts && touch tree/data/demo/dataset.json

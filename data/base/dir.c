@@ -129,8 +129,8 @@ bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     char path[IO_PATH_MAX], owner[256], host[128] = "?";
     lock->fd = lock->dir_fd = -1;
     if (!path_join(path, sizeof path, dir, ".lock", err)) return false;
-    const int fd = io_open(path, O_RDWR | O_CREAT, 0666);
-    if (fd < 0) return disk_error(err, path, "cannot create the lock");
+    const int fd = io_open_own(path, O_RDWR | O_CREAT, err);
+    if (fd < 0) return false;
     lock->works = lock_within(fd, LOCK_WAIT_MS);
     const bool taken = !lock->works && errno == EWOULDBLOCK;
     if (taken) dir_lock_refused(fd, dir, err);

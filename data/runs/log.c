@@ -1,6 +1,5 @@
 #include "log.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,13 +17,20 @@
 // ------------------------------------------------------------------------------------------------
 // log.jsonl
 
+static FILE *log_read(const char *path, Error *err) {
+    const int fd = io_open_own(path, O_RDONLY, err);
+    FILE *file = fd >= 0 ? fdopen(fd, "r") : NULL;
+    if (fd >= 0 && !file) disk_error(err, path, "cannot open"), close(fd);
+    return file;
+}
+
 // Keeps the lines that end within the first keep_bytes.
 static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
     char *line = NULL;
     size_t capacity = 0;
     int64_t found = 0, removed = 0;
-    FILE *file = fopen(log->path, "re");
-    if (!file) return disk_error(err, log->path, "cannot open");
+    FILE *file = log_read(log->path, err);
+    if (!file) return false;
     for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
         found += n;
         if (found <= keep_bytes && line[n - 1] == '\n')
@@ -50,8 +56,8 @@ static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err) {
     *log = (RunLog){0};
     if (!path_join(log->path, sizeof log->path, dir, "log.jsonl", err)) return false;
-    log->fd = io_open(log->path, O_RDWR | O_CREAT | (keep_bytes < 0 ? O_TRUNC : 0), 0666);
-    if (log->fd < 0) return disk_error(err, log->path, "cannot open");
+    log->fd = io_open_own(log->path, O_RDWR | O_CREAT | (keep_bytes < 0 ? O_TRUNC : 0), err);
+    if (log->fd < 0) return false;
     log->open = true;
     return (keep_bytes < 0 || log_cut(log, keep_bytes, step, err)) && dir_sync(dir, err);
 }
@@ -87,11 +93,13 @@ bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save,
     char path[IO_PATH_MAX], *line = NULL;
     size_t capacity = 0;
     int64_t number;
+    bool exists;
     *last_step = 0;
     *first_save = INT64_MAX;
-    if (!path_join(path, sizeof path, dir, "log.jsonl", err)) return false;
-    FILE *file = fopen(path, "re");
-    if (!file) return errno == ENOENT || errno == ENOTDIR || disk_error(err, path, "cannot open");
+    if (!path_join(path, sizeof path, dir, "log.jsonl", err) || !path_find(path, &exists, err))
+        return false;
+    FILE *file = exists ? log_read(path, err) : NULL;
+    if (!file) return !exists;
     while (getline(&line, &capacity, file) > 0) {
         const bool start = strncmp(line, "{\"event\": \"start\"", 17) == 0;
         const char *save = start ? strstr(line, "\"save-every\": ") : NULL;
