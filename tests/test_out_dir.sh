@@ -138,6 +138,12 @@ check nothing_behind_links_is_written test "$(cat file) $(names n2)" = 'mine fin
 rm n2/log.jsonl && mkfifo n2/log.jsonl n5/log.jsonl
 expect log_is_a_fifo 4 'n2/log.jsonl: expected a regular file, found another kind' "${resume[@]}" --out n2 --steps 2
 expect log_is_a_fifo_in_a_dry_run 4 'n5/log.jsonl: expected' "${run[@]}" --out n5 --steps 1 --resume --dry-run
+mkdir -p aliens/{final.old-1,step-00000003.old-2,step-00000001.tmp-3}
+touch aliens/{final.old-1,step-00000003.old-2,step-00000001.tmp-3}/notes aliens/.probe-notes
+echo mine > aliens/.probe-4
+expect alien_names 0 done "${run[@]}" --out aliens --steps 2 --save-every 1
+warnings alien_names_are_named_once 4
+check alien_names_are_kept test "$(cd aliens && ls -d .p* f*/notes s*/notes | wc -l) $(cat aliens/.probe-4)" = '5 mine'
 
 # ---- scripts/quickstart.sh ----------------------------------------------------------------------------------
 mkdir -p tree/scripts tree/data/demo && cp "$root/scripts/quickstart.sh" tree/scripts && touch tree/data/demo/dataset.json

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -89,14 +90,30 @@ bool disk_free_bytes(const char *path, uint64_t *out, Error *err) {
     return true;
 }
 
+bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, Error *err) {
+    bool exists = true;
+    for (long n = (long)getpid(); exists; n++)
+        if (!path_printf(name, IO_PATH_MAX, err, "%s%s%ld", path, mark, n) ||
+            !path_find(name, &exists, err))
+            return false;
+    return true;
+}
+
+static const char probe_text[] = "probe\n";
+
+bool dir_is_probe(const char *path) {
+    uint64_t n;
+    char *text = file_read_all(path, strlen(probe_text), &n, "", &(Error){0});
+    const bool is = text && strncmp(text, probe_text, strlen(text)) == 0;
+    free(text);
+    return is;
+}
+
 bool dir_probe(const char *dir, Error *err) {
     char from[IO_PATH_MAX], to[IO_PATH_MAX];
-    const long pid = (long)getpid();
-    if (!path_printf(from, sizeof from, err, "%s/.probe-%ld", dir, pid) ||
-        !path_printf(to, sizeof to, err, "%s/.probed-%ld", dir, pid))
+    if (!dir_free_name(from, dir, "/.probe-", err) || !dir_free_name(to, dir, "/.probed-", err) ||
+        !file_create(from, probe_text, strlen(probe_text), err))
         return false;
-    unlink(from);
-    if (!file_create(from, "probe\n", 6, err)) return false;
     const bool ok = io_rename(from, to, err) && dir_sync(dir, err);
     const char *left = ok ? to : from;
     return (unlink(left) == 0 || disk_error(err, left, "cannot remove")) && ok;

@@ -4,6 +4,7 @@
 #define UNPAD_DIR_H
 
 #include "error.h"
+#include "path.h"
 
 // mkdir -p, durable where the parent may be read (fsync needs that); EXIT_USAGE: a file is there
 bool dir_create_all(const char *path, Error *err);
@@ -24,6 +25,12 @@ bool disk_free_bytes(const char *path, uint64_t *out, Error *err);
 // Tries everything a checkpoint needs on a small file: create, write, fsync, rename, remove. A run
 // fails before step 0 instead of at its first checkpoint hours later.
 bool dir_probe(const char *dir, Error *err);
+
+// Is it what a killed process may leave of that? Its file, or the first bytes.
+bool dir_is_probe(const char *path);
+
+// <path><mark><number>, which does not exist: the number of this process, or one after it.
+bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, Error *err);
 
 // ------------------------------------------------------------------------------------------------
 // One writer per directory

@@ -22,7 +22,7 @@ bool out_dir_lock(OutDir *out, Error *err) {
         warning("%s: this file system has no locks: nothing keeps a second run out", out->path);
     const int log = path_exists(path) ? io_open_own(path, O_RDONLY, err) : -1;
     if (log >= 0) close(log);
-    return !err->code && checkpoint_recover(out->path, err);
+    return !err->code && checkpoint_recover(out->path, true, err);
 }
 
 // ------------------------------------------------------------------------------------------------
