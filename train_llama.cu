@@ -61,7 +61,8 @@ static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 // Device memory beside the model's arenas
 typedef struct {
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
-    size_t usable_bytes;   // before any rank has allocated its model; 0: unknown
+    size_t usable_bytes;   // 15/16 of what was free at the start, the rest is left to libraries;
+                           // 0: unknown
     size_t recompute_bytes[LLAMA_NUM_RECOMPUTES];  // what the model takes with each --recompute
 } DeviceRoom;
 
@@ -145,7 +146,7 @@ static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel
                   "auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
                   "--attention: expected kernels that this device can run");
     device_on_error(describe_work, m);
-    const size_t free_bytes = device_memory_free();  // a 16th is left for libraries
+    const size_t free_bytes = device_memory_free(comm_local_ranks());
     const DeviceRoom room = {device_memory().bytes_now, free_bytes - free_bytes / 16, {0}};
     comm_barrier();  // every rank has read it before one allocates its model
     return room;
