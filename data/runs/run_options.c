@@ -209,14 +209,6 @@ Option run_option_table[] = {
                      "AdamW's betas are 0.9 and 0.95, its eps 1e-8"),
     OPTION_ELSEWHERE("top-k", "--top-p cuts unlikely tokens off"),
     OPTION_ELSEWHERE("max-new-tokens|max-tokens|n-predict|-n", "it is --sample-tokens"),
-    OPTION_ELSEWHERE("boundary-ends", "data/convert.py makes shards of such files"),
-    OPTION_ELSEWHERE("work-cost", "there is none: the planner's cost model is fixed"),
-    OPTION_ELSEWHERE("init-from", "--model takes the weights of a checkpoint"),
-    OPTION_ELSEWHERE("max-skips", "five non-finite steps in a row end a run"),
-    OPTION_ELSEWHERE("strict", "a JSON line without a text is left out and counted"),
-    OPTION_ELSEWHERE("compare-steps", "it is --compare STEPS"),
-    OPTION_ELSEWHERE("cuda-graph", "there are no CUDA graphs"),
-    OPTION_ELSEWHERE("self-check", "`make check` runs every operation on this machine's GPU"),
     OPTION_END,
 };
 
