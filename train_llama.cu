@@ -51,7 +51,7 @@
 #include "kernels/kernels.h"  // defines: the device
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
 
-enum { MAX_SKIPS = 5, SAVE_MINUTES = 10 };
+enum { MAX_SKIPS = 5 };
 enum { SAVE_NOW = -1 };  // in the place of a signal's number
 static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 
@@ -309,17 +309,6 @@ static void print_ranks(const LlamaModel *m) {
     rank_places_print();
 }
 
-// When checkpoints come, the first of them above all
-static void print_saves(const Options *o) {
-    if (o->save_every < 0)
-        printf("saves   every %d minutes of training, and after the last step", SAVE_MINUTES);
-    else if (o->save_every > 0 && o->save_every < o->steps)
-        printf("saves   every %ld steps, and after the last one", o->save_every);
-    else
-        printf("saves   after the last step, none before it");
-    printf("; Ctrl-C saves too\n");
-}
-
 static void print_plan(const Run *run, const DeviceRoom *room, const char *weights) {
     Error err = {0};
     const Options *o = run->o;
@@ -327,12 +316,11 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     const LlamaModel *m = run->model;
     const PlanSettings *plan = &d->loader_settings.plan;
     print_model(m, o, weights);
-    if (o->steps > 0) run_options_print_rates(o);
     data_summary_print(&d->train_summary, "train   ");
     data_summary_print(&d->val_summary, "val     ");
     if (d->has_val) print_validation_set(o->val_every == 0 ? NULL : &d->val_set, &d->val);
     must(plan_print(plan, (Layout)o->layout, &d->train_summary, run->state.cursor, &err), &err);
-    if (run_trains(o)) print_saves(o);
+    if (o->steps > 0) run_options_print(o);
     print_ranks(m);
     for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++)
         printf("%s%s %.1f MiB%s", i == 0 ? "recompute " : ", ", llama_recompute_names[i],

@@ -322,7 +322,7 @@ static void choose_rates(Options *o, bool resumes) {
                 (double)(o->lr / usual.lr), usual.what, (double)usual.lr);
 }
 
-void run_options_print_rates(const Options *o) {
+void run_options_print(const Options *o) {
     const Rates usual = default_rates(o);
     printf("lr      %g, weight decay %g", (double)o->lr, (double)o->weight_decay);
     if (o->lr == usual.lr && o->weight_decay == usual.weight_decay)
@@ -330,6 +330,13 @@ void run_options_print_rates(const Options *o) {
     else
         printf("; the defaults for %s are %g and %g\n", usual.what, (double)usual.lr,
                (double)usual.weight_decay);
+    if (o->save_every < 0)
+        printf("saves   every %d minutes of training, and after the last step", SAVE_MINUTES);
+    else if (o->save_every > 0 && o->save_every < o->steps)
+        printf("saves   every %ld steps, and after the last one", o->save_every);
+    else
+        printf("saves   after the last step, none before it");
+    printf("; Ctrl-C saves too\n");
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -57,8 +57,11 @@ json_t *run_options_complete(const ResumePoint *at, int num_ranks);
 // The same for --generate and --eval
 void run_options_complete_inference(int num_ranks);
 
-// The line of the start with the learning rate and weight decay, and why they are what they are
-void run_options_print_rates(const Options *o);
+enum { SAVE_MINUTES = 10 };  // between checkpoints, without --save-every
+
+// Two lines of the start: the learning rate and weight decay, and why they are what they are; when
+// checkpoints come.
+void run_options_print(const Options *o);
 
 // Steps between the lines of training, StepReport.lines_every
 int64_t run_lines_every(const Options *o);
