@@ -217,13 +217,13 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
 
 // All weights as this rank computes with them: CRC in full precision if it holds every low half.
 static void rank_field_weights(RankFields *f, const LlamaModel *m) {
-    const bool exact = m->master_lo && m->held_count == m->num_weights;
+    const uint16_t *low = m->zero.shard_count == m->num_weights ? m->zero.master_lo : NULL;
     float *chunk = host_calloc(m->settings.io_chunk, sizeof(float), "weights");
     uint32_t crc = 0;
     for (size_t at = 0, n; at < m->num_weights; at += n) {
         n = m->num_weights - at < m->settings.io_chunk ? m->num_weights - at : m->settings.io_chunk;
         comm_progress();
-        weights_to_host(chunk, m->weights + at, exact ? m->master_lo + at : NULL, n);
+        weights_to_host(chunk, m->weights + at, low ? low + at : NULL, n);
         crc = crc32c(crc, chunk, n * sizeof(float));
     }
     free(chunk);
@@ -243,7 +243,7 @@ static void check_ranks_still_agree(const Run *run) {
     RankFields own = {0};
     if (comm_num_ranks() == 1) return;
     comm_phase("compare", -1);
-    llama_await_all_weights(run->model);
+    zero_await_weights(&run->model->zero, llama_head_bucket(&run->model->config));  // the last
     rank_field(&own, "data position", &run->at.cursor, sizeof run->at.cursor);
     rank_field(&own, "skipped steps", &run->at.skips_in_a_row, sizeof run->at.skips_in_a_row);
     rank_field_weights(&own, run->model);
@@ -269,11 +269,11 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
                        .lora = o->adapters,
                        .muon = o->optimizer == OPTIMIZER_MUON,
                        .cache_tokens = generator_cache_tokens(samples, o->micro_batch_tokens),
-                       .rank = comm_rank(),
-                       .num_ranks = ranks,
-                       .deterministic_reduction = reduces_deterministically(o),
-                       .num_leaves = leaves,
-                       .num_losses = most > ranks ? most : ranks};
+                       .ranks = {.rank = comm_rank(),
+                                 .num_ranks = ranks,
+                                 .deterministic = reduces_deterministically(o),
+                                 .num_leaves = leaves,
+                                 .num_losses = most > ranks ? most : ranks}};
     const size_t free_bytes = room->free_bytes, usable = free_bytes - free_bytes / 16;
     int chosen = LLAMA_RECOMPUTE_FULL;
     for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
@@ -317,7 +317,7 @@ static void print_model(const LlamaModel *m, const Options *o, const char *weigh
 }
 
 static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
-    printf("memory%s\n", m->settings.num_ranks > 1 ? " of rank 0" : "");
+    printf("memory%s\n", m->zero.settings.num_ranks > 1 ? " of rank 0" : "");
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
         print_bytes(llama_arena_names[i], m->arenas[i].bytes);
     if (room->backend_bytes) print_bytes("kernels", room->backend_bytes);
@@ -325,13 +325,13 @@ static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
 }
 
 static void print_ranks(const LlamaModel *m) {
-    const int32_t ranks = m->settings.num_ranks;
+    const int32_t ranks = m->zero.settings.num_ranks;
     if (ranks == 1) return;
     printf("ranks   %d, micro-batches %s, optimizer state sharded: rank 0 updates %.1f %%\n", ranks,
-           m->settings.deterministic_reduction
+           m->zero.settings.deterministic
                ? "in fixed order, for the same bits on any number of ranks"
                : "distributed by cost",
-           100.0 * (double)m->held_count / (double)m->num_elements);
+           100.0 * (double)m->zero.shard_count / (double)m->num_elements);
     rank_places_print();
 }
 
@@ -484,8 +484,8 @@ static AdamW adamw_of_step(const Options *o, int64_t step) {
 static StepBalance read_notes(Run *run, const StepData *data) {
     StepBalance b = {.planned = data->imbalance};
     LlamaModel *m = run->model;
-    const RankNote *notes = llama_notes(m->step_host);
-    const int32_t ranks = m->settings.num_ranks;
+    const RankNote *notes = zero_notes(m->zero.step_host);
+    const int32_t ranks = m->zero.settings.num_ranks;
     double sum = 0;
     if (ranks == 1) return (StepBalance){0};
     for (int32_t r = 0; r < ranks; r++) {
@@ -494,7 +494,7 @@ static StepBalance read_notes(Run *run, const StepData *data) {
         if (notes[r].signal > 0) run->stopped_by = (int)notes[r].signal;
     }
     b.measured = sum > 0 ? notes[b.slowest_rank].passes_ms * ranks / sum : 0;
-    m->note.passes_ms = (double)device_timer_ms();
+    m->zero.note.passes_ms = (double)device_timer_ms();
     return b;
 }
 
@@ -506,7 +506,7 @@ static bool pauses_after(const Options *o, int64_t step) {
 }
 
 static bool stop_requested(Run *run) {
-    run->model->note.signal = stop_signal;  // the others learn it with the next step
+    run->model->zero.note.signal = stop_signal;  // the others learn it with the next step
     if (comm_num_ranks() == 1) run->stopped_by = (int)stop_signal;
     return run->stopped_by != 0;
 }
