@@ -592,67 +592,50 @@ static inline void llama_align(LlamaModel *m) {
     m->num_weights = (m->num_weights + LLAMA_ALIGN - 1) / LLAMA_ALIGN * LLAMA_ALIGN;
 }
 
-#define LLAMA_ADAPTER_OF "base_model.model."  // before the names of a model's tensors, in PEFT
 enum { NO_LAYER = -1, INIT_ONES = 0, INIT_ZEROS = -1 };  // INIT_ZEROS: a bias
 
-// The next parameter of the table. *weight and *grad are set to it where the arenas exist; weight
-// NULL: it is part of the view of the one before, which it follows without a gap. Frozen weights
-// have no gradient.
-static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad, int layer,
-                                    const char *name, int64_t rows, int64_t cols, float init_std) {
+// Places the next parameter of the table, whose name and shape are set. *weight and *grad point to
+// it where the arenas exist; weight NULL: it is part of the view of the one before, and follows it
+// without a gap. Frozen weights have no gradient.
+static inline void llama_place_tensor(LlamaModel *m, floatX **weight, real **grad) {
     Parameter *t = &m->tensors[m->num_tensors++];
-    const char *kind = init_std == INIT_ZEROS ? "bias" : "weight";
-    if (layer == NO_LAYER)
-        snprintf(t->name, sizeof t->name, "%s.%s", name, kind);
-    else
-        snprintf(t->name, sizeof t->name, "model.layers.%d.%s.%s", layer, name, kind);
     if (weight) llama_align(m);
-    t->rows = rows;
-    t->cols = cols;
     t->offset = m->num_weights;
-    t->count = (size_t)rows * (size_t)(cols ? cols : 1);
-    t->decay = cols != 0;
-    t->moments = m->settings.muon && layer != NO_LAYER && cols ? 1 : 2;
-    t->init_std = init_std;
+    t->count = (size_t)t->rows * (size_t)(t->cols ? t->cols : 1);
+    t->decay = t->cols != 0;
     m->num_weights += t->count;
     if (weight && m->weights) *weight = m->weights + t->offset;
     if (weight && m->grads) *grad = t->offset < m->num_elements ? m->grads + t->offset : NULL;
 }
 
-// Adapters of layer l, named and initialised as PEFT does: for each group of linear layers with one
-// input their A, uniform in +-1/sqrt(cols), and then their B, zero: training starts from the model.
+static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad, int layer,
+                                    const char *name, int64_t rows, int64_t cols, float init_std) {
+    Parameter *t = &m->tensors[m->num_tensors];
+    const char *kind = init_std == INIT_ZEROS ? "bias" : "weight";
+    if (layer == NO_LAYER)
+        snprintf(t->name, sizeof t->name, "%s.%s", name, kind);
+    else
+        snprintf(t->name, sizeof t->name, "model.layers.%d.%s.%s", layer, name, kind);
+    t->rows = rows;
+    t->cols = cols;
+    t->moments = m->settings.muon && layer != NO_LAYER && cols ? 1 : 2;
+    t->init_std = init_std;
+    llama_place_tensor(m, weight, grad);
+}
+
+// Adapters of layer l: for each group of linear layers with one input all A, then all B
 static inline void llama_add_adapters(LlamaModel *m, int l) {
-    const LlamaConfig *c = &m->config;
-    const LoraConfig *lora = &m->settings.lora;
-    const int64_t C = c->hidden_size, F = c->intermediate_size, q_dim = llama_q_dim(c),
-                  kv_dim = (int64_t)c->num_kv_heads * c->head_dim, r = m->settings.lora.rank;
-    const int64_t rows[LORA_TARGETS] = {q_dim, kv_dim, kv_dim, C, F, F, C},
-                  cols[LORA_TARGETS] = {C, C, C, q_dim, C, C, F};
+    const LoraConfig *c = &m->settings.lora;
     for (int g = 0; g < LORA_GROUPS; g++) {
         Lora *a = &m->layers[l].lora[g];
-        *a = (Lora){.rank = (int)r,
-                    .scale = lora_scale(lora),
+        *a = (Lora){.rank = c->rank,
+                    .scale = lora_scale(c),
                     .h = m->scratch.lora_h,
                     .dh = m->scratch.lora_dh};
-        for (int b = 0; b < 2; b++) {  // A, then B
-            int64_t column = 0;
-            a->num = 0;
-            for (int t = lora_group_first[g]; t < lora_group_first[g + 1]; column += rows[t++]) {
-                Parameter *p = &m->tensors[m->num_tensors];
-                if (!lora->target[t]) continue;
-                llama_add_tensor(m,
-                                 a->num > 0 ? NULL
-                                 : b        ? &a->B
-                                            : &a->A,
-                                 b ? &a->dB : &a->dA, l, "", b ? rows[t] : r, b ? r : cols[t],
-                                 INIT_ZEROS);
-                if (!b) p->init_bound = 1 / sqrtf((float)cols[t]);
-                snprintf(p->name, sizeof p->name,
-                         LLAMA_ADAPTER_OF "model.layers.%d.%s.%s.lora_%c.weight", l,
-                         g < LORA_GATE_UP ? "self_attn" : "mlp", lora_target_names[t], "AB"[b]);
-                a->column[a->num] = column, a->rows[a->num++] = rows[t];
-            }
-        }
+        a->num = lora_group_parameters(m->tensors + m->num_tensors, a->column, a->rows, c,
+                                       &m->config, l, g);
+        for (int i = 0; i < a->num; i++) llama_place_tensor(m, i == 0 ? &a->A : NULL, &a->dA);
+        for (int i = 0; i < a->num; i++) llama_place_tensor(m, i == 0 ? &a->B : NULL, &a->dB);
     }
 }
 
@@ -971,46 +954,18 @@ static inline Parameters llama_parameters(LlamaModel *m) {
         llama_put,  llama_get};
 }
 
-// Weights of the frozen model with the adapters added. All ranks call, for those that hold them.
-static inline void llama_get_merged(void *model, ParameterArena arena, size_t offset, float *values,
-                                    size_t n) {
-    const LlamaModel *m = model;
-    const Parameter *t = m->tensors + m->num_trained, *ab[2] = {NULL, NULL};
-    char name[sizeof t->name + 32];
-    while (offset >= t->offset + t->count) t++;
-    snprintf(name, sizeof name, LLAMA_ADAPTER_OF "%s", t->name);
-    const size_t stem = strlen(name) - strlen("weight");
-    for (const Parameter *a = m->tensors; a < m->tensors + m->num_trained; a++)
-        if (t->cols && strncmp(a->name, name, stem) == 0)
-            ab[a->name[stem + strlen("lora_")] - 'A'] = a;
-    weights_to_host(values, m->weights + offset, NULL, n);
-    if (!ab[0]) return;
-    const size_t cols = (size_t)t->cols, r = (size_t)ab[0]->rows, first = offset - t->offset,
-                 row = first / cols, rows = (first + n - 1) / cols - row + 1;
-    float *A = host_calloc(ab[0]->count + rows * r, sizeof *A, "adapters"), *B = A + ab[0]->count;
-    llama_get(model, arena, ab[0]->offset, A, ab[0]->count);
-    llama_get(model, arena, ab[1]->offset + row * r, B, rows * r);
-    for (size_t i = first; i < first + n; i++)
-        for (size_t k = 0; k < r; k++)
-            values[i - first] += lora_scale(&m->settings.lora) * B[(i / cols - row) * r + k] *
-                                 A[k * cols + i % cols];
-    free(A);
-}
-
-// The frozen model, or what it becomes with the adapters
-static inline Parameters llama_frozen_parameters(LlamaModel *m, bool merged) {
+static inline Parameters llama_frozen_parameters(LlamaModel *m) {
     Parameters p = llama_parameters(m);
     p.list += m->num_trained;
     p.num = m->num_tensors - m->num_trained;
     p.file = NULL;
-    if (merged) p.get = llama_get_merged;
     return p;
 }
 
 // Does the directory hold these parameters, and `base` the frozen ones? dir NULL: random ones
 static inline bool llama_check(LlamaModel *m, const char *dir, const char *base, Error *err) {
     return (m->num_trained == m->num_tensors ||
-            weights_check(llama_frozen_parameters(m, false), base, err)) &&
+            weights_check(llama_frozen_parameters(m), base, err)) &&
            (!dir || weights_check(llama_parameters(m), dir, err));
 }
 
@@ -1024,7 +979,7 @@ static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
 
 static inline bool llama_load_frozen(LlamaModel *m, const char *dir, Error *err) {
     m->frozen_crc = 0;
-    return parameters_load(llama_frozen_parameters(m, false), false, dir, err);
+    return parameters_load(llama_frozen_parameters(m), false, dir, err);
 }
 
 static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err) {

@@ -414,9 +414,9 @@ static bool write_and_prune(const void *context, Parameters p, Error *err) {
 // A save while training waits. All ranks; the return value is meaningful on rank 0 only.
 static bool save_and_wait(Run *run, const char *name, Error *err) {
     LlamaModel *m = run->model;
-    const bool merge = name && run->o->lora_merge;
+    LoraMerge merge = {llama_frozen_parameters(m), llama_parameters(m), &run->o->adapters};
+    const Parameters p = name && run->o->lora_merge ? lora_merged(&merge) : merge.adapters;
     comm_phase("save", run->at.cursor.step);
-    const Parameters p = merge ? llama_frozen_parameters(m, true) : llama_parameters(m);
     const bool ok = write_checkpoint(run, name, p, err);
     comm_barrier();  // where the others hear that rank 0 writes
     return ok || !is_rank_0();

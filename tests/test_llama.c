@@ -46,7 +46,7 @@ static void start_model(LlamaModel *m, const LlamaConfig *c, LlamaSettings setti
     MUST(llama_allocate(m, &err));
     CHECK(device_memory().bytes_now - before == llama_memory_total(m));
     llama_init(m, 7);
-    if (adapters.rank > 0) weights_init(llama_frozen_parameters(m, false), 7);
+    if (adapters.rank > 0) weights_init(llama_frozen_parameters(m), 7);
     for (size_t i = 0; i < m->num_elements && adapters.rank > 0; i++)
         m->weights[i] += (floatX)(0.2 * sin(3.7 * (double)i));
     vary_vectors(m);
@@ -775,7 +775,8 @@ TEST(merged_weights_have_the_losses_of_adapters) {
     adapters.rank = 0;
     make_model(&merged, &c, 256, ROW, false);
     row_losses(&m, &b, adapted);
-    const Parameters p = llama_frozen_parameters(&m, true);
+    LoraMerge merge = {llama_frozen_parameters(&m), llama_parameters(&m), &m.settings.lora};
+    const Parameters p = lora_merged(&merge);
     CHECK(p.num == merged.num_tensors);
     for (int i = 0; i < p.num; i++)
         for (size_t first = 0, n; first < p.list[i].count; first += n) {
