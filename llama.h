@@ -246,6 +246,24 @@ static inline void llama_rotate(LlamaModel *m, int l) {
     if (llama_has_rope(c, l)) rope_forward(a->qkv, m->in.position_ids, m->rope_table, T, m->heads);
 }
 
+// What is cheap in a layer, for forward and for llama_restore_layer
+static inline void llama_norm_attn(LlamaModel *m, int l) {
+    LlamaActs *a = &m->acts[l];
+    rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->layers[l].input_layernorm,
+                    m->config.rms_norm_eps, m->in.docs.total_tokens, m->config.hidden_size);
+}
+
+static inline void llama_norm_mlp(LlamaModel *m, int l) {
+    LlamaActs *a = &m->acts[l];
+    rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, m->layers[l].post_attention_layernorm,
+                    m->config.rms_norm_eps, m->in.docs.total_tokens, m->config.hidden_size);
+}
+
+static inline void llama_activate(LlamaModel *m, int l) {
+    LlamaActs *a = &m->acts[l];
+    swiglu_forward(a->swiglu, a->gate_up, m->in.docs.total_tokens, m->config.intermediate_size);
+}
+
 // Layer l from its resid_attn up to its last matmul, which llama_forward adds.
 static inline void llama_forward_layer(LlamaModel *m, int l) {
     const LlamaConfig *c = &m->config;
@@ -254,9 +272,8 @@ static inline void llama_forward_layer(LlamaModel *m, int l) {
     const int64_t T = m->in.docs.total_tokens, F = c->intermediate_size;
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
-    const float eps = c->rms_norm_eps;
 
-    rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T, C);
+    llama_norm_attn(m, l);                                              // (T, C)
     matmul_forward(a->proj, a->norm_attn, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
     if (c->qkv_bias) bias_forward(a->proj, w->qkv_bias, T, qkv_dim);
     lora_forward(&w->lora[LORA_QKV], a->proj, a->norm_attn, T, C, qkv_dim);
@@ -264,25 +281,20 @@ static inline void llama_forward_layer(LlamaModel *m, int l) {
     llama_attention_forward(m, a);                                                     // (T, H*D)
     matmul_forward_add(a->resid_mlp, a->resid_attn, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
     lora_forward(&w->lora[LORA_O], a->resid_mlp, a->attn, T, q_dim, C);
-    rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T, C);
+    llama_norm_mlp(m, l);                                                   // (T, C)
     matmul_forward(a->gate_up, a->norm_mlp, w->gate_up_proj, T, C, 2 * F);  // (T, 2F)
     lora_forward(&w->lora[LORA_GATE_UP], a->gate_up, a->norm_mlp, T, C, 2 * F);
-    swiglu_forward(a->swiglu, a->gate_up, T, F);  // (T, F)
+    llama_activate(m, l);  // (T, F)
 }
 
 // For backward: the activations of layer l that it has not kept, bit for bit.
 static inline void llama_restore_layer(LlamaModel *m, int l) {
-    const LlamaLayer *w = &m->layers[l];
-    LlamaActs *a = &m->acts[l];
-    const int64_t T = m->in.docs.total_tokens;
-    const int C = m->config.hidden_size;
-    const float eps = m->config.rms_norm_eps;
     if (m->settings.recompute == LLAMA_RECOMPUTE_FULL) llama_forward_layer(m, l);
     if (m->settings.recompute != LLAMA_RECOMPUTE_ON) return;
     if (m->config.qk_norm) llama_rotate(m, l);
-    rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T, C);
-    rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T, C);
-    swiglu_forward(a->swiglu, a->gate_up, T, m->config.intermediate_size);
+    llama_norm_attn(m, l);
+    llama_norm_mlp(m, l);
+    llama_activate(m, l);
 }
 
 // Leaves the final norm's output in norm_attn of the last LlamaActs.
@@ -820,7 +832,9 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
     const size_t work_ints = attention_work_list_size((int64_t)T, (int64_t)T);
     assert(T > 0 && settings.max_seqlen > 0);
     *m = (LlamaModel){.config = *config, .settings = settings};
-    m->heads = (HeadShape){config->num_heads, config->num_kv_heads, config->head_dim};
+    m->heads = (HeadShape){.num_heads = config->num_heads,
+                           .num_kv_heads = config->num_kv_heads,
+                           .head_dim = config->head_dim};
     m->settings.head_chunk = llama_head_chunk(config, &settings);
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
     m->staging_ints = 4 * T + (T + 1) + work_ints + (settings.repad ? 3 * T + 1 + work_ints : 0);
@@ -888,22 +902,14 @@ static inline int32_t llama_largest_micro_batch(const LlamaModel *m, size_t byte
     return low * 128;
 }
 
-// As Hugging Face computes it: frequencies and angles in fp32
 static inline void llama_fill_rope_table(LlamaModel *m) {
     const size_t D = (size_t)m->config.head_dim, count = llama_rope_table_size(m);
-    const double scale = rope_attention_factor(&m->config);
     real *table = host_calloc(count + D, sizeof(real), "rope table");
-    for (size_t i = 0; i < D; i += 2) {
-        const float freq = rope_frequency(&m->config, (int)i / 2);
-        for (int32_t pos = 0; pos < m->settings.max_seqlen; pos++) {
-            const float angle = (float)pos * freq;
-            real *pair = table + (size_t)pos * D + i;
-            pair[0] = (real)(scale * cos((double)angle));
-            pair[1] = (real)(scale * sin((double)angle));
-        }
-        table[count + i] = 1;
-    }
+    double *turns = rope_turns(&m->config, m->settings.max_seqlen);
+    for (size_t i = 0; i < count; i++) table[i] = (real)turns[i];
+    for (size_t i = 0; i < D; i += 2) table[count + i] = 1;
     device_upload(m->rope_table, table, (count + D) * sizeof(real));
+    free(turns);
     free(table);
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "../base/json.h"
+#include "../base/memory.h"
 #include "../base/path.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -557,4 +558,20 @@ float rope_frequency(const LlamaConfig *c, int i) {
 
 double rope_attention_factor(const LlamaConfig *c) {
     return c->rope_scaling.type == ROPE_YARN ? c->rope_scaling.attention_factor : 1;
+}
+
+double *rope_turns(const LlamaConfig *c, int32_t num_positions) {
+    const int pairs = c->head_dim / 2;
+    const double scale = rope_attention_factor(c);
+    double *turns = host_calloc((size_t)num_positions * (size_t)pairs * 2, sizeof *turns, "RoPE");
+    for (int i = 0; i < pairs; i++) {
+        const float frequency = rope_frequency(c, i);
+        for (int32_t pos = 0; pos < num_positions; pos++) {
+            const double angle = (double)((float)pos * frequency);
+            double *turn = turns + ((int64_t)pos * pairs + i) * 2;
+            turn[0] = scale * cos(angle);
+            turn[1] = scale * sin(angle);
+        }
+    }
+    return turns;
 }

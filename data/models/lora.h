@@ -31,9 +31,9 @@ bool lora_config_read(LoraConfig *c, char *base_model, size_t capacity, const ch
 // adapter_config.json as PEFT loads it, in memory the caller frees.
 char *lora_config_text(const LoraConfig *c, const char *base_model);
 
-// The adapters of a group of layer l, named and initialised as PEFT does. Fills list (2n) with the A
-// (rank, K) of its n targets, uniform in +-1/sqrt(K), then their B (rows, rank), zero: training
-// starts from the model; and column (n), where each target's rows begin in the group's fused output.
+// The adapters of a group of layer l, named and initialised as PEFT does. list (2n): the A of its n
+// targets (rank, K), uniform in +-1/sqrt(K), then their B (rows, rank), zero: training starts from
+// the model. column (n): where a target's rows begin in the group's fused output. Returns n.
 int lora_group_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
                           const LlamaConfig *model, int l, int group);
 
