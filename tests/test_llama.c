@@ -8,14 +8,20 @@
 #include "test.h"
 
 static LlamaConfig tiny_config(int heads, int kv_heads, int head_dim, bool tied) {
-    LlamaConfig c;
-    memset(&c, 0, sizeof c);
-    c.vocab_size = 23, c.hidden_size = 12, c.intermediate_size = 20, c.num_layers = 2;
-    c.num_heads = heads, c.num_kv_heads = kv_heads, c.head_dim = head_dim;
-    c.max_position_embeddings = 256, c.rms_norm_eps = 1e-5f, c.rope_theta = 10000;
-    c.tie_word_embeddings = tied, c.initializer_range = 0.2f, c.bos = (TokenIds){1, 1, {1}},
-    c.eos = (TokenIds){1, 1, {2}};
-    return c;
+    return (LlamaConfig){.vocab_size = 23,
+                         .hidden_size = 12,
+                         .intermediate_size = 20,
+                         .num_layers = 2,
+                         .num_heads = heads,
+                         .num_kv_heads = kv_heads,
+                         .head_dim = head_dim,
+                         .max_position_embeddings = 256,
+                         .rms_norm_eps = 1e-5f,
+                         .rope_theta = 10000,
+                         .tie_word_embeddings = tied,
+                         .initializer_range = 0.2f,
+                         .bos = {1, 1, {1}},
+                         .eos = {1, 1, {2}}};
 }
 
 // Everything in which other types differ from Llama
