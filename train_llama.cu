@@ -193,13 +193,13 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
 
 // All weights as this rank computes with them: CRC in full precision if it holds every low half.
 static void rank_field_weights(RankFields *f, const LlamaModel *m) {
-    const bool exact = m->master_lo && m->held_count == m->num_weights;
+    const uint16_t *low = m->zero.shard_count == m->num_weights ? m->zero.master_lo : NULL;
     float *chunk = host_calloc(m->settings.io_chunk, sizeof(float), "weights");
     uint32_t crc = 0;
     for (size_t at = 0, n; at < m->num_weights; at += n) {
         n = m->num_weights - at < m->settings.io_chunk ? m->num_weights - at : m->settings.io_chunk;
         comm_progress();
-        weights_to_host(chunk, m->weights + at, exact ? m->master_lo + at : NULL, n);
+        weights_to_host(chunk, m->weights + at, low ? low + at : NULL, n);
         crc = crc32c(crc, chunk, n * sizeof(float));
     }
     free(chunk);
@@ -219,7 +219,7 @@ static void check_ranks_still_agree(const Run *run) {
     RankFields own = {0};
     if (comm_num_ranks() == 1) return;
     comm_phase("compare", -1);
-    llama_await_all_weights(run->model);
+    zero_await_weights(&run->model->zero, llama_head_bucket(&run->model->config));  // the last
     rank_field(&own, "data position", &run->state.cursor, sizeof run->state.cursor);
     rank_field(&own, "skipped steps", &run->state.skips_in_a_row, sizeof run->state.skips_in_a_row);
     rank_field_weights(&own, run->model);
@@ -244,11 +244,11 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
                        .lora = o->adapters,
                        .muon = o->optimizer == OPTIMIZER_MUON,
                        .cache_tokens = generator_cache_tokens(samples, o->micro_batch_tokens),
-                       .rank = comm_rank(),
-                       .num_ranks = ranks,
-                       .deterministic_reduction = reduces_deterministically(o),
-                       .num_leaves = leaves,
-                       .num_losses = most > ranks ? most : ranks};
+                       .ranks = {.rank = comm_rank(),
+                                 .num_ranks = ranks,
+                                 .deterministic = reduces_deterministically(o),
+                                 .num_leaves = leaves,
+                                 .num_losses = most > ranks ? most : ranks}};
     int chosen = LLAMA_RECOMPUTE_FULL;
     for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
         s.recompute = (LlamaRecompute)i;
@@ -291,7 +291,7 @@ static void print_model(const LlamaModel *m, const Options *o, const char *weigh
 }
 
 static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
-    printf("memory%s\n", m->settings.num_ranks > 1 ? " of rank 0" : "");
+    printf("memory%s\n", m->zero.settings.num_ranks > 1 ? " of rank 0" : "");
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
         print_bytes(llama_arena_names[i], m->arenas[i].bytes);
     if (room->backend_bytes) print_bytes("kernels", room->backend_bytes);
@@ -299,13 +299,13 @@ static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
 }
 
 static void print_ranks(const LlamaModel *m) {
-    const int32_t ranks = m->settings.num_ranks;
+    const int32_t ranks = m->zero.settings.num_ranks;
     if (ranks == 1) return;
     printf("ranks   %d, micro-batches %s, optimizer state sharded: rank 0 updates %.1f %%\n", ranks,
-           m->settings.deterministic_reduction
+           m->zero.settings.deterministic
                ? "in fixed order, for the same bits on any number of ranks"
                : "distributed by cost",
-           100.0 * (double)m->held_count / (double)m->num_elements);
+           100.0 * (double)m->zero.shard_count / (double)m->num_elements);
     rank_places_print();
 }
 
@@ -361,10 +361,10 @@ static SaveJob save_job(const Run *run) {
 // A save while training waits. All ranks; the return value is meaningful on rank 0 only.
 static bool save_and_wait(Run *run, const char *name, Error *err) {
     LlamaModel *m = run->model;
-    const bool merge = name && run->o->lora_merge;
-    comm_phase("save", run->state.cursor.step);
-    const Parameters p = merge ? llama_frozen_parameters(m, true) : llama_parameters(m);
+    LoraMerge merge = {llama_frozen_parameters(m), llama_parameters(m), &run->o->adapters};
+    const Parameters p = name && run->o->lora_merge ? lora_merged(&merge) : merge.adapters;
     const SaveJob job = save_job(run);
+    comm_phase("save", run->state.cursor.step);
     const bool ok = save_checkpoint(&job, name, p, err);
     comm_barrier();  // here the other ranks wait and see that rank 0 is alive
     return ok || !is_rank_0();
@@ -431,8 +431,8 @@ static AdamW adamw_of_step(const Options *o, int64_t step) {
 static StepBalance read_notes(Run *run, const StepData *data) {
     StepBalance b = {.planned = data->imbalance};
     LlamaModel *m = run->model;
-    const RankNote *notes = llama_notes(m->step_host);
-    const int32_t ranks = m->settings.num_ranks;
+    const RankNote *notes = zero_notes(m->zero.step_host);
+    const int32_t ranks = m->zero.settings.num_ranks;
     double sum = 0;
     if (ranks == 1) return (StepBalance){0};
     for (int32_t r = 0; r < ranks; r++) {
@@ -442,7 +442,7 @@ static StepBalance read_notes(Run *run, const StepData *data) {
         if (notes[r].signal == SAVE_NOW) run->save_is_due = true;
     }
     b.measured = sum > 0 ? notes[b.slowest_rank].passes_ms * ranks / sum : 0;
-    m->note.passes_ms = (double)device_timer_ms();
+    m->zero.note.passes_ms = (double)device_timer_ms();
     return b;
 }
 
@@ -462,7 +462,7 @@ static bool pauses_after(const Run *run, int64_t step) {
 static bool stop_requested(Run *run) {
     const bool asks_save =
         run->o->save_every < 0 && is_rank_0() && now_ms() >= run->save_due_ms && !stop_signal;
-    run->model->note.signal = asks_save ? SAVE_NOW : stop_signal;
+    run->model->zero.note.signal = asks_save ? SAVE_NOW : stop_signal;
     run->save_is_due = asks_save && comm_num_ranks() == 1;
     if (comm_num_ranks() == 1) run->stopped_by = (int)stop_signal;
     return run->stopped_by != 0;
