@@ -50,8 +50,8 @@ Options *run_options_parse(int argc, char **argv, const char *version, int num_r
 
 // Completes the options of a training run, which are constant from then on: those that are not on
 // the command line become those of the run that is resumed, or get a default that depends on
-// others. Exits where they do not fit each other, the checkpoint (code 9) or the number of ranks. Returns
-// the options of the resumed run; NULL: none is.
+// others. Exits where they do not fit each other, the checkpoint (code 9) or the number of ranks.
+// Returns the options of the resumed run; NULL: none is.
 json_t *run_options_complete(const ResumePoint *at, int num_ranks);
 
 // The same for --generate and --eval
