@@ -51,7 +51,7 @@
 #include "kernels/kernels.h"  // defines: the device
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
 
-enum { MAX_SKIPS = 5, SAVE_MINUTES = 10 };
+enum { MAX_SKIPS = 5 };
 enum { SAVE_NOW = -1 };  // in the place of a signal's number
 static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 
@@ -61,7 +61,8 @@ static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 // Device memory beside the model's arenas
 typedef struct {
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
-    size_t usable_bytes;   // before any rank has allocated its model; 0: unknown
+    size_t usable_bytes;   // 15/16 of what was free at the start, the rest is left to libraries;
+                           // 0: unknown
     size_t recompute_bytes[LLAMA_NUM_RECOMPUTES];  // what the model takes with each --recompute
 } DeviceRoom;
 
@@ -145,7 +146,7 @@ static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel
                   "auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
                   "--attention: expected kernels that this device can run");
     device_on_error(describe_work, m);
-    const size_t free_bytes = device_memory_free();  // a 16th is left for libraries
+    const size_t free_bytes = device_memory_free(comm_local_ranks());
     const DeviceRoom room = {device_memory().bytes_now, free_bytes - free_bytes / 16, {0}};
     comm_barrier();  // every rank has read it before one allocates its model
     return room;
@@ -192,13 +193,13 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
 
 // All weights as this rank computes with them: CRC in full precision if it holds every low half.
 static void rank_field_weights(RankFields *f, const LlamaModel *m) {
-    const bool exact = m->master_lo && m->held_count == m->num_weights;
+    const uint16_t *low = m->zero.shard_count == m->num_weights ? m->zero.master_lo : NULL;
     float *chunk = host_calloc(m->settings.io_chunk, sizeof(float), "weights");
     uint32_t crc = 0;
     for (size_t at = 0, n; at < m->num_weights; at += n) {
         n = m->num_weights - at < m->settings.io_chunk ? m->num_weights - at : m->settings.io_chunk;
         comm_progress();
-        weights_to_host(chunk, m->weights + at, exact ? m->master_lo + at : NULL, n);
+        weights_to_host(chunk, m->weights + at, low ? low + at : NULL, n);
         crc = crc32c(crc, chunk, n * sizeof(float));
     }
     free(chunk);
@@ -218,7 +219,7 @@ static void check_ranks_still_agree(const Run *run) {
     RankFields own = {0};
     if (comm_num_ranks() == 1) return;
     comm_phase("compare", -1);
-    llama_await_all_weights(run->model);
+    zero_await_weights(&run->model->zero, llama_head_bucket(&run->model->config));  // the last
     rank_field(&own, "data position", &run->state.cursor, sizeof run->state.cursor);
     rank_field(&own, "skipped steps", &run->state.skips_in_a_row, sizeof run->state.skips_in_a_row);
     rank_field_weights(&own, run->model);
@@ -243,11 +244,11 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
                        .lora = o->adapters,
                        .muon = o->optimizer == OPTIMIZER_MUON,
                        .cache_tokens = generator_cache_tokens(samples, o->micro_batch_tokens),
-                       .rank = comm_rank(),
-                       .num_ranks = ranks,
-                       .deterministic_reduction = reduces_deterministically(o),
-                       .num_leaves = leaves,
-                       .num_losses = most > ranks ? most : ranks};
+                       .ranks = {.rank = comm_rank(),
+                                 .num_ranks = ranks,
+                                 .deterministic = reduces_deterministically(o),
+                                 .num_leaves = leaves,
+                                 .num_losses = most > ranks ? most : ranks}};
     int chosen = LLAMA_RECOMPUTE_FULL;
     for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
         s.recompute = (LlamaRecompute)i;
@@ -290,7 +291,7 @@ static void print_model(const LlamaModel *m, const Options *o, const char *weigh
 }
 
 static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
-    printf("memory%s\n", m->settings.num_ranks > 1 ? " of rank 0" : "");
+    printf("memory%s\n", m->zero.settings.num_ranks > 1 ? " of rank 0" : "");
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
         print_bytes(llama_arena_names[i], m->arenas[i].bytes);
     if (room->backend_bytes) print_bytes("kernels", room->backend_bytes);
@@ -298,25 +299,14 @@ static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
 }
 
 static void print_ranks(const LlamaModel *m) {
-    const int32_t ranks = m->settings.num_ranks;
+    const int32_t ranks = m->zero.settings.num_ranks;
     if (ranks == 1) return;
     printf("ranks   %d, micro-batches %s, optimizer state sharded: rank 0 updates %.1f %%\n", ranks,
-           m->settings.deterministic_reduction
+           m->zero.settings.deterministic
                ? "in fixed order, for the same bits on any number of ranks"
                : "distributed by cost",
-           100.0 * (double)m->held_count / (double)m->num_elements);
+           100.0 * (double)m->zero.shard_count / (double)m->num_elements);
     rank_places_print();
-}
-
-// When checkpoints come, the first of them above all
-static void print_saves(const Options *o) {
-    if (o->save_every < 0)
-        printf("saves   every %d minutes of training, and after the last step", SAVE_MINUTES);
-    else if (o->save_every > 0 && o->save_every < o->steps)
-        printf("saves   every %ld steps, and after the last one", o->save_every);
-    else
-        printf("saves   after the last step, none before it");
-    printf("; Ctrl-C saves too\n");
 }
 
 static void print_plan(const Run *run, const DeviceRoom *room, const char *weights) {
@@ -326,12 +316,11 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     const LlamaModel *m = run->model;
     const PlanSettings *plan = &d->loader_settings.plan;
     print_model(m, o, weights);
-    if (o->steps > 0) run_options_print_rates(o);
     data_summary_print(&d->train_summary, "train   ");
     data_summary_print(&d->val_summary, "val     ");
     if (d->has_val) print_validation_set(o->val_every == 0 ? NULL : &d->val_set, &d->val);
     must(plan_print(plan, (Layout)o->layout, &d->train_summary, run->state.cursor, &err), &err);
-    if (run_trains(o)) print_saves(o);
+    if (o->steps > 0) run_options_print(o);
     print_ranks(m);
     for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++)
         printf("%s%s %.1f MiB%s", i == 0 ? "recompute " : ", ", llama_recompute_names[i],
@@ -372,10 +361,10 @@ static SaveJob save_job(const Run *run) {
 // A save while training waits. All ranks; the return value is meaningful on rank 0 only.
 static bool save_and_wait(Run *run, const char *name, Error *err) {
     LlamaModel *m = run->model;
-    const bool merge = name && run->o->lora_merge;
-    comm_phase("save", run->state.cursor.step);
-    const Parameters p = merge ? llama_frozen_parameters(m, true) : llama_parameters(m);
+    LoraMerge merge = {llama_frozen_parameters(m), llama_parameters(m), &run->o->adapters};
+    const Parameters p = name && run->o->lora_merge ? lora_merged(&merge) : merge.adapters;
     const SaveJob job = save_job(run);
+    comm_phase("save", run->state.cursor.step);
     const bool ok = save_checkpoint(&job, name, p, err);
     comm_barrier();  // here the other ranks wait and see that rank 0 is alive
     return ok || !is_rank_0();
@@ -442,8 +431,8 @@ static AdamW adamw_of_step(const Options *o, int64_t step) {
 static StepBalance read_notes(Run *run, const StepData *data) {
     StepBalance b = {.planned = data->imbalance};
     LlamaModel *m = run->model;
-    const RankNote *notes = llama_notes(m->step_host);
-    const int32_t ranks = m->settings.num_ranks;
+    const RankNote *notes = zero_notes(m->zero.step_host);
+    const int32_t ranks = m->zero.settings.num_ranks;
     double sum = 0;
     if (ranks == 1) return (StepBalance){0};
     for (int32_t r = 0; r < ranks; r++) {
@@ -453,7 +442,7 @@ static StepBalance read_notes(Run *run, const StepData *data) {
         if (notes[r].signal == SAVE_NOW) run->save_is_due = true;
     }
     b.measured = sum > 0 ? notes[b.slowest_rank].passes_ms * ranks / sum : 0;
-    m->note.passes_ms = (double)device_timer_ms();
+    m->zero.note.passes_ms = (double)device_timer_ms();
     return b;
 }
 
@@ -473,7 +462,7 @@ static bool pauses_after(const Run *run, int64_t step) {
 static bool stop_requested(Run *run) {
     const bool asks_save =
         run->o->save_every < 0 && is_rank_0() && now_ms() >= run->save_due_ms && !stop_signal;
-    run->model->note.signal = asks_save ? SAVE_NOW : stop_signal;
+    run->model->zero.note.signal = asks_save ? SAVE_NOW : stop_signal;
     run->save_is_due = asks_save && comm_num_ranks() == 1;
     if (comm_num_ranks() == 1) run->stopped_by = (int)stop_signal;
     return run->stopped_by != 0;

@@ -109,8 +109,8 @@ typedef struct {
     uint64_t waits;                  // times the host has waited: once per step, for its loss
 } DeviceMemory;
 DeviceMemory device_memory(void);
-// Bytes that can still be allocated, divided by the ranks that share them; 0: unknown.
-size_t device_memory_free(void);
+// Bytes that can still be allocated, 0: unknown. Memory of the host is shared by local_ranks.
+size_t device_memory_free(int local_ranks);
 int device_memory_code(void);  // exit code where it is refused: the host's or a GPU's
 
 // Weights and activations (n elements) are fp32 on the host. On CUDA a weight is a bf16 plus 16 low

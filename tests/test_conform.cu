@@ -1,7 +1,8 @@
 // Every wrapper in kernels/cuda/ptx.cuh, which holds all inline PTX and which an emulated build
 // replaces, on the emulator and on a GPU: against formulas, and the maps of ldmatrix, mma.sync and
 // wgmma, also of what attention_sm90.cuh builds on them, against layout.txt of
-// dev/results/witnesses, which NVIDIA's CuTe headers have printed. What tensor cores compute: test_tensor_cores.cu.
+// dev/results/witnesses, which NVIDIA's CuTe headers have printed. What tensor cores compute:
+// test_tensor_cores.cu.
 #include <cuda.h>
 #include <math.h>
 #include <string>

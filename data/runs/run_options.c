@@ -209,14 +209,6 @@ Option run_option_table[] = {
                      "AdamW's betas are 0.9 and 0.95, its eps 1e-8"),
     OPTION_ELSEWHERE("top-k", "--top-p cuts unlikely tokens off"),
     OPTION_ELSEWHERE("max-new-tokens|max-tokens|n-predict|-n", "it is --sample-tokens"),
-    OPTION_ELSEWHERE("boundary-ends", "data/convert.py makes shards of such files"),
-    OPTION_ELSEWHERE("work-cost", "there is none: the planner's cost model is fixed"),
-    OPTION_ELSEWHERE("init-from", "--model takes the weights of a checkpoint"),
-    OPTION_ELSEWHERE("max-skips", "five non-finite steps in a row end a run"),
-    OPTION_ELSEWHERE("strict", "a JSON line without a text is left out and counted"),
-    OPTION_ELSEWHERE("compare-steps", "it is --compare STEPS"),
-    OPTION_ELSEWHERE("cuda-graph", "there are no CUDA graphs"),
-    OPTION_ELSEWHERE("self-check", "`make check` runs every operation on this machine's GPU"),
     OPTION_END,
 };
 
@@ -330,7 +322,7 @@ static void choose_rates(Options *o, bool resumes) {
                 (double)(o->lr / usual.lr), usual.what, (double)usual.lr);
 }
 
-void run_options_print_rates(const Options *o) {
+void run_options_print(const Options *o) {
     const Rates usual = default_rates(o);
     printf("lr      %g, weight decay %g", (double)o->lr, (double)o->weight_decay);
     if (o->lr == usual.lr && o->weight_decay == usual.weight_decay)
@@ -338,6 +330,13 @@ void run_options_print_rates(const Options *o) {
     else
         printf("; the defaults for %s are %g and %g\n", usual.what, (double)usual.lr,
                (double)usual.weight_decay);
+    if (o->save_every < 0)
+        printf("saves   every %d minutes of training, and after the last step", SAVE_MINUTES);
+    else if (o->save_every > 0 && o->save_every < o->steps)
+        printf("saves   every %ld steps, and after the last one", o->save_every);
+    else
+        printf("saves   after the last step, none before it");
+    printf("; Ctrl-C saves too\n");
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@
 #include "../../data/base/clock.h"
 #include "../../data/base/error.h"
 #include "../../data/base/memory.h"
-#include "../comm/comm.h"
 #include "common.h"
 
 enum { HEADER_BYTES = 64 };  // stores the size; keeps the payload aligned for AVX-512
@@ -150,7 +149,7 @@ DeviceMemory device_memory(void) { return memory; }
 
 int device_memory_code(void) { return EXIT_HOST_MEMORY; }
 
-size_t device_memory_free(void) { return host_memory_free() / (size_t)comm_local_ranks(); }
+size_t device_memory_free(int local_ranks) { return host_memory_free() / (size_t)local_ranks; }
 
 size_t master_lo_bytes(void) { return 0; }
 

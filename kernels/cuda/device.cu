@@ -245,10 +245,10 @@ DeviceMemory device_memory(void) { return memory; }
 
 int device_memory_code(void) { return EXIT_DEVICE_MEMORY; }
 
-size_t device_memory_free(void) {
+size_t device_memory_free(int local_ranks) {
     size_t free_bytes = 0, total_bytes = 0;
     // there the page cache counts as used
-    if (properties.integrated) return host_memory_free() / (size_t)comm_local_ranks();
+    if (properties.integrated) return host_memory_free() / (size_t)local_ranks;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     return free_bytes;
 }
