@@ -10,13 +10,13 @@
 #include "memory.h"
 #include "signals.h"
 
-// Is there input within so many ms? A signal ends the wait.
+// Does input arrive within `ms` milliseconds? A signal ends the wait.
 static bool input_within(int ms) {
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
     return poll(&input, 1, ms) > 0;
 }
 
-// A line with its end; NULL at the end of the input, or when it is interrupted.
+// A line, including its newline; NULL at the end of the input, or when interrupted.
 static const char *plain_line(Ask *a, const char *prompt) {
     fputs(prompt, stderr);
     while (!stop_signal && !input_within(100)) continue;  // a signal may come before the wait
@@ -43,10 +43,10 @@ static void open_editor(Ask *a) {
     el_set(a->editor, EL_HIST, history, a->history);
     el_set(a->editor, EL_PROMPT, prompt_of);
     el_set(a->editor, EL_EDITOR, "emacs");
-    // Ctrl-C enters itself as a line: after a signal libedit would keep reading
+    // Ctrl-C is entered as a line of its own: after a signal libedit would keep reading
     el_set(a->editor, EL_SETTY, "-d", "-isig", NULL);
     el_set(a->editor, EL_BIND, "-s", "^C", "^U^V^C^J", NULL);
-    el_set(a->editor, EL_BIND, "^I", "ed-insert", NULL);  // of pasted text
+    el_set(a->editor, EL_BIND, "^I", "ed-insert", NULL);  // in pasted text
 }
 
 static const char *next_line(Ask *a, const char *prompt) {

@@ -1,5 +1,5 @@
-// A person at a terminal, who is asked for one message after another: with line editing and history
-// where libedit was there at build time.
+// Asks a person at a terminal for one message after another, with line editing and history if
+// libedit was found at build time.
 #ifndef UNPAD_ASK_H
 #define UNPAD_ASK_H
 
@@ -12,13 +12,13 @@ typedef struct {
     size_t capacity;
 } Ask;
 
-// From now on Ctrl-C sets stop_signal, and no longer ends the process.
+// From now on Ctrl-C sets stop_signal instead of ending the process.
 void ask_open(Ask *a);
 void ask_close(Ask *a);
 
-// The next message, without the end of its line, in memory the caller frees. Lines that are pasted
-// at once are one message, unless the first begins with '/'. NULL: the end of the input. When it
-// was interrupted, it is NULL or empty.
+// The next message, without its final newline, in memory the caller frees. Lines pasted together
+// are one message, unless the first begins with '/'. NULL at the end of the input; NULL or empty
+// when interrupted.
 char *ask(Ask *a, const char *prompt);
 
 #endif

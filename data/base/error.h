@@ -1,13 +1,13 @@
-// Errors: an exit code, one line with what was expected and found, one line of hint.
+// Errors: an exit code, one line that says what was expected and found, one hint line.
 //
 // A parser never exits and never prints: it returns false with the Error filled, so that a test, a
-// fuzzer or a retry can continue. Only main, must, error_exit and exit_with end the program, and
-// refused memory (memory.h).
+// fuzzer or a retry can continue. Only main, must, error_exit, exit_with and refused memory
+// (memory.h) end the program.
 #ifndef UNPAD_ERROR_H
 #define UNPAD_ERROR_H
 
 #include <stdarg.h>
-#include <stdbool.h>  // these four for whoever includes this file
+#include <stdbool.h>  // these four are for files that include this one
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 enum {
     EXIT_DONE = 0,
     EXIT_USAGE = 2,      // options
-    EXIT_BAD_INPUT = 3,  // a file with other contents than its format demands
+    EXIT_BAD_INPUT = 3,  // a file whose contents violate its format
     EXIT_DISK = 4,       // the file system refused
     EXIT_HOST_MEMORY = 5,
     EXIT_DEVICE_MEMORY = 6,
@@ -44,7 +44,7 @@ __attribute__((format(printf, 4, 5))) bool error_set(Error *err, int code, const
 __attribute__((format(printf, 4, 0))) void error_fill(Error *err, int code, const char *hint,
                                                       const char *format, va_list args);
 
-// error_set for a file with other contents than its format demands; the hint is that of its code.
+// error_set for a file whose contents violate its format, with the default hint.
 #define bad_input(err, ...) error_set(err, EXIT_BAD_INPUT, "", __VA_ARGS__)
 
 // Puts "prefix: " in front of the message. Returns false.
@@ -56,17 +56,17 @@ bool disk_error(Error *err, const char *path, const char *what);
 // Writes the error line and the hint line to stderr, after flushing stdout.
 void error_print(const Error *err);
 
-// error_print, then exit with the code. error_hook comes first, where it is set: one of several
+// error_print, then exit with the code. If error_hook is set it is called first: one of several
 // ranks reports its error there and does not return.
 extern void (*error_hook)(const Error *err);
 __attribute__((noreturn)) void error_exit(const Error *err);
-bool error_waits(void);  // another thread's error waits for that exit
+bool error_waits(void);  // another thread is waiting in error_exit for that exit
 
 // An Error as error_set fills it, and error_exit.
 __attribute__((noreturn, format(printf, 3, 4))) void exit_with(int code, const char *hint,
                                                                const char *format, ...);
 
-// Of a program that only prints: EXIT_DONE, or an exit with EXIT_DISK if not all could be written.
+// For a program that only prints: EXIT_DONE, or exits with EXIT_DISK if output was lost.
 int exit_code_of_output(void);
 
 // error_exit unless ok.
@@ -79,10 +79,10 @@ __attribute__((format(printf, 1, 2))) void warning(const char *format, ...);
 // ------------------------------------------------------------------------------------------------
 // The last line of a terminal, which can be rewritten. Errors and warnings erase it first.
 
-// In columns; 0: not a terminal, or one of unknown width, such as mpirun's.
+// Width in columns; 0: not a terminal, or one of unknown width, such as mpirun's.
 int terminal_width(FILE *to);
 
-// Says what is being done, until line_erase. Neither does anything where there is no terminal.
+// Shows what is being done, until line_erase. Both do nothing without a terminal.
 __attribute__((format(printf, 2, 3))) void line_show(FILE *to, const char *format, ...);
 void line_erase(FILE *to);
 
@@ -95,7 +95,7 @@ void text_copy(char *out, size_t capacity, const char *text);
 // The plural ending: "" for 1, else "s".
 const char *text_plural(int64_t n);
 
-// Appends ", item", or the first item, as far as it fits.
+// Appends ", item", or just the first item, cut off if the list is full.
 void text_list(char *list, size_t capacity, const char *item);
 
 // Replaces control characters by \xNN in place, so that no file name can forge a second log line.

@@ -28,7 +28,7 @@ static inline void heap_push(Heap *h, int64_t key, int32_t id) {
     h->items[at] = item;
 }
 
-// Puts the item at `at`, or lower, so that its children come after it.
+// Places the item at `at`, or lower, so that its children come after it.
 static inline void heap_sink(Heap *h, HeapItem item, int64_t at) {
     for (int64_t child; (child = 2 * at + 1) < h->n; at = child) {
         if (child + 1 < h->n && heap_before(h->items[child + 1], h->items[child])) child++;
@@ -47,7 +47,7 @@ static inline HeapItem heap_pop(Heap *h) {
     return top;
 }
 
-// Orders n items that are in any order.
+// Makes a heap of n items in any order.
 static inline void heap_make(Heap *h) {
     for (int64_t i = h->n / 2; i-- > 0;) heap_sink(h, h->items[i], i);
 }

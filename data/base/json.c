@@ -46,7 +46,7 @@ __attribute__((constructor)) static void json_set_up(void) {
 
 json_t *json_parse(const char *text, size_t n, const char *path, Error *err) {
     const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL;
-    json_error_t why = {.text = "a NUL byte", .line = 1};  // jansson skips it between two words
+    json_error_t why = {.text = "a NUL byte", .line = 1};  // jansson skips it between tokens
     json_t *root = memchr(text, 0, n) ? NULL : json_loadb(text, n, flags, &why);
     if (!root)
         bad_input(err, "%s: expected JSON, found an error at line %d, column %d: %s", path,
@@ -174,8 +174,8 @@ json_t *json_text(const char *s) {
 }
 
 char *json_write(json_t *root, size_t flags) {
-    enum { SHORT = 15, EXACT = 17 };  // digits; the short ones have no 0.10000000000000001
-    assert(root);                     // NULL: json_pack was given a wrong format, or bad UTF-8
+    enum { SHORT = 15, EXACT = 17 };  // digits; 15 avoid 0.10000000000000001
+    assert(root);                     // NULL: json_pack got a wrong format or bad UTF-8
     char *text = json_dumps(root, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(SHORT));
     json_t *back = json_loads(text, JSON_DECODE_ANY, NULL);
     if (!json_equal(root, back)) {

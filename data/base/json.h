@@ -1,8 +1,8 @@
-// JSON by Jansson: strict reading, getters with errors, and texts of trees.
+// JSON with Jansson: strict reading, getters with errors, and writing.
 //
-// Reading is strict: UTF-8, no key twice, no \u0000, no number beyond a double, nothing after the
-// value, at most 2048 levels. Errors are EXIT_BAD_INPUT. Getters say "key: expected ..., found
-// ..."; the caller adds the file with error_prefix(err, path).
+// Reading is strict: UTF-8, no duplicate keys, no \u0000, no number beyond a double, nothing after
+// the value, at most 2048 levels. Errors are EXIT_BAD_INPUT. Getters report "key: expected ...,
+// found ..."; the caller adds the file with error_prefix(err, path).
 #ifndef UNPAD_JSON_H
 #define UNPAD_JSON_H
 
@@ -12,20 +12,20 @@
 
 enum { JSON_MAX_CONFIG = 1 << 20 };  // bytes of a config file
 
-// Bytes of the UTF-8 character at p (n > 0). Negative: no character begins here, and one U+FFFD
-// stands for so many bytes, as with Python's "replace": the beginning of a character, or one byte.
+// Bytes of the UTF-8 character at p (n > 0). -k: no character begins here, and one U+FFFD replaces
+// k bytes, as with Python's "replace": a truncated character, or one byte.
 int utf8_length(const unsigned char *p, size_t n);
 
-// Copies p (n) to out (up to 3 n bytes) with U+FFFD in place of bytes that are not UTF-8. Returns
-// the bytes of out.
+// Copies p (n) to out (up to 3 n bytes) with U+FFFD in place of invalid UTF-8. Returns the number
+// of bytes written.
 size_t utf8_replace(const unsigned char *p, size_t n, unsigned char *out);
 
 // ------------------------------------------------------------------------------------------------
 // Parsing
 
 // path only names the text in errors. Free the tree with json_decref. NULL on error; refused memory
-// ends the program with exit code 5. All numbers are doubles (json_number_value), as an integer may
-// be longer than 64 bits: transformers writes a model_max_length of 1e30 so.
+// ends the program with exit code 5. All numbers are doubles (json_number_value), because integers
+// may exceed 64 bits: transformers writes a model_max_length of 1e30 that way.
 json_t *json_parse(const char *text, size_t n, const char *path, Error *err);
 
 // The same for a file of at most max_bytes.
@@ -34,7 +34,7 @@ json_t *json_read(const char *path, uint64_t max_bytes, const char *hint, Error 
 // ------------------------------------------------------------------------------------------------
 // Getters: a missing or null member leaves *out unchanged, and is an error only when required
 
-// "key: expected ..., found a string" or whatever the item is. Returns false.
+// "key: expected ..., found a string", or whatever type the item has. Returns false.
 bool json_type_error(const json_t *item, const char *key, const char *expected, Error *err);
 
 // The member; NULL when it is missing or null.
@@ -61,18 +61,18 @@ bool json_get_string(const json_t *object, const char *key, const char **out, bo
                      Error *err);
 
 // ------------------------------------------------------------------------------------------------
-// Writing: trees that json_pack and the like make
+// Writing: trees made by json_pack and the like
 //
 //   char *line = json_write(json_pack("{s:I, s:o}", "step", step, "loss", json_float(loss)), 0);
 
-// The fewest digits that read back as the same float; not finite: null.
+// The fewest digits that read back as the same float; null if not finite.
 json_t *json_float(float value);
 
 // Bytes that are not UTF-8 become U+FFFD, so that no file name can break the log. NULL: null.
 json_t *json_text(const char *s);
 
-// The text of a tree, which it frees, and a newline, in memory the caller frees. Numbers read back
-// as they are. flags: Jansson's, such as JSON_INDENT(2), one value per line as Hugging Face has it.
+// Frees the tree and returns its text and a newline, in memory the caller frees. Numbers read back
+// exactly. flags: Jansson's, such as JSON_INDENT(2), one value per line as Hugging Face writes it.
 char *json_write(json_t *root, size_t flags);
 
 #endif

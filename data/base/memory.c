@@ -38,7 +38,7 @@ static size_t number_in(const char *dir, const char *name, size_t otherwise) {
     return n;
 }
 
-// A group is within those above it. In a container only the root exists: the path is the host's.
+// Ancestors limit a group too. In a container only the root exists: the path is the host's.
 size_t cgroup_memory_free(const char *self, const char *root) {
     char line[2048], dir[4096];
     size_t least = SIZE_MAX;

@@ -1,4 +1,4 @@
-// Host memory that is allocated or ends the program, and arithmetic that does not wrap.
+// Host memory (a refused allocation ends the program), and arithmetic that does not wrap.
 #ifndef UNPAD_MEMORY_H
 #define UNPAD_MEMORY_H
 
@@ -19,19 +19,19 @@ static inline bool checked_add(uint64_t a, uint64_t b, uint64_t *out) {
 // names what the memory was for.
 void *host_calloc(size_t count, size_t size, const char *what_for);
 
-// Bytes that the machine can still give; 0: unknown.
+// Bytes that the machine still has available; 0: unknown.
 size_t host_memory_free(void);
 
 // Bytes that the limits of the control groups named in `self` (/proc/self/cgroup) still allow, of
 // version 1 or 2 below `root` (/sys/fs/cgroup); the page cache counts as used. SIZE_MAX: no limit.
 size_t cgroup_memory_free(const char *self, const char *root);
 
-// The text again, and a stream into one (*text, which the caller frees after fclose); exit 5 too.
+// A copy of the text; a stream into a text (*text, freed by the caller after fclose). Exit 5 too.
 char *host_copy(const char *text, const char *what_for);
 FILE *host_stream(char **text, size_t *size, const char *what_for);
 
-// Grows an array of *capacity elements of `size` bytes to at least `needed`, by half as much again
-// at a time; returns where it is now. The contents are kept, the new part is not zeroed. Exits 5.
+// Grows an array of *capacity elements of `size` bytes to at least `needed`, by a factor of 1.5 at
+// a time; returns its new address. Contents are kept, the new part is not zeroed. Exits 5.
 void *host_grow(void *old, size_t *capacity, size_t needed, size_t size, const char *what_for);
 
 #endif

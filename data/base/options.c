@@ -13,8 +13,8 @@
 
 enum { WORD_MAX = 64 };
 
-// Copies the next word of "a|b|c" or "a, b, c", cut off where it is too long, and moves *list
-// behind it; false at the end.
+// Copies the next word of "a|b|c" or "a, b, c", cut off if it is too long, and moves *list past it;
+// false at the end.
 static bool next_word(const char **list, char word[WORD_MAX]) {
     *list += strspn(*list, "|, ");
     const size_t length = strcspn(*list, "|, ");
@@ -23,7 +23,7 @@ static bool next_word(const char **list, char word[WORD_MAX]) {
     return length > 0;
 }
 
-// The place of the word in the list, from 0; -1: it is not there.
+// The index of the word in the list; -1: not found.
 static int index_of_word(const char *list, const char *wanted) {
     char word[WORD_MAX];
     for (int i = 0; next_word(&list, word); i++)
@@ -59,7 +59,7 @@ static bool bad_value(const Option *o, const char *text, const char *expected, E
                      expected, text);
 }
 
-// Of what follows the digits: k, M, G are powers of 1000; Ki, Mi, Gi of 1024; 0: none of these
+// The factor of a suffix: k, M, G are powers of 1000; Ki, Mi, Gi of 1024; 0: none of these
 static long double factor_of(const char *suffix) {
     static const char units[] = "kMG";
     const bool binary = suffix[0] && suffix[1] == 'i';
@@ -108,7 +108,7 @@ static bool set_option(const Option *o, const char *text, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Parsing
 
-// Its place in the table, -1: there is none.
+// Its index in the table; -1: not found.
 static int find_option(const Option *table, const char *name) {
     for (int i = 0; table[i].name; i++)
         if (table[i].address && strcmp(table[i].name, name) == 0) return i;
@@ -124,7 +124,7 @@ static size_t distance(const char *a, const char *b) {
     return n + m - least - first - last;
 }
 
-// The hint says what it is here, if it is an option of another program or misspelt. Returns false.
+// The hint names our option if this is another program's or misspelt. Returns false.
 static bool unknown_option(const Option *table, const char *argument, Error *err) {
     char name[WORD_MAX], hint[WORD_MAX + 30] = "--help all lists all options";
     size_t least = 3;
@@ -178,7 +178,7 @@ static bool parse_one(Option *table, int argc, char **argv, int *i, Error *err) 
     return value && set_option(o, value, err);
 }
 
-// What argv[*i] asks help about, "" without a topic; NULL: it does not.
+// The topic that argv[*i] asks help about, "" without one; NULL: it asks for no help.
 static const char *help_topic(int argc, char **argv, int *i) {
     const char *argument = argv[*i];
     if (strcmp(argument, "--help-all") == 0) return "all";
@@ -327,15 +327,15 @@ json_t *options_json(const Option *table) {
 // ------------------------------------------------------------------------------------------------
 // Values of an earlier run
 
-// The stored value of an option that was given on this command line, or was not; NULL: none.
+// The stored value of an option that was, or was not, given on this command line; NULL: none.
 static const json_t *find_stored(const Option *o, const json_t *stored, const char *except,
                                  bool given) {
     if (!o->address || index_of_word(except, o->name) >= 0) return NULL;
     return o->given == given ? json_object_get(stored, o->name) : NULL;
 }
 
-// The stored value of an option as it would be typed; NULL when it is null, or its type is not the
-// option's. The text is in `buffer` or in the item.
+// The stored value of an option as it would be typed; NULL when it is null or of another type. The
+// text is in `buffer` or in the item.
 static const char *stored_text(const Option *o, const json_t *item, char buffer[40]) {
     if (is_text(o) || o->kind == OPTION_CHOICE) return json_string_value(item);
     if (o->kind == OPTION_FLAG && json_is_boolean(item))

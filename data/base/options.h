@@ -31,7 +31,7 @@ typedef enum {
     OPTION_INT64,       // int64_t *
     OPTION_FLOAT,       // float *
     OPTION_STRING,      // const char **, into argv, the table or stored values
-    OPTION_DIRECTORY,   // the same, DIR in --help
+    OPTION_DIRECTORY,   // the same, shown as DIR in --help
     OPTION_CHOICE,      // int *: index into choices
 } OptionKind;
 
@@ -68,8 +68,8 @@ typedef struct {
 // ------------------------------------------------------------------------------------------------
 // Parsing
 
-// Sets every option to its default, then to its argument. *help: what --help asks about, "" without
-// a topic, "all" of --help-all; NULL: no help is asked. Prints nothing. Errors are EXIT_USAGE.
+// Sets every option to its default, then to its argument. *help: the topic of --help, "" without
+// one, "all" for --help-all; NULL: no help requested. Prints nothing. Errors are EXIT_USAGE.
 bool options_parse(Option *table, int argc, char **argv, const char **help, Error *err);
 
 // The same for main(): prints help, or the version, and exits 0; an error prints and exits 2.
@@ -82,15 +82,15 @@ bool option_given(const Option *table, const char *name);
 // The first option on the command line that is not in the list "a|b|c"; NULL: none.
 const char *options_given_besides(const Option *table, const char *list);
 
-// Aligned, within 100 columns, with defaults and choices. topic "": the options of the list `first`
-// ("a|b|c"); "all": all in their groups; else one option, with or without dashes, or one group.
+// Prints them aligned, within 100 columns, with defaults and choices. topic "": the options in
+// `first` ("a|b|c"); "all": all by group; else one option, with or without dashes, or one group.
 bool options_print_help(const Option *table, const char *usage, const char *first,
                         const char *topic, FILE *out, Error *err);
 
 // ------------------------------------------------------------------------------------------------
 // The resolved values
 
-// One option, or an object of all.
+// One option's value, or an object of all options.
 json_t *option_json(const Option *o);
 json_t *options_json(const Option *table);
 

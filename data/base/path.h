@@ -21,18 +21,17 @@ bool path_inside(char *out, size_t capacity, const char *path, const char *name,
 // The directory that holds a path: "a/b" -> "a", "b" -> ".", "/b" -> "/".
 bool path_parent(char *out, size_t capacity, const char *path, Error *err);
 
-// Symbolic links are followed by path_is_dir, not by the others. What cannot be looked at exists,
-// and is a directory: whoever opens it learns why.
+// Only path_is_dir follows symbolic links. A path that cannot be examined counts as existing and as
+// a directory: opening it will say why.
 bool path_is_dir(const char *path);
 bool path_exists(const char *path);
 
-// Does it exist? For decisions that must not rest on a guess: EXIT_DISK when it cannot be looked
-// at.
+// Does it exist? For decisions that must not rest on a guess: EXIT_DISK if it cannot be examined.
 bool path_find(const char *path, bool *exists, Error *err);
 
 bool path_ends_with(const char *path, const char *ending);
 
-// Is it the name of an entry of a directory: no slash, no leading dot, not empty, printable?
+// Is it a plain file name: no slash, no leading dot, not empty, printable?
 bool path_is_plain_name(const char *name);
 
 #endif
