@@ -71,7 +71,7 @@ static bool dataset_open_file(Dataset *ds, Shard *s, const char *hint, Error *er
     return true;
 }
 
-// It must still have the size that was checked.
+// The file must still have the size that was checked.
 static bool dataset_reopen(Dataset *ds, Shard *s, Error *err) {
     const uint64_t size = s->file.size_bytes;
     if (!dataset_open_file(ds, s, "do not move files while training", err)) return false;
@@ -134,7 +134,7 @@ static bool dataset_add_sources(Dataset *ds, const DatasetOptions *options, Erro
         if (!dataset_add_all(ds, s->spec, options, err)) return false;
         s->num_docs = ds->num_docs - s->first_doc;
         s->num_tokens = ds->num_tokens - num_tokens;
-        // the same shards in other sources are other data
+        // the same shards divided among sources differently are other data
         if (i > 0) ds->fingerprint = fnv1a(ds->fingerprint, &s->first_doc, sizeof s->first_doc);
     }
     return true;
@@ -180,7 +180,7 @@ void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
 // -------------------------------------------------------------------------------------------------
 // Documents
 
-// The shard of a document; there it is tokens [*start, *end).
+// The shard of a document, where it is tokens [*start, *end).
 static Shard *dataset_find(const Dataset *ds, int64_t doc, int64_t *start, int64_t *end) {
     assert(doc >= 0 && doc < ds->num_docs);
     size_t low = 0, high = ds->num_shards;  // the last shard with first_doc <= doc

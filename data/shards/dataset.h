@@ -1,13 +1,13 @@
 // A data set: token shards whose sizes and indexes are validated when opened, read by document.
 //
 // Formats: ours with .idx and .mask, and llm.c's v1 and v7 (modded-nanogpt's are v1), whose index
-// is built by reading all tokens. Byte layouts: data/README.md. data/convert.py makes ours of
-// others.
+// is built by reading all tokens. Byte layouts: data/README.md. data/convert.py converts other
+// formats to ours.
 //
 // Documents are numbered from 0 over all shards in order; empty ones are skipped and counted. Every
 // shard must have exactly the size that its header implies, and every count is bounded by a file
 // size before memory is allocated for it. Tokens are checked as they are read: each id against the
-// vocabulary and, where the index has checksums (ours has), each block against its own.
+// vocabulary and, where the index has checksums (as ours does), each block against its own.
 #ifndef UNPAD_DATASET_H
 #define UNPAD_DATASET_H
 
@@ -21,7 +21,7 @@ typedef struct Shard Shard;
 typedef struct {
     const char *split;       // which files of a directory: "train" (also when NULL) or "val"
     int32_t vocab_size;      // the model's: shards with a larger one are refused; 0: unknown
-    int32_t boundary_token;  // that begins documents of llm.c's; -1: v1 50256, v7 128000
+    int32_t boundary_token;  // that begins documents in llm.c's; -1: v1 50256, v7 128000
 } DatasetOptions;
 
 typedef struct {
@@ -64,22 +64,21 @@ void dataset_close(Dataset *ds);
 // Shards whose tokens have no checksums.
 size_t dataset_num_unchecked(const Dataset *ds);
 
-// One line for people, every assumption included.
+// One line for people, including every assumption.
 void dataset_describe(const Dataset *ds, char *out, size_t capacity);
 
 // Tokens of a document, >= 1.
 int64_t dataset_doc_length(const Dataset *ds, int64_t doc);
 
-// Reads tokens [offset, offset + n) of a document into out (n). Every id is below ds->vocab_size
-// and every block with a checksum matches it, else EXIT_BAD_INPUT. Threads may call it
-// concurrently.
+// Reads tokens [offset, offset + n) of a document into out (n). EXIT_BAD_INPUT unless every id is
+// below ds->vocab_size and every block matches its checksum, if it has one. Thread-safe.
 bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *out, Error *err);
 
-// How many of the tokens [offset, offset + n) of a document are targets; offset >= 1. All, unless
-// its shard has a mask.
+// How many of the tokens [offset, offset + n) of a document are targets; offset >= 1. All of them,
+// unless its shard has a mask.
 int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, int64_t n);
 
-// Replaces those of the tokens [offset, offset + n) of a document, (n), that are not targets by -1.
+// Replaces by -1 those of the tokens [offset, offset + n) of a document, (n), that are not targets.
 void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n,
                          int32_t *tokens);
 

@@ -6,7 +6,7 @@
 
 typedef struct {
     char *path;        // owned
-    size_t dir_bytes;  // at its start: the directory that was named; 0: the file was
+    size_t dir_bytes;  // of its start that are the named directory; 0: the file itself was named
 } FoundPath;
 
 typedef struct {
@@ -17,7 +17,7 @@ typedef struct {
 void path_list_free(PathList *list);
 void path_list_add(PathList *list, const char *path);
 
-// The entries of a directory whose names match, without hidden ones.
+// The entries of a directory whose names match, except hidden ones.
 bool path_list_add_dir(PathList *list, const char *dir, const void *pattern, Error *err);
 
 // The shards of a directory: its SPLIT_*.bin, else *_SPLIT_*.bin (modded-nanogpt), else for "train"
@@ -30,8 +30,8 @@ typedef struct {
     const char *expected, *hint;  // where there are no files
 } Search;
 
-// Adds the files that `spec` names: the whole of it when that exists, else its parts between
-// commas. Each is a file, a directory or a glob pattern; the files of the last two in byte order,
+// Adds the files that `spec` names: all of it as one path if that exists, else each part between
+// commas. A part is a file, a directory or a glob pattern. Files of the last two are in byte order,
 // so that the order of documents does not depend on the locale. A part that names no file is
 // EXIT_BAD_INPUT.
 bool path_list_expand(PathList *list, const char *spec, const Search *search, Error *err);

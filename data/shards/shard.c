@@ -16,7 +16,7 @@ uint64_t shard_word(const unsigned char *p, size_t bytes) {
     return value;
 }
 
-// Blocks of tokens with a checksum each; 0: tokens have none.
+// Number of blocks of tokens that have a checksum; 0: tokens have none.
 static uint64_t shard_num_blocks(const Shard *s) {
     const uint64_t block = (uint64_t)s->block_tokens;
     return block ? ((uint64_t)s->num_tokens + block - 1) / block : 0;
@@ -75,15 +75,15 @@ typedef struct {
 static const Beside index_file = {".idx", "UNPADIDX", "index", INDEX_VERSION, INDEX_HEADER_BYTES},
                     mask_file = {".mask", "UNPADMSK", "mask", MASK_VERSION, MASK_HEADER_BYTES};
 
-// The whole file, which belongs to the shard with this header and begins with these counts (n), in
-// memory the caller frees; NULL on error.
+// Reads a whole file that belongs to the shard with this header and begins with these counts (n),
+// into memory the caller frees; NULL on error.
 static unsigned char *read_beside(const Shard *s, const Beside *b, const unsigned char *bin_head,
                                   const uint64_t *counts, size_t n, char path[IO_PATH_MAX],
                                   uint64_t *size, Error *err) {
     if (!path_beside(s, path, b->ending, err)) return NULL;
     unsigned char *text = (unsigned char *)file_read_all(path, UINT64_MAX, size, HINT_COPY, err);
     if (!text) return NULL;
-    const uint64_t end = *size - 4;  // of what the checksum is of
+    const uint64_t end = *size - 4;  // of the bytes that the checksum covers
     uint32_t found, expected;
     if (*size < b->head_bytes + 4 || memcmp(text, b->magic, 8) != 0 ||
         shard_word(text + 8, 4) != b->version)
@@ -120,7 +120,7 @@ static bool read_index(Shard *s, const unsigned char *bin_head, Error *err) {
     s->block_crcs = host_calloc(sum_bytes, 1, "checksums of tokens");
     memcpy(s->block_crcs, text + INDEX_HEADER_BYTES + ends_bytes, sum_bytes);
     s->token_sum = crc32c(0, s->block_crcs, sum_bytes);
-    // without the CRC at the end: over the data and its own CRC, a CRC is a constant
+    // without the CRC at the end: the CRC of data followed by its own CRC is a constant
     s->checksum = crc32c(s->checksum, text, size - 4);
     memmove(text, text + INDEX_HEADER_BYTES, ends_bytes);
     return set_ends(s, s->doc_ends, counts[0], path, err);
@@ -196,11 +196,11 @@ static bool open_own(Shard *s, const unsigned char *head, Error *err) {
            ((w[11] & FLAG_MASK) != 0 ? read_mask(s, head, err) : has_no_mask(s, err));
 }
 
-// llm.c's shards have no index: documents begin with a token.
+// llm.c's shards have no index: a token begins each document.
 static bool scan(Shard *s, int32_t token, Error *err) {
     static const int64_t BLOCK_TOKENS = 1 << 18;
     const uint64_t width = (uint64_t)s->token_bytes;
-    uint64_t *ends = NULL, count = 0;  // the token's places, and the end of the shard
+    uint64_t *ends = NULL, count = 0;  // positions of the token, and the end of the shard
     size_t capacity = 0;
     unsigned char *block = host_calloc(BLOCK_TOKENS, 4, "scanning a shard");
     bool ok = true;
@@ -274,7 +274,7 @@ static bool is_printable(const unsigned char *p, uint64_t n) {
     return n > 0;
 }
 
-// What a file is by the ending of its name or by n bytes at a place, and what to do about it.
+// Recognises a file by its suffix or by n bytes at an offset, and says what to do about it.
 typedef struct {
     const char *ending;
     size_t at, n;

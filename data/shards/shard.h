@@ -40,7 +40,7 @@ struct Shard {
     uint32_t checksum;             // CRC32C of the header and the index
     int64_t block_tokens;          // tokens that share a checksum; 0: tokens have none
     uint32_t *block_crcs;          // (shard_num_blocks) CRC32C of each block; NULL: none; owned
-    uint32_t token_sum;   // of those checksums, or of the tokens that were scanned; and of the mask
+    uint32_t token_sum;   // CRC of those checksums, or of the scanned tokens; and of the mask
     unsigned char *mask;  // (num_tokens) bits: is the token a target? NULL: no mask; owned
     int64_t num_targets;  // ones in it
     // set by the data set
@@ -48,7 +48,7 @@ struct Shard {
     int64_t last_use;
 };
 
-// Opens a shard whose file is open. What is none is EXIT_BAD_INPUT with a hint on how to make one.
+// Opens a shard whose file is open. Any other file is EXIT_BAD_INPUT with a hint how to make one.
 bool shard_open(Shard *s, const DatasetOptions *options, Error *err);
 
 // The little-endian number of `bytes` bytes at p.

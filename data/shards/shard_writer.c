@@ -114,7 +114,7 @@ static bool open_beside(const ShardWriter *w, FileWriter *f, const char *ending,
            writer_write(f, version_and_crc, 8, err) && writer_write(f, counts, n * 8, err);
 }
 
-// With the checksum of all that has been written
+// Appends the checksum of everything written and closes
 static bool close_sealed(FileWriter *f, Error *err) {
     const uint32_t crc = f->crc;
     return writer_write(f, &crc, 4, err) && writer_close(f, err);

@@ -1,5 +1,5 @@
-// Writes our shards: SPLIT_00000.bin, .idx and, where a document has a loss mask, .mask;
-// SPLIT_00001.bin, ... of a directory. Byte layout: data/README.md.
+// Writes our shards into a directory: SPLIT_00000.bin, .idx and, where a document has a loss mask,
+// .mask; SPLIT_00001.bin, ... Byte layout: data/README.md.
 #ifndef UNPAD_SHARD_WRITER_H
 #define UNPAD_SHARD_WRITER_H
 
@@ -23,29 +23,29 @@ typedef struct {
     FileWriter bin;  // of the current shard; fd -1: none
     uint64_t *ends;  // (num_ends) cumulative tokens of its documents
     size_t num_ends, end_capacity;
-    uint32_t *crcs;  // (num_crcs) of its whole blocks
+    uint32_t *crcs;  // (num_crcs) of its complete blocks
     size_t num_crcs, crc_capacity;
     unsigned char *mask;  // a bit for each of its tokens: is it a target?
     size_t mask_capacity;
     bool masked, all_bos, all_eos;  // a document has a mask; all begin with BOS, end with EOS
     uint32_t block_crc;
-    uint64_t block_bytes;  // of the block that is not whole yet
+    uint64_t block_bytes;  // of the block that is not complete yet
 } ShardWriter;
 
 // dir and split must outlive it.
 void shard_writer_init(ShardWriter *w, const char *dir, const char *split,
                        const ShardVocabulary *v);
 
-// A document: n tokens of shard_token_bytes each, n >= 1. targets (n): 1 for each that the loss is
-// on, 0 for the first; NULL: all but the first. Failures are EXIT_DISK, as below, and
+// Adds a document: n tokens of shard_token_bytes each, n >= 1. targets (n): 1 for each token that
+// the loss is on, 0 for the first; NULL: all but the first. Failures are EXIT_DISK, as below, and
 // EXIT_BAD_INPUT for a document that no shard can hold.
 bool shard_writer_add(ShardWriter *w, const unsigned char *tokens, uint64_t n,
                       const unsigned char *targets, Error *err);
 
-// The last shard is on disk.
+// Completes the last shard; it is then on disk.
 bool shard_writer_close(ShardWriter *w, Error *err);
 
-// Frees it, and removes a shard that is not closed.
+// Frees the writer, and removes a shard that is not closed.
 void shard_writer_free(ShardWriter *w);
 
 #endif

@@ -40,7 +40,7 @@ bool sources_parse(Sources *s, const char *spec, Error *err) {
                          "weigh all sources, at most 32, or none, as in web:0.7,code:0.3",
                          "%s: expected a weight for each source, one above 0, found %d for %d",
                          spec, s->n, parts);
-    // the running sum is rounded: the shares add up to ALL_WEIGHTS, and their text gives the same
+    // round the running sum: shares add up to ALL_WEIGHTS, and parsing their text gives the same
     int64_t before = 0;
     for (int32_t i = 0; sum > 0 && i < s->n; i++) {
         const int64_t now = llround((part_sum += weights[i]) / sum * ALL_WEIGHTS);

@@ -9,7 +9,7 @@
 enum { MAX_SOURCES = 32, ALL_WEIGHTS = 1000000000 };
 
 typedef struct {
-    char *spec;      // owned: a file, directory or pattern; of one source, a list
+    char *spec;      // owned: a file, directory or pattern; for a single source, a list
     int64_t weight;  // share of the tokens, in ALL_WEIGHTS; 0: nothing is drawn
     int64_t first_doc, num_docs, num_tokens;  // filled in by dataset_open
 } Source;
@@ -20,8 +20,8 @@ typedef struct {
 } Sources;
 
 // "web:7,code:3" is two sources; weights are normalised. A spec without weights is one source. A
-// part that exists by its whole name has no weight: the file a:1 is written a:1:0.7. EXIT_USAGE
-// when only some parts have weights, or all are 0. Free it also after a failure.
+// part that exists by its whole name has no weight: write a:1:0.7 for the file a:1. EXIT_USAGE when
+// only some parts have weights, or all are 0. Free it also after a failure.
 bool sources_parse(Sources *s, const char *spec, Error *err);
 void sources_free(Sources *s);
 
