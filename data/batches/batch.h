@@ -6,9 +6,9 @@
 //   repad    padded, plus the list of real rows that attention gathers and scatters
 //
 // Targets are shifted inside the document in every layout, so the number of targets does not depend
-// on the layout: the last token of a document has none (-1), that of a segment which its document
-// continues has the true next token; a loss mask takes some away. Padding rows have token 0, target
-// -1 and consecutive positions. Filling allocates nothing and reads no file.
+// on the layout. The last token of a document has none (-1); the last token of a segment has the
+// true next token if its document continues; a loss mask removes some. Padding rows have token 0,
+// target -1 and consecutive positions. Filling allocates nothing and reads no file.
 #ifndef UNPAD_BATCH_H
 #define UNPAD_BATCH_H
 
@@ -22,7 +22,7 @@ typedef enum { LAYOUT_PACKED, LAYOUT_PADDED, LAYOUT_ROWS, LAYOUT_REPAD } Layout;
 typedef struct {
     const int32_t *tokens;  // (length)
     int32_t length;
-    int32_t next_token;  // the token after a segment which its document continues, or -1
+    int32_t next_token;  // the token after a segment whose document continues, or -1
     // (length) the target after each token, or -1 where a loss mask excludes it; NULL: no mask, the
     // targets are the next tokens
     const int32_t *targets;

@@ -53,8 +53,8 @@ static size_t step_data_work(int32_t **work, const LoaderSettings *s, const int3
     return used;
 }
 
-// The targets of a segment (length): the tokens after its tokens (length + has_next), but for those
-// that the mask excludes.
+// The targets of a segment (length): the tokens that follow its tokens (length + has_next), except
+// those that the mask excludes.
 static void step_data_mask(const Dataset *ds, const Segment *segment, const int32_t *tokens,
                            int32_t *targets) {
     const int32_t n = segment->length - 1 + segment->has_next;

@@ -38,7 +38,7 @@ bool mixture_draw(const DocIndex *index, const PlanSettings *s, PlanState *at, S
         after = next;
         *segment = found;
     }
-    assert(first >= 0);  // not all are ahead
+    assert(first >= 0);  // not all can be ahead
     at->sources[first] = after;
     return true;
 }

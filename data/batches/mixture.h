@@ -18,10 +18,10 @@ DocIndex mixture_source(const DocIndex *index, int32_t i);
 bool mixture_draw(const DocIndex *index, const PlanSettings *s, PlanState *at, Segment *segment,
                   LongCounts *counts, Error *err);
 
-// Of several sources, a line for each: its share and size, and what was drawn from it. Without
-// steps (tokens_per_step NaN): nothing.
+// If there are several sources, prints a line for each: its share and size, and what was drawn.
+// Without steps (tokens_per_step NaN): nothing.
 void mixture_print(const Sources *s, const PlanState *at, double tokens_per_step);
-// The latter for the log; NULL of a single source (or s NULL).
+// What was drawn, for the log; NULL for a single source (or s NULL).
 json_t *mixture_json(const Sources *s, const PlanState *at);
 
 #endif

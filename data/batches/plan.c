@@ -81,8 +81,8 @@ static void sort_by_length(StepPlan *p) {
     for (int64_t i = 0; i < p->num_stream; i++) p->order[i] &= UINT32_MAX;
 }
 
-// The micro-batch for a segment: with the least work, or the least room, of those it fits in; -1:
-// none
+// The micro-batch for a segment: the one with the least work, or the least room, of those where it
+// fits; -1: none
 static int32_t choose_micro(const StepPlan *p, int32_t length, bool fullest) {
     int32_t best = -1;
     const int64_t *by = fullest ? p->room : p->micro_work;
@@ -121,9 +121,9 @@ static void group_by_micro(StepPlan *p) {
         p->segments[at[p->bin[i]]++] = p->stream[p->order[i]];
 }
 
-// Longest segment first, each into the micro-batch with the least work among those with room; where
-// that leaves a segment without a place, each into the fullest one with room. Groups the stream
-// into p->segments by micro-batch, longest first. False: a segment fits nowhere.
+// Longest segment first, each into the micro-batch with the least work among those with room; if
+// that leaves a segment unplaced, each into the fullest one with room. Groups the stream into
+// p->segments by micro-batch, longest first. False: a segment fits nowhere.
 static bool plan_pack(StepPlan *p, const PlanSettings *s) {
     sort_by_length(p);
     if (!place_all(p, s, false) && !place_all(p, s, true)) return false;
@@ -181,9 +181,9 @@ static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
 // ------------------------------------------------------------------------------------------------
 // A step
 
-// Fills p->stream with the longest prefix of at most plan_goal tokens and max_segments segments; it
-// has at least one segment. Chunks of one token, which have no target, are left out where they
-// would be the whole step.
+// Fills p->stream with the longest prefix of at most plan_goal tokens and max_segments segments, at
+// least one. One-token segments, which have no target, are left out if they would be the whole
+// step.
 static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                              const PlanState *state, int64_t max_segments, Error *err) {
     const int64_t goal = plan_goal(s);
@@ -210,8 +210,7 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
     return true;
 }
 
-// Takes at most max_segments segments and packs them; *fits says whether all have a place. False is
-// an error.
+// Takes at most max_segments segments and packs them; *fits: all were placed. False: an error.
 static bool plan_try(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                      const PlanState *state, int64_t max_segments, bool *fits, Error *err) {
     if (!plan_take_prefix(p, index, s, state, max_segments, err)) return false;
@@ -219,9 +218,9 @@ static bool plan_try(StepPlan *p, const DocIndex *index, const PlanSettings *s,
     return true;
 }
 
-// Packs the step. When its prefix does not fit, the last segments are left to the next step: 1,
-// then 2, 4, ... until the rest fits (one segment always does); bisection then takes as many back
-// as possible.
+// Packs the step. If its prefix does not fit, the last segments are left to the next step: 1, then
+// 2, 4, ... until the rest fits (one segment always does); bisection then takes back as many as
+// possible.
 static bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                         const PlanState *state, Error *err) {
     bool fits = false;
@@ -244,7 +243,7 @@ static bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *
     return plan_try(p, index, s, state, good, &fits, err);
 }
 
-// What the log says of the whole step
+// The counts of the whole step, for the log
 static void plan_count(StepPlan *p, const PlanSettings *s) {
     const int64_t S = s->max_seqlen, row_pairs = S * (S + 1) / 2;
     p->buffer_tokens = (int64_t)p->num_micro * s->micro_batch_tokens;
@@ -289,14 +288,14 @@ void plan_free(StepPlan *p) {
 // ------------------------------------------------------------------------------------------------
 // A fixed set of documents
 
-// *tokens: those of the first whole documents of the first epoch, at most most_tokens; of a first
-// document longer than that, those of its first segments, at least one.
+// *tokens: the total of the first whole documents of the first epoch, at most most_tokens; if the
+// first document is longer, the total of its first segments, at least one.
 static bool plan_first_documents(const DocIndex *index, const PlanSettings *s, int64_t most_tokens,
                                  int64_t *tokens, Error *err) {
     SourceCursor at = {0};
     LongCounts counts = {0};
     Segment segment = {0};
-    int64_t first = -1, doc = -1;  // the first document, and that of the last segment
+    int64_t first = -1, doc = -1;  // the first document, and the last segment's
     *tokens = 0;
     for (int64_t so_far = 0;;) {
         if (!stream_next_segment(index, s, &at, &segment, &counts, err)) return false;
@@ -315,8 +314,8 @@ bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens, E
     if (!plan_settings_check(s, err) ||
         !plan_first_documents(index, s, most_tokens, &s->set_tokens, err))
         return false;
-    // where a segment finds no room, any two micro-batches together hold more than fits into one:
-    // it ends before twice the least number
+    // when a segment finds no room, any two micro-batches together hold more than fits into one, so
+    // this ends before twice the least number
     const int64_t least = (s->set_tokens + s->micro_batch_tokens - 1) / s->micro_batch_tokens;
     bool ok = true;
     for (int64_t n = least; ok && plan.real_tokens < s->set_tokens; n += 1 + n / 32) {

@@ -33,7 +33,7 @@ typedef struct {
     // of all micro-batches of this layout
     int64_t buffer_tokens;    // rows that they have room for
     int64_t attention_pairs;  // that attention computes
-    int64_t padded_pairs;     // that it would compute in padded
+    int64_t padded_pairs;     // that it would compute in the padded layout
     // kept from step to step, for packing
     uint64_t *order;  // (num_stream) indices of the stream by falling length
     int32_t *bin;     // (num_stream) micro-batch of each, in that order
@@ -64,19 +64,19 @@ bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Lay
                const PlanState *state, Error *err);
 void plan_free(StepPlan *p);
 
-// The micro-batches of one rank into out (num_micro), in the order in which it works on them;
-// returns how many. *imbalance: the largest predicted work of a rank over the mean, 1 is even.
-// num_leaves 0: heaviest micro-batch first, in rounds of num_ranks, so that those computed at the
-// same time are alike; in each round the heaviest goes to the rank with the least work so far.
+// Writes one rank's micro-batches to out (num_micro), in the order in which it processes them;
+// returns their number. *imbalance: the largest predicted work of a rank over the mean, 1 is even.
+// num_leaves 0: heaviest micro-batch first, in rounds of num_ranks, so that ranks compute similar
+// ones at the same time; in each round the heaviest goes to the rank with the least work so far.
 // num_leaves > 0, for deterministic reduction: each rank has a contiguous block of the leaves of
 // its sums (sum_tree.h), and their micro-batches in order.
 int32_t plan_rank_micros(const StepPlan *p, int32_t num_leaves, int32_t rank, int32_t num_ranks,
                          int32_t *out, double *imbalance);
 
 // Settings for a fixed set of documents instead of steps: the first whole documents of the first
-// epoch, at most most_tokens; of a first document longer than that, its first segments, at least
-// one. Sets s->set_tokens and s->num_micro so that plan_step from {0} gives the whole set and
-// nothing else, packed into about as few micro-batches as hold it.
+// epoch, at most most_tokens; if the first document is longer, its first segments, at least one.
+// Sets s->set_tokens and s->num_micro so that plan_step from {0} gives exactly this set, packed
+// into about as few micro-batches as can hold it.
 bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens, Error *err);
 
 #endif

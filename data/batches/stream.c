@@ -6,8 +6,8 @@
 
 // The document at position pos of an epoch: a permutation of 0 .. n - 1 that needs no memory. A
 // Feistel network permutes the next power of four; repeating it until the value is below n makes
-// it a permutation of n, after at most 4 passes on average. Sources of one size differ in their
-// orders: those of parallel texts would otherwise give pairs.
+// it a permutation of n, after at most 4 passes on average. Sources of equal size get different
+// orders; otherwise parallel texts would appear in pairs.
 static int64_t stream_document(const DocIndex *index, uint64_t seed, int64_t epoch, int64_t pos) {
     const int64_t n = index->num_docs, first = index->first_doc;
     assert(n >= 1 && pos >= 0 && pos < n);
@@ -71,7 +71,7 @@ static bool is_forbidden(const PlanSettings *s, int64_t length) {
     return length > s->max_seqlen && s->long_docs == LONG_ERROR;
 }
 
-// Is a document left out as a whole? Counts that, or what else happens to it.
+// Is a document left out as a whole? Counts what happens to it in either case.
 static bool leaves_out(const DocIndex *index, const PlanSettings *s, int64_t doc, int64_t length,
                        LongCounts *counts) {
     const bool is_long = length > s->max_seqlen;

@@ -38,7 +38,7 @@ typedef struct {
     int64_t doc_pos;  // documents of this epoch that are used up
     int64_t tok_off;  // tokens of the next one that are used up
     int64_t tokens;   // of all segments so far
-    int64_t counted;  // for its share: those since the weights were last changed
+    int64_t counted;  // for its share: tokens since the weights were last changed
 } SourceCursor;
 
 // Everything a run must remember about its position in the data; {0} is the beginning.
@@ -54,14 +54,14 @@ typedef struct {
     bool has_next;  // the token after it is the target of its last token
 } Segment;
 
-// Documents longer than max_seqlen, by what happened to them; documents whose mask leaves them no
-// target; and the tokens that were left out
+// Documents longer than max_seqlen, by what happened to them; documents that their mask leaves
+// without a target; and tokens left out
 typedef struct {
     int64_t docs_split, docs_truncated, docs_dropped, docs_without_target, tokens_left_out;
 } LongCounts;
 
 // The segment at *at of the documents as one source; advances *at past it and adds to *counts.
-// EXIT_BAD_INPUT when the policy forbids a document, or nothing is left of all of them;
+// EXIT_BAD_INPUT when the policy forbids a document, or leaves out all of them;
 // EXIT_CHECKPOINT_MISFIT when *at is not a position in them.
 bool stream_next_segment(const DocIndex *index, const PlanSettings *s, SourceCursor *at,
                          Segment *segment, LongCounts *counts, Error *err);
@@ -71,7 +71,7 @@ bool stream_next_segment(const DocIndex *index, const PlanSettings *s, SourceCur
 bool stream_count_left_out(const DocIndex *index, const PlanSettings *s, LongCounts *out,
                            Error *err);
 
-// How many tokens of the segment have a target
+// Number of tokens of the segment that have a target
 int64_t stream_targets(const DocIndex *index, const Segment *c);
 
 #endif

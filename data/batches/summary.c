@@ -54,7 +54,7 @@ bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, 
     const DocIndex index = dataset_doc_index(train->dataset);
     const PlanState start = at;
     StepPlan plan = {0};
-    double tokens = 0;  // of the next steps: eight, fewer where they are large
+    double tokens = 0;  // of the next eight steps, or fewer if they are large
     int steps = 0;
     bool ok = true;
     for (; ok && steps < 8 && tokens < 0x1p24; steps++) {

@@ -20,14 +20,14 @@ bool data_summary(DataSummary *d, const Dataset *ds, const PlanSettings *s, Erro
 // label: "train   "
 void data_summary_print(const DataSummary *d, const char *label);
 
-// The lines about the steps from `at` on: their size and cost, steps of an epoch, poor fill.
+// The lines about the steps from `at` on: their size and cost, steps per epoch, poor fill.
 bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
                 Error *err);
 
 // At the end of a run: the documents and tokens that were left out, if any.
 void data_summary_print_left_out(const DataSummary *d);
 
-// Of the log; null without a data set.
+// For the log; null without a data set.
 json_t *data_summary_json(const DataSummary *d);
 
 #endif
