@@ -31,11 +31,11 @@ struct Bpe {
     const Tokenizer *tokenizer;
     json_t *root;           // tokenizer.json
     const json_t *vocab;    // token in GPT-2's alphabet -> id, in the root
-    int32_t byte_ids[256];  // -1: no token for this byte, which is left out
+    int32_t byte_ids[256];  // -1: no token for this byte, which is dropped
     Merge *merges;          // (merges_mask + 1) a hash table, open addressing
     uint64_t merges_mask;
-    int32_t *added;  // ids of the tokens that are cut out first
-    // Those in [ends[0], ends[1]) before those in [ends[1], ends[2]), which are "normalized".
+    int32_t *added;  // ids of added tokens, which are cut out first:
+    // [ends[0], ends[1]), then [ends[1], ends[2]), which are "normalized"
     int32_t added_ends[3];
     bool added_begin[2][256];  // whether one of them begins with this byte
     bool ignore_merges;        // a word that is a token is not merged from bytes
@@ -127,7 +127,7 @@ static bool bpe_read_normalizer(Bpe *b, Error *err) {
     return true;
 }
 
-// Neither key has an effect when every byte has a token of its own.
+// Neither key has an effect when every byte has its own token.
 static bool bpe_check_missing_bytes(const Bpe *b, const json_t *model, Error *err) {
     const char *key = json_is_set(json_member(model, "unk_token")) ? "unk_token" : "byte_fallback";
     char what[100];
@@ -180,8 +180,8 @@ static bool bpe_fill_merges(Bpe *b, const json_t *model, Error *err) {
     return true;
 }
 
-// Writes \s and \S as White_Space of Unicode, which tokenizers understand by them; PCRE2's has the
-// Mongolian vowel separator too. The caller frees the result.
+// Writes \s and \S as Unicode's White_Space, as tokenizers define them; PCRE2's also includes the
+// Mongolian vowel separator. The caller frees the result.
 static char *bpe_white_space(const char *pattern) {
     static const char spaces[] =
         "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}"
@@ -214,12 +214,12 @@ static bool bpe_add_pattern(Bpe *b, const char *pattern, Error *err) {
     free(text);
     if (!compiled)
         return bad_input(err, "pre_tokenizer: pattern '%s' is wrong at %zu", pattern, at);
-    pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // where it cannot, PCRE2 interprets
+    pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // if it fails, PCRE2 interprets
     b->patterns[b->num_patterns++] = compiled;
     return true;
 }
 
-// Split, where every match becomes a word of its own ("Isolated")
+// Split, where every match becomes a separate word ("Isolated")
 static bool bpe_add_split(Bpe *b, const json_t *item, Error *err) {
     const char *behavior = "", *pattern = NULL;
     bool invert = false;
@@ -339,7 +339,7 @@ BpeEncoder *bpe_encoder_open(const Bpe *b) {
     if (b->tokenizer->byte_ids) return e;
     e->match_data = pcre2_match_data_create(1, NULL);
     e->match_limits = pcre2_match_context_create(NULL);
-    // a pattern decides how much memory it takes for each byte of text
+    // the pattern decides how much memory a match needs for each byte of text
     if (e->match_limits) pcre2_set_heap_limit(e->match_limits, MATCH_KIB);
     e->words = host_calloc(NUM_WORDS, sizeof(Word), "words");
     return e;
@@ -404,7 +404,7 @@ static void bpe_merge_pieces(BpeEncoder *e) {
     }
 }
 
-// With ignore_merges: the id of a word that is a token; -1: it is none.
+// With ignore_merges: the id of a word that is a token; -1: it is not one.
 static int32_t bpe_whole_word(const Bpe *b, const unsigned char *p, size_t n) {
     char *token = host_calloc(2 * n + 1, 1, "a word");
     gpt2_encode(p, n, token);
@@ -459,7 +459,7 @@ static void bpe_word(BpeEncoder *e, const unsigned char *p, size_t n) {
 static bool bpe_find(BpeEncoder *e, int pattern, const unsigned char *p, size_t n, size_t done,
                      size_t *from, size_t *to, Error *err) {
     const pcre2_code *code = e->bpe->patterns[pattern];
-    const uint32_t options = PCRE2_NO_UTF_CHECK;  // else each call checks the whole text again
+    const uint32_t options = PCRE2_NO_UTF_CHECK;  // otherwise each call would check the whole text
     int found = pcre2_match(code, p, n, done, options, e->match_data, e->match_limits);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT)
         found =
@@ -473,7 +473,7 @@ static bool bpe_find(BpeEncoder *e, int pattern, const unsigned char *p, size_t 
     return (*from >= done && *to > *from) || bpe_unknown("a pattern that matches nothing", err);
 }
 
-// Cuts at matches of the pattern: they, and the text between them, go to the next pattern.
+// Cuts at matches of the pattern; matches and the text between them go to the next pattern.
 static bool bpe_cut(BpeEncoder *e, int pattern, const unsigned char *p, size_t n, Error *err) {
     if (n == 0) return true;
     if (pattern == e->bpe->num_patterns) {
@@ -491,14 +491,14 @@ static bool bpe_cut(BpeEncoder *e, int pattern, const unsigned char *p, size_t n
     return true;
 }
 
-// Nothing below U+0300, which UTF-8 begins with the byte 0xcc, changes.
+// NFC changes nothing below U+0300, whose first byte in UTF-8 is 0xcc.
 static bool nfc_keeps(const unsigned char *p, size_t n) {
     size_t i = 0;
     while (i < n && p[i] < 0xcc) i++;
     return i == n;
 }
 
-// What lies between added tokens.
+// Encodes the text between added tokens.
 static bool bpe_part(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
     if (!e->bpe->nfc || nfc_keeps(p, n)) return bpe_cut(e, 0, p, n, err);
     unsigned char *text = u8_normalize(UNINORM_NFC, p, n, NULL, &n);
@@ -523,8 +523,8 @@ static int32_t bpe_added_at(const Bpe *b, int normalized, const unsigned char *p
     return best;
 }
 
-// Cuts the added tokens out: in the whole text those that are not normalized, between them the
-// others.
+// Cuts the added tokens out: first those that are not normalized, then the others from the text
+// between them.
 static bool bpe_cut_added(BpeEncoder *e, int normalized, const unsigned char *p, size_t n,
                           Error *err) {
     const Bpe *b = e->bpe;

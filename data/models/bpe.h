@@ -1,4 +1,4 @@
-// Text to token ids as Hugging Face's tokenizers compute them for byte-level BPE (SmolLM2, Llama
+// Text to token ids, as computed by Hugging Face's tokenizers for byte-level BPE (SmolLM2, Llama
 // 3, Qwen): added tokens are cut out first, then the rest is normalized (Qwen: NFC) and cut into
 // words by the patterns of pre_tokenizer, and in each word the pair with the lowest merge rank is
 // merged until none is left. PCRE2 matches the patterns, libunistring normalizes. Tokenizers with
@@ -9,8 +9,8 @@
 #include "../base/error.h"
 #include "tokenizer.h"
 
-typedef struct Bpe Bpe;                // what threads share
-typedef struct BpeEncoder BpeEncoder;  // what each has for itself, and the ids that it has encoded
+typedef struct Bpe Bpe;                // shared by threads
+typedef struct BpeEncoder BpeEncoder;  // one thread's memory, and the ids it has encoded
 
 // The tokenizer must outlive it. NULL with *err: EXIT_USAGE where the tokenizer has features that
 // are not supported, EXIT_BAD_INPUT where its file is wrong.
@@ -29,7 +29,7 @@ void bpe_add_id(BpeEncoder *e, int32_t id);
 const int32_t *bpe_ids(const BpeEncoder *e, size_t *n);
 void bpe_clear(BpeEncoder *e);
 
-// Bytes of text that it has encoded in all, also while another thread encodes a long one.
+// Total bytes of text encoded so far; may be read while another thread is encoding.
 uint64_t bpe_bytes(const BpeEncoder *e);
 
 #endif

@@ -52,7 +52,7 @@ static const struct {
     {0x1127255163dd25a2, CHAT_MISTRAL, "Mistral Nemo", ""},
 };
 
-// The first 8 bytes of the SHA-256 of a template; Jinja takes away a newline at its end.
+// The first 8 bytes of the SHA-256 of a template, without a final newline, which Jinja removes.
 static uint64_t fingerprint(const char *text) {
     unsigned char digest[32];
     uint64_t first;
@@ -62,7 +62,7 @@ static uint64_t fingerprint(const char *text) {
     return __builtin_bswap64(first);
 }
 
-// Newlines are written in two ways, which mean the same.
+// Templates write newlines in two equivalent ways.
 static void unescape_newlines(char *text) {
     char *out = text;
     for (const char *p = text; *p; p++) {
@@ -93,7 +93,7 @@ static bool removes(char *text, const char *word) {
     return found;
 }
 
-// Takes the system message that is written by default out of the template: models differ in it.
+// Cuts the default system message out of the template, because models differ in it.
 static void cut_system(char *text, char *system, size_t capacity) {
     static const char start[] = "<|im_start|>system\n", end[] = "<|im_end|>";
     for (char *p = text; (p = strstr(p, start));) {
@@ -193,7 +193,7 @@ static void replace(char **text, char *by) {
     *text = by;
 }
 
-// False: it is no string, or has a NUL.
+// False: it is not a string, or contains a NUL.
 static bool append(Parts *text, const json_t *string) {
     const char *value = json_string_value(string);
     if (!value || strlen(value) != json_string_length(string)) return false;
@@ -201,7 +201,7 @@ static bool append(Parts *text, const json_t *string) {
     return true;
 }
 
-// NULL: not one that every template has.
+// NULL: not a role that every template has.
 static const char *role_of(const json_t *name) {
     static const char *const roles[][2] = {
         {"system", "system"},  {"user", "user"},      {"assistant", "assistant"},
@@ -213,7 +213,7 @@ static const char *role_of(const json_t *name) {
     return NULL;
 }
 
-// The content is a text, or a list of texts in objects.
+// The content is a text, or a list of objects that hold texts.
 static bool add_message(Messages *m, const char *role, const json_t *content, Error *bad) {
     const json_t *part;
     size_t i;
@@ -227,7 +227,7 @@ static bool add_message(Messages *m, const char *role, const json_t *content, Er
     return ok || bad_input(bad, "message %zu: expected a text without NULs as content", m->n);
 }
 
-// A list of messages in OpenAI's or ShareGPT's form; or the text of one, with this role.
+// Turns: a list of messages in OpenAI's or ShareGPT's format, or the text of one with this role.
 static bool add_turns(Messages *m, const json_t *turns, const char *role, Error *bad) {
     const json_t *item;
     size_t i;
@@ -247,7 +247,7 @@ static bool add_turns(Messages *m, const json_t *turns, const char *role, Error 
     return json_array_size(turns) > 0 || bad_input(bad, "expected a list of messages");
 }
 
-// A question and its answer are a prompt, of which nothing is trained, and one answer.
+// A question and its answer become a prompt, which is not trained on, and one answer.
 static bool read_record(Messages *m, const json_t *record, Error *bad) {
     const RecordKind kind = record_kind(record);
     const bool task = kind == RECORD_INSTRUCTION;
@@ -300,7 +300,7 @@ static void open_turn(Parts *out, const ChatTemplate *t, const char *role, bool 
     add(out, llama ? "<|end_header_id|>\n\n" : "\n", trained);
 }
 
-// After a turn; trained by SmolLM3's own marks only, as is how a turn begins.
+// The gap after a turn. Like a turn's beginning, only SmolLM3's own marks train it.
 static void add_gap(Parts *out, const ChatTemplate *t, bool trained) {
     add(out, t->style <= CHAT_SMOLLM3 ? "\n" : "", trained && t->style == CHAT_SMOLLM3);
 }
@@ -315,12 +315,12 @@ static void add_turn(Parts *out, const ChatTemplate *t, const Message *m) {
 
 #define NO_THOUGHTS "<think>\n\n</think>\n"
 
-// SmolLM3: do answers begin so?
+// SmolLM3: do answers begin with empty thoughts?
 static bool is_silent(const ChatTemplate *t, const char *system) {
     return t->style == CHAT_SMOLLM3 && strstr(system, "/no_think");
 }
 
-// SmolLM3's system message, which is not ended unless it takes the place of the whole.
+// SmolLM3's system message, which is left open unless it replaces the whole default.
 static void begin_smollm3(Parts *out, const ChatTemplate *t, char *system) {
     static const char
         persona[] = "You are a helpful AI assistant named SmolLM, trained by Hugging Face.",
@@ -351,7 +351,7 @@ static void begin_smollm3(Parts *out, const ChatTemplate *t, char *system) {
     add(out, whole ? "<|im_end|>\n" : "\n\n", false);
 }
 
-// Up to the first turn; the system message, NULL: none, is changed on the way.
+// Writes everything up to the first turn. The system message (NULL: none) is modified.
 static void begin_chat(Parts *out, const ChatTemplate *t, const char *system) {
     Message own = {"system", join(system ? system : t->system, "", ""), NULL, false};
     if (t->style >= CHAT_LLAMA) add(out, t->bos, false);
@@ -363,8 +363,8 @@ static void begin_chat(Parts *out, const ChatTemplate *t, const char *system) {
     free(own.text);
 }
 
-// An answer of Qwen3: its thoughts, those of the record or what ends with </think>, are written
-// after the last question only; in the last message also if there are none.
+// An answer of Qwen3. Its thoughts, from the record or ending with </think>, are written only after
+// the last question; in the last message even if they are empty.
 static void write_thoughts(Message *m, bool after_question, bool last) {
     char *first = m->reasoning ? NULL : strstr(m->text, "</think>"), *rest = m->text, *p;
     char *thoughts = join(m->reasoning ? m->reasoning : first ? m->text : "", "", ""), *text;
@@ -385,7 +385,7 @@ static void write_thoughts(Message *m, bool after_question, bool last) {
     free(thoughts);
 }
 
-// The index of the last question, which Qwen3 tells from what a tool has said.
+// The index of the last question, which Qwen3 distinguishes from a tool's response.
 static size_t last_question(const Messages *m) {
     static const char begin[] = "<tool_response>", end[] = "</tool_response>";
     for (size_t i = m->n; i-- > 0;) {
@@ -396,7 +396,7 @@ static size_t last_question(const Messages *m) {
     return m->n - 1;
 }
 
-// What the template refuses, or leaves out of the text.
+// Refuses what the template would refuse, or drop from the text.
 static bool check_order(const ChatTemplate *t, const Messages *m, Error *bad) {
     for (size_t i = 0; i < m->n; i++) {
         const char role = m->items[i].role[0];
@@ -437,7 +437,7 @@ bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Pa
     bool ok = read_record(&m, record, bad);
     for (size_t i = 0; i < m.n; i++) m.items[i].trained |= train_all;
     ok = ok && write_chat(out, t, &m, bad);
-    if (ok && train_all) {  // what stands between the messages, too
+    if (ok && train_all) {  // including the text between messages
         out->num_parts = 1;
         out->parts[0] = (Part){out->n, true};
     }

@@ -1,7 +1,7 @@
-// Chats as texts, by the chat templates of the models that are trained here: for training and for
-// --generate --chat. A template is a program in Jinja. It is not run but recognised as a whole, and
-// what it writes for messages without tools is written here; tests/test_chat.sh holds each against
-// transformers. One that is not known is refused: data/prepare.py --chat runs it.
+// Renders chats with the chat templates of the supported models, for training and for --generate
+// --chat. A template is a program in Jinja. It is not run but recognised as a whole, and this file
+// writes what it would for messages without tools; tests/test_chat.sh compares each template with
+// transformers. An unknown template is refused: data/prepare.py --chat runs it.
 #ifndef UNPAD_CHAT_H
 #define UNPAD_CHAT_H
 
@@ -9,14 +9,14 @@
 
 #include "tokenizer.h"
 
-// A text in parts, some of which are trained
+// A text in parts, some of which are trained on
 typedef struct {
     uint64_t end;  // in the text of all parts
     bool trained;
 } Part;
 
 typedef struct {
-    unsigned char *bytes;  // (n) and a 0; owned, as are the parts
+    unsigned char *bytes;  // (n) and a 0; owned, like the parts
     uint64_t n;
     Part *parts;  // (num_parts) none is empty, the last one ends at n
     size_t num_parts, capacity, part_capacity;
@@ -35,17 +35,17 @@ typedef enum {
 
 typedef struct {
     ChatStyle style;
-    const char *name;       // of a model that has it
+    const char *name;       // of a model that uses it
     bool found;             // in the directory
-    char system[512];       // of ChatML: for chats without a system message; empty: none
+    char system[512];       // ChatML's, for chats without a system message; empty: none
     char heading[128];      // with a date, before the system message
-    char bos[64], end[64];  // texts of tokens: at the beginning, and after an answer
+    char bos[64], end[64];  // texts of the tokens at the beginning and after an answer
 } ChatTemplate;
 
 extern const char chatml_template[];
 
-// The template of a directory with a tokenizer; NULL: ChatML. EXIT_BAD_INPUT without one that is
-// known. Dates are those of SOURCE_DATE_EPOCH (seconds), or of today.
+// The template of a directory with a tokenizer; NULL: ChatML. EXIT_BAD_INPUT if there is no known
+// one. Dates come from SOURCE_DATE_EPOCH (seconds), or are today's.
 bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *tokenizer, Error *err);
 
 // What a JSON record is, by its keys
@@ -55,25 +55,25 @@ typedef enum {
     RECORD_MESSAGES,       // messages: role, content
     RECORD_CONVERSATIONS,  // conversations: from, value
     RECORD_PROMPT,         // prompt, completion or response: strings, or lists of messages
-    RECORD_INSTRUCTION,    // instruction, output; input or not
+    RECORD_INSTRUCTION,    // instruction, output; optionally input
     RECORD_OTHER,
     NUM_RECORD_KINDS = RECORD_OTHER
 } RecordKind;
 
 extern const char *const record_kind_names[NUM_RECORD_KINDS];
 
-// The first kind whose keys are there: messages, conversations, instruction, prompt, parts, text.
+// The first kind whose keys exist: messages, conversations, instruction, prompt, parts, text.
 RecordKind record_kind(const json_t *record);
 
-// Writes a record of one of the four kinds of chats. Trained are the answers with the token that
-// ends them, but not messages with "weight": 0, nor those of a prompt; or everything. *bad says
-// why a record cannot be written.
+// Renders a record of one of the four kinds of chats. Answers are trained on, including the token
+// that ends them, but not messages with "weight": 0 or in a prompt; with train_all, everything is.
+// *bad says why a record cannot be rendered.
 bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Parts *out,
                  Error *bad);
 
-// Appends what is written before an answer to the message of a user: of a chat that begins, with a
-// system message (NULL: the template's own), or after an answer, which has `ended` or was cut off.
-// Thoughts of earlier answers, which Qwen3's template removes later, stay where they are.
+// Appends a user's message and what precedes the answer: at the beginning of a chat, with a system
+// message (NULL: the template's own), or after an answer, which has `ended` or was cut off.
+// Thoughts of earlier answers, which Qwen3's template later removes, stay.
 void chat_ask(const ChatTemplate *t, const char *system, const char *message, bool begins,
               bool ended, Parts *out);
 

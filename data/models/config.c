@@ -67,7 +67,7 @@ bool llama_config_builtin(LlamaConfig *c, const char *name) {
 
 static const struct {
     const char *name, *architecture;
-    const char *own_keys;  // of `neutral` below: read elsewhere, or without a meaning here
+    const char *own_keys;  // of `neutral` below: read elsewhere, or without effect for this type
 } types[] = {
     [MODEL_LLAMA] = {"llama", "LlamaForCausalLM", ""},
     [MODEL_MISTRAL] = {"mistral", "MistralForCausalLM", "pretraining_tp"},
@@ -78,8 +78,8 @@ static const struct {
 };
 enum { NUM_TYPES = sizeof types / sizeof *types };
 
-// What makes each of them, and its defaults for missing keys, those of transformers' class. No kv
-// heads: as many as heads. No head_dim: hidden / heads.
+// What distinguishes each type, and its defaults for missing keys, which are those of transformers.
+// kv heads 0: as many as heads. head_dim 0: hidden / heads.
 static const LlamaConfig of_type[] = {
     {SIZES(0, 0, 0, 0, 0, 0, 0, 2048), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2)},
     {SIZES(0, 0, 0, 0, 0, 8, 0, 131072), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2),
@@ -93,8 +93,7 @@ static const LlamaConfig of_type[] = {
      .no_rope_interval = 4},
 };
 
-// A key with one value, and the range of that. Products of the largest sizes fit in 64 bits with
-// room to spare.
+// A key with a single value, and its range. Products of the largest sizes fit easily in 64 bits.
 typedef struct {
     const char *key;
     enum { END, INT, FLOAT, DOUBLE, BOOL } kind;
@@ -164,7 +163,7 @@ static bool read_fields(LlamaConfig *c, const Field *f, const json_t *object, Er
     return err->code == 0;
 }
 
-// Python's readers take null for a value, not for a key that is missing.
+// Python's readers treat null as a value, not as a missing key.
 static bool refuse_nulls(const LlamaConfig *c, const Field *f, const json_t *object, Error *err) {
     for (; f->kind != END; f++) {
         const void *value = (const char *)c + f->offset;
@@ -238,8 +237,8 @@ static bool check_sizes(const LlamaConfig *c, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Reading
 
-// Keys that change the maths, by the only value for which ours is right ("null": absent). Keys that
-// are neither here nor read below (use_cache, ...) do not change it.
+// Keys that change the maths, grouped by the only value we support ("null": absent). Keys that are
+// neither here nor read below (use_cache, ...) do not change the maths.
 static const struct {
     const char *value, *keys[20];
 } neutral[] = {
@@ -253,17 +252,17 @@ static const struct {
      {"attention_multiplier", "attn_logit_softcapping", "clip_qkv", "final_logit_softcapping",
       "hidden_activation", "mscale", "mscale_all_dim", "mup_scale", "no_rope_layers", "num_experts",
       "num_local_experts", "quantization_config", "sliding_window",
-      "auto_map"}},  // code of the model's own
+      "auto_map"}},  // the model's own code
     {"0", {"attention_dropout", "embd_pdrop", "hidden_dropout", "resid_pdrop"}},
     {"1",
      {"embedding_multiplier", "logit_scale", "logits_scaling", "partial_rotary_factor",
       "residual_multiplier", "rotary_pct", "scale_depth", "scale_emb",
-      "pretraining_tp"}},  // another order of summation, and a layout of its own
+      "pretraining_tp"}},  // another order of summation, and its own layout
     {"silu", {"hidden_act"}},
     {"full_attention", {"layer_types"}},
 };
 
-// null is any of these values but silu and true. Of layer_types each has to be the value.
+// null matches any of these values except silu and true. Each of layer_types must match.
 static bool value_is(const json_t *item, const char *text) {
     const json_t *each;
     size_t i;
@@ -310,8 +309,8 @@ static bool read_neutral(const LlamaConfig *c, const json_t *object, Error *err)
     return true;
 }
 
-// no_rope_layers: for each layer 1, or 0 where it has no RoPE: every interval-th. It says more than
-// no_rope_layer_interval.
+// no_rope_layers has a 1 for each layer, or a 0 where the layer has no RoPE: every interval-th. It
+// overrides no_rope_layer_interval.
 static bool read_no_rope(LlamaConfig *c, const json_t *root, Error *err) {
     const json_t *layers = json_member(root, "no_rope_layers"), *item;
     const int L = c->num_layers;
@@ -339,7 +338,7 @@ bool token_ids_have(const TokenIds *t, int64_t id) {
     return false;
 }
 
-// Adds a number or those of a list; null or -1: none.
+// Adds a number, or each of a list; null or -1: none.
 static bool read_token_ids(const json_t *root, const char *key, int most, TokenIds *t, Error *err) {
     const json_t *list = json_member(root, key);
     const size_t n = json_is_array(list) ? json_array_size(list) : list != NULL;
@@ -355,7 +354,7 @@ static bool read_token_ids(const json_t *root, const char *key, int most, TokenI
     return true;
 }
 
-// Those of config.json: of the type's default where it has no such key.
+// The ids of config.json, or the type's default if it has no such key.
 static bool read_own_ids(const json_t *root, const char *key, int vocab_size, TokenIds *t,
                          Error *err) {
     if (json_object_get(root, key) || (t->n > 0 && t->ids[0] >= vocab_size)) *t = (TokenIds){0};
@@ -432,7 +431,7 @@ bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Er
     return ok || error_prefix(err, path);
 }
 
-// More ids, of generation_config.json beside config.json, if it is there.
+// More ids, from generation_config.json beside config.json, if it exists.
 static bool read_generation_config(LlamaConfig *c, const char *config, Error *err) {
     char dir[IO_PATH_MAX], file[IO_PATH_MAX];
     if (!path_parent(dir, sizeof dir, config, err) ||
@@ -455,7 +454,7 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     return root && llama_config_parse(c, root, file, err) && read_generation_config(c, file, err);
 }
 
-// ORG/NAME, as the Hugging Face hub names models, where ORG is no directory of this machine
+// ORG/NAME, as the Hugging Face hub names models, where ORG is not a directory on this machine
 static bool is_hub_name(const char *model) {
     char first[IO_PATH_MAX];
     const size_t n = strcspn(model, "/");
@@ -530,8 +529,8 @@ static const double two_pi = 2 * 3.14159265358979323846;
 
 static double clamp(double x, double low, double high) { return fmin(fmax(x, low), high); }
 
-// Between the wavelengths of low_freq_factor and high_freq_factor turns over the old context from
-// freq / factor to freq
+// Goes from freq / factor to freq between the wavelengths that turn low_freq_factor and
+// high_freq_factor times over the old context
 static double llama3_frequency(const RopeScaling *r, double freq) {
     const double wavelength = two_pi / freq, context = r->original_max_position_embeddings;
     if (wavelength < context / r->high_freq_factor) return freq;
@@ -541,13 +540,13 @@ static double llama3_frequency(const RopeScaling *r, double freq) {
     return (1 - smooth) * freq / r->factor + smooth * freq;
 }
 
-// The pair, as a real number, that turns so often over the old context
+// The pair, as a real number, that turns this many times over the old context
 static double pair_of_turns(const LlamaConfig *c, double turns) {
     const double context = c->rope_scaling.original_max_position_embeddings;
     return c->head_dim * log(context / (turns * two_pi)) / (2 * log(c->rope_theta));
 }
 
-// YaRN (arXiv 2309.00071): from freq to freq / factor, linearly over the pairs in between
+// YaRN (arXiv 2309.00071): goes from freq to freq / factor, linearly over the pairs in between
 static double yarn_frequency(const LlamaConfig *c, int i, double freq) {
     const RopeScaling *r = &c->rope_scaling;
     const double first = fmax(floor(pair_of_turns(c, r->high_freq_factor)), 0);

@@ -1,5 +1,5 @@
-// The shape of a model, of Llama or of a type that differs from it by a bias, a norm or a key:
-// built-in names, and Hugging Face config.json in and out.
+// The shape of a model, a Llama or a type that differs from it by a bias, a norm or a key: built-in
+// names, and reading and writing Hugging Face's config.json.
 //
 // Reading refuses every key that would change the maths (attention_bias true, another rope type,
 // ...) and every value out of range, so that the sizes of a LlamaConfig can be multiplied without
@@ -37,22 +37,22 @@ typedef struct {
     RopeScaling rope_scaling;
     bool tie_word_embeddings;
     float initializer_range;
-    TokenIds bos, eos, pad;  // pad has no meaning here, and is kept for other programs
+    TokenIds bos, eos, pad;  // pad has no effect here; it is kept for other programs
     ModelType model_type;    // this and what follows are 0 for Llama
     bool qkv_bias;           // of q_proj, k_proj and v_proj
     bool qk_norm;            // RMSNorm of each query and key head, before RoPE
-    int no_rope_interval;    // layers that are a multiple of it, from 1, have no RoPE; 0: none
+    int no_rope_interval;    // every such layer, counted from 1, has no RoPE; 0: all have RoPE
 } LlamaConfig;
 
-// False when the name is none of "demo", "smollm2-135m" ...
+// False when the name is not built in ("demo", "smollm2-135m" ...)
 bool llama_config_builtin(LlamaConfig *c, const char *name);
 
 // A built-in name, or a directory as for llama_config_read; exit 3 when it is neither.
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err);
 
 // A Hugging Face config.json, and generation_config.json beside it, which may have more end tokens;
-// path may also be the directory that holds them. Exit 3 when the model is none of ModelType or
-// needs more than is computed here.
+// path may also be the directory that holds them. Exit 3 when the model is not one of ModelType or
+// needs something that is not implemented.
 bool llama_config_read(LlamaConfig *c, const char *path, Error *err);
 
 // The same from parsed JSON of config.json alone; path is for messages.
@@ -60,14 +60,14 @@ bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Er
 
 bool token_ids_have(const TokenIds *t, int64_t id);
 
-// Those of config.json as it writes them: null, a number or a list.
+// The ids of config.json in its own form: null, a number or a list.
 json_t *token_ids_json(const TokenIds *t);
 
 uint64_t llama_config_num_params(const LlamaConfig *c);
 
 // Multiply-adds that training on these tokens needs, times two: forward and backward of every
-// matrix, and of attention over the (query, key) pairs that its mask leaves. What is recomputed or
-// spent on padding does not count.
+// matrix, and of attention over the (query, key) pairs that its mask leaves. Recomputation and
+// padding do not count.
 double llama_config_flops(const LlamaConfig *c, int64_t tokens, int64_t pairs);
 
 // config.json as old versions of transformers (rope_theta, rope_scaling) and new ones load it, in

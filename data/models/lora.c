@@ -13,7 +13,7 @@
 const char *const lora_target_names[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                          "gate_proj", "up_proj", "down_proj"};
 
-// The target named by n characters, as "q" or "q_proj"
+// Adds the target named by n characters, "q" or "q_proj"
 static bool add_target(LoraConfig *c, const char *name, size_t n) {
     for (int t = 0; t < LORA_TARGETS && n > 0; t++) {
         const char *known = lora_target_names[t];
@@ -46,7 +46,7 @@ bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets,
 // ------------------------------------------------------------------------------------------------
 // adapter_config.json
 
-// Whether a key that is neither null, false nor empty leaves what an adapter computes as it is here
+// Whether a key that is not null, false or empty leaves the adapter's maths as implemented here
 static bool is_computed(const char *key, const json_t *item) {
     static const char any_value[] =
         " auto_mapping base_model_name_or_path corda_config eva_config inference_mode loftq_config "
@@ -55,7 +55,7 @@ static bool is_computed(const char *key, const json_t *item) {
     char word[64];
     if (strcmp(key, "peft_type") == 0) return json_string_is(item, "LORA");
     if (strcmp(key, "bias") == 0) return json_string_is(item, "none");
-    if (strcmp(key, "init_lora_weights") == 0)  // by others the base model was changed
+    if (strcmp(key, "init_lora_weights") == 0)  // others have changed the base model
         return json_is_true(item) || json_string_is(item, "gaussian");
     snprintf(word, sizeof word, " %s ", key);
     return strstr(any_value, word) != NULL;

@@ -1,4 +1,4 @@
-// LoRA (arXiv 2106.09685) as PEFT has it: which linear layers of a model have adapters, their names
+// LoRA (arXiv 2106.09685) as in PEFT: which linear layers of a model have adapters, their names
 // and shapes, adapter_config.json, and merging. kernels/lora.h computes them.
 #ifndef UNPAD_LORA_CONFIG_H
 #define UNPAD_LORA_CONFIG_H

@@ -242,8 +242,8 @@ static bool add_shard(SafetensorsSet *s, const char *dir, const char *name, Erro
     return open_file(s, path, err);
 }
 
-// In both directions: every tensor of the index is in its file, and no file holds another, nor one
-// that another has.
+// In both directions: every tensor of the index is in its file, and no file holds a tensor that the
+// index does not place there.
 static bool check_index(const SafetensorsSet *s, json_t *map, Error *err) {
     const char *name;
     const json_t *item;
@@ -347,7 +347,7 @@ bool safetensors_read_f32(SafetensorsSet *s, const TensorInfo *t, float *out, ui
 // ------------------------------------------------------------------------------------------------
 // Writing
 
-// Adds a tensor to the header; its data follow those of *data_bytes before it.
+// Adds a tensor to the header; its data follow the *data_bytes of those before it.
 static void put_tensor(json_t *header, const TensorInfo *t, uint64_t *data_bytes) {
     const uint64_t begin = *data_bytes;
     *data_bytes += tensor_size_bytes(t);

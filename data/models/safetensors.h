@@ -3,8 +3,8 @@
 //   file = uint64 N | N bytes of JSON {"name": {dtype, shape, data_offsets}, ...} | tensor bytes
 //
 // The reader trusts nothing: the size of the header is checked before it is read, JSON is strict,
-// every tensor's size is that of its shape and dtype, tensors are contiguous from 0 to the end of
-// the file, and index and files agree in both directions. Violations exit 3.
+// every tensor's size matches its shape and dtype, tensors are contiguous from 0 to the end of the
+// file, and index and files agree in both directions. Violations exit 3.
 #ifndef UNPAD_SAFETENSORS_H
 #define UNPAD_SAFETENSORS_H
 
@@ -44,7 +44,7 @@ typedef struct {
 uint64_t tensor_dtype_size(const char *dtype);
 uint64_t tensor_num_elements(const TensorInfo *t);
 
-// The upper half of an fp32, rounded to nearest even; Inf where that is out of range.
+// The upper half of an fp32, rounded to nearest even; Inf if that is out of range.
 uint16_t bf16_bits(float value);
 
 // ------------------------------------------------------------------------------------------------

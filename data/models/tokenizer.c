@@ -20,7 +20,7 @@ void tokenizer_free(Tokenizer *t) {
 // ------------------------------------------------------------------------------------------------
 // Alphabets
 
-// Of a byte in GPT-2's alphabet: itself when it is printable, else the next one from 256 on
+// The code point of a byte in GPT-2's alphabet: itself if printable, else the next from 256 on
 static int gpt2_code_point(int byte) {
     return byte < 33                   ? 256 + byte
            : byte >= 127 && byte < 161 ? 162 + byte
@@ -28,7 +28,7 @@ static int gpt2_code_point(int byte) {
                                        : byte;
 }
 
-// -1: no byte is written so.
+// -1: no byte is written as this character.
 static int gpt2_byte(ucs4_t code) {
     const int byte = (int)(code < 256   ? code
                            : code < 289 ? code - 256
@@ -43,7 +43,7 @@ void gpt2_encode(const unsigned char *bytes, size_t n, char *out) {
     *out = 0;
 }
 
-// Text in the alphabet to bytes; returns their number, or -1 when a character is not in it.
+// Decodes text in the alphabet; returns the number of bytes, or -1 if a character is not in it.
 static int64_t gpt2_decode(const char *text, unsigned char *out) {
     int64_t n = 0;
     ucs4_t code;
@@ -83,7 +83,7 @@ typedef struct {
 typedef struct {
     TokenName *items;
     size_t n, capacity;
-    int64_t most;  // ids are below it: an id without a token costs memory, but no byte of the file
+    int64_t most;  // ids are below it: an id without a token costs memory, but no byte in the file
 } TokenNames;
 
 // An added token may have the id of the same token in the vocabulary, but of no other.
@@ -202,8 +202,8 @@ static bool begins_texts(const json_t *processor, const char *token) {
     return json_string_is(json_member(item, "id"), token);
 }
 
-// bos_token and eos_token of tokenizer_config.json when it is there, else the usual names. A
-// bos_token of null means that there is none.
+// bos_token and eos_token of tokenizer_config.json if it exists, else the usual names. A bos_token
+// of null means that there is none.
 static bool tokenizer_find_ends(Tokenizer *t, const TokenNames *names, const json_t *tokenizer,
                                 const char *config_path, Error *err) {
     const struct {

@@ -14,7 +14,7 @@
 typedef struct {
     int32_t vocab_size;    // largest id + 1
     int32_t bos, eos;      // -1: not known
-    bool adds_bos;         // what the tokenizer itself encodes begins with BOS
+    bool adds_bos;         // the tokenizer itself begins texts with BOS
     bool byte_ids;         // id = byte below 256, and no merges
     uint32_t *offset;      // (vocab_size + 1) into bytes
     unsigned char *bytes;  // of all tokens, one after another; of special tokens: their names
@@ -35,25 +35,25 @@ void tokenizer_free(Tokenizer *t);
 // The bytes of one id (n), not 0-terminated; none for an id outside the vocabulary.
 const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n);
 
-// Encodes text (n) into out (capacity), as a document begins: after a BOS, unless
-// the tokenizer has none or ends documents with the same token. For prompts (bpe.c): each call
-// reads tokenizer.json again. Returns the number of ids, or -1 with *err (exit 2).
+// Encodes text (n) into out (capacity) like the beginning of a document: after a BOS, unless the
+// tokenizer has none or ends documents with the same token. For prompts (bpe.c): each call reads
+// tokenizer.json again. Returns the number of ids, or -1 with *err (exit 2).
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
                          int64_t capacity, Error *err);
 
 // The chat template of a directory, as transformers chooses it: chat_template.jinja, else that of
-// tokenizer_config.json, in memory the caller frees; path (IO_PATH_MAX): where it was looked for
-// last. NULL: there is none, or *err is set.
+// tokenizer_config.json, in memory the caller frees; path (IO_PATH_MAX): the last place searched.
+// NULL: there is none, or *err is set.
 char *tokenizer_chat_template(const char *dir, char *path, Error *err);
 
 // ------------------------------------------------------------------------------------------------
 // For bpe.c
 
-// Bytes (n) to text in GPT-2's alphabet, of at most 2 n bytes and a 0: it writes every byte as one
-// printable character, so that BPE never sees a raw byte.
+// Bytes (n) to text in GPT-2's alphabet, at most 2 n bytes and a 0. Every byte becomes a printable
+// character, so that BPE never sees a raw byte.
 void gpt2_encode(const unsigned char *bytes, size_t n, char *out);
 
-// Whether `value` or anything in it has "type": name; a decoder may be a sequence of several.
+// Whether `value` or anything inside it has "type": name; a decoder may be a sequence of several.
 bool json_mentions_type(json_t *value, const char *name);
 
 #endif

@@ -67,7 +67,7 @@ static bool same_shape(const Parameter *t, const TensorInfo *found) {
            memcmp(found->shape, expected.shape, sizeof expected.shape) == 0;
 }
 
-// What a file holds, in its order: weights, or all m and then all v
+// The tensors of a file, in its order: weights, or all m and then all v
 typedef struct {
     ParameterArena arena;
     const Parameter *t;
@@ -92,7 +92,7 @@ static bool in_table(const Parameters *p, const char *name) {
 
 static bool may_be_ignored(const Parameters *p, const char *name) {
     if (p->tied_head && strcmp(name, "lm_head.weight") == 0) return true;
-    return strstr(name, "rotary_emb.inv_freq") != NULL;  // stored by old versions; computed here
+    return strstr(name, "rotary_emb.inv_freq") != NULL;  // stored by old versions, computed here
 }
 
 // The same tensor under another prefix, as base models and wrappers save it, or NULL.
@@ -169,7 +169,7 @@ static bool load_parameter(const Parameters *p, Stored x, SafetensorsSet *s, flo
     return true;
 }
 
-// Checks names and shapes of a file or directory, then reads its values where `load` is set.
+// Checks names and shapes of a file or directory, then reads its values if `load` is set.
 static bool open_and_load(const Parameters *p, bool moments, const char *path, bool load,
                           Error *err) {
     SafetensorsSet s;

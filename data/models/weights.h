@@ -15,7 +15,7 @@ typedef struct {
     size_t offset;       // elements from the start of every parameter arena
     size_t count;        // elements
     bool decay;          // matrices decay, norm weights and biases do not
-    int moments;         // that the optimizer keeps of it: 2, or 1: m alone
+    int moments;         // kept by the optimizer: 2, or 1: m alone
     float init_std;      // 0: filled with ones; negative: with zeros
     float init_bound;    // more than 0: uniform in +- it instead
 } Parameter;
@@ -27,31 +27,31 @@ typedef enum { ARENA_WEIGHTS, ARENA_M, ARENA_V } ParameterArena;
 typedef struct {
     const Parameter *list;  // (num)
     int num;
-    bool tied_head;    // files may hold the embedding a second time, as lm_head.weight: ignored
-    const char *file;  // that holds them in a directory; NULL: model.safetensors or its index
+    bool tied_head;    // a second copy of the embedding in a file, lm_head.weight, is ignored
+    const char *file;  // its name in a directory; NULL: model.safetensors or its index
     size_t block;
     void *context;
     void (*put)(void *context, ParameterArena arena, size_t offset, const float *values, size_t n);
     void (*get)(void *context, ParameterArena arena, size_t offset, float *values, size_t n);
 } Parameters;
 
-// Random numbers that depend on the seed, the parameter's name and the element only: not on
-// the order of the list, the size of a block or the number of ranks.
+// Random initial values that depend only on the seed, the parameter's name and the element, not on
+// the order of the list, the block size or the number of ranks.
 void weights_init(Parameters p, uint64_t seed);
 
 // Does the Hugging Face directory hold these parameters, with these shapes, and no others? Exit 3.
 // Reads no values.
 bool weights_check(Parameters p, const char *dir, Error *err);
 
-// Weights from a Hugging Face directory, as F32, BF16, F16 or F64, or the moments from a file of
-// parameters_save. Exit 7 when values are NaN or Inf, 9 when moments are of another model or
-// optimizer.
+// Weights from a Hugging Face directory, as F32, BF16, F16 or F64, or the moments from a file
+// written by parameters_save. Exit 7 when values are NaN or Inf, 9 when moments belong to another
+// model or optimizer.
 bool parameters_load(Parameters p, bool moments, const char *path, Error *err);
 
 // Weights, or the moments as "m.<name>" and "v.<name>", into a .safetensors file; *w then has its
 // size and checksum. dtype: "F32", or "BF16", rounded to nearest even. NaN and Inf are refused with
 // exit 7. All blocks are read even after a failure, so that `get` may be a collective operation;
-// path NULL: only that, for the ranks that do not write.
+// path NULL: blocks are read but not written, for the other ranks.
 bool parameters_save(Parameters p, bool moments, const char *dtype, const char *path, FileWriter *w,
                      Error *err);
 
