@@ -404,7 +404,7 @@ static bool check_order(const ChatTemplate *t, const Messages *m, Error *bad) {
             return bad_input(bad, "message %zu: the template of %s loses this system message",
                              i + 1, t->name);
         if (t->style == CHAT_MISTRAL && role != "ua"[i % 2])
-            return bad_input(bad, "message %zu: expected user and assistant by turns", i + 1);
+            return bad_input(bad, "message %zu: expected user and assistant to alternate", i + 1);
     }
     return true;
 }

@@ -113,7 +113,7 @@ char *lora_config_text(const LoraConfig *c, const char *base_model) {
 // ------------------------------------------------------------------------------------------------
 // Parameters
 
-#define ADAPTER_OF "base_model.model."  // before the name of a tensor of the model
+#define ADAPTER_OF "base_model.model."  // prefix of the model's tensor names
 
 int lora_group_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
                           const LlamaConfig *model, int l, int group) {
@@ -144,7 +144,7 @@ int lora_group_parameters(Parameter *list, int64_t *column, int64_t *rows, const
     return n;
 }
 
-// A or B of the adapter of a matrix of the model; NULL where it has none
+// A or B of the adapter for one of the model's matrices; NULL if it has none
 static const Parameter *adapter_of(const LoraMerge *merge, const Parameter *t, char which) {
     const int stem = (int)(strlen(t->name) - strlen(".weight"));
     char name[sizeof t->name + 40];

@@ -20,11 +20,11 @@ typedef struct {
 static inline float lora_scale(const LoraConfig *c) { return c->alpha / (float)c->rank; }
 
 // targets: "all", or some of q,k,v,o,gate,up,down. alpha 0: twice the rank, so that one learning
-// rate serves all ranks. Exit 2, also where the rank is no multiple of 8, as kernels need it.
+// rate serves all ranks. Exit 2, also if the rank is not a multiple of 8, as kernels require.
 bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets, Error *err);
 
-// Of an adapter's directory; base_model (capacity): what it names as its model, or "". Exit 3 where
-// it needs more than is computed here.
+// Reads an adapter's directory; base_model (capacity): the model that it names, or "". Exit 3 if it
+// needs something that is not implemented.
 bool lora_config_read(LoraConfig *c, char *base_model, size_t capacity, const char *dir,
                       Error *err);
 

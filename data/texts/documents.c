@@ -12,8 +12,8 @@
 
 enum {
     UNIT_BYTES = 1 << 18,
-    MAX_DOCUMENT_BYTES = 1 << 30,  // of a file that is one, or of a record
-    BINARY_BYTES = 1 << 13,        // a NUL among the first of them: not text
+    MAX_DOCUMENT_BYTES = 1 << 30,  // of a file that is one document, or of a record
+    BINARY_BYTES = 1 << 13,        // a NUL among the first so many bytes: not text
 };
 
 void unit_free(Unit *u) {
@@ -26,7 +26,7 @@ void unit_free(Unit *u) {
 // ------------------------------------------------------------------------------------------------
 // Reading
 
-// Bytes of the whole records at the start of text (n) and how many they are. `last`: the file ends
+// Bytes of the complete records at the start of text (n), and their number. `last`: the file ends
 // with the text.
 static uint64_t whole_records(const unsigned char *text, uint64_t n, bool array, bool last,
                               int64_t *count) {
@@ -38,7 +38,7 @@ static uint64_t whole_records(const unsigned char *text, uint64_t n, bool array,
     return end;
 }
 
-// What follows an array is a bad record unless it is white space.
+// Anything but white space after an array is a bad record.
 static bool read_after_array(const UnitReader *r, Unit *u, Error *err) {
     char text[IO_BUFFER + 1];
     for (uint64_t at = r->offset, n; at < r->file.size_bytes; at += n) {
@@ -54,7 +54,7 @@ static bool read_after_array(const UnitReader *r, Unit *u, Error *err) {
     return true;
 }
 
-// Whole records, at least one.
+// Reads complete records, at least one.
 static bool read_records(UnitReader *r, Unit *u, Error *err) {
     const uint64_t left = r->file.size_bytes - r->offset;
     const bool array = u->file->kind == INPUT_ARRAY;
@@ -93,7 +93,7 @@ static bool open_records(UnitReader *r, const InputFile *f, Error *err) {
     return file_open(&r->file, f->path, "check it, or copy it again", err);
 }
 
-// Inputs without a document between two that have some: those left out, and empty files of lines
+// Is this an input without documents: left out, or an empty file of lines?
 static bool is_skipped(const InputFile *f) {
     return f->kind == INPUT_LEFT_OUT || (f->kind == INPUT_LINES && f->size_bytes == f->first_byte);
 }
@@ -124,7 +124,7 @@ typedef struct {
     bool is_val;
 } Text;
 
-// By content: a document is validation wherever it stands, and so are its copies.
+// Decides by content, so that copies of a document are on the same side.
 static bool is_validation(const Text *text, double val_frac) {
     unsigned char digest[32];
     uint64_t first;
@@ -133,8 +133,8 @@ static bool is_validation(const Text *text, double val_frac) {
     return (double)__builtin_bswap64(first) * 0x1p-64 < val_frac;
 }
 
-// Finds a token in the text from *end on: bytes [*first, *end). Between its bytes may be some that
-// the tokenizer has no token for. False: the tokenizer has changed the text.
+// Finds a token in the text from *end on: bytes [*first, *end). These may include bytes that the
+// tokenizer has no token for. False: the tokenizer has changed the text.
 static bool find_token(const UnitOptions *options, const Text *text, int32_t id, uint64_t *first,
                        uint64_t *end) {
     const Tokenizer *t = options->tokenizer;
@@ -154,7 +154,7 @@ static bool find_token(const UnitOptions *options, const Text *text, int32_t id,
     return true;
 }
 
-// Of each of the ids (n): is it a target? Returns how many are; -1: it cannot be told.
+// Marks which ids (n) are targets. Returns their number; -1: it cannot be told.
 static int64_t mark_targets(const UnitOptions *options, const Text *text, const int32_t *ids,
                             size_t n, unsigned char *targets) {
     int64_t count = 0;
@@ -169,7 +169,7 @@ static int64_t mark_targets(const UnitOptions *options, const Text *text, const 
     return count;
 }
 
-// Of the byte tokenizer's EOS: whether what it ends is trained.
+// For the byte tokenizer's EOS: is the text that it ends trained on?
 static bool ends_trained(const Text *text) {
     uint64_t n = text->n;
     size_t part = 0;
@@ -178,7 +178,7 @@ static bool ends_trained(const Text *text) {
     return text->parts[part].trained;
 }
 
-// The ids from `first` on are those of a text in parts.
+// Marks the ids from `first` on, those of a text in parts.
 static bool mark_document(Unit *u, const BpeEncoder *e, const UnitOptions *options,
                           const Text *text, size_t first, Error *bad) {
     size_t n;
@@ -223,7 +223,7 @@ static bool add_document(Unit *u, BpeEncoder *e, const UnitOptions *options, con
     bpe_ids(e, &end);
     if (!ok) return true;
     if (end - first == added) {
-        u->left_out.empty++;  // none of its bytes has a token
+        u->left_out.empty++;  // no byte has a token
         return true;
     }
     if (text->parts && !mark_document(u, e, options, text, first, bad)) return false;
@@ -237,7 +237,7 @@ static bool add_document(Unit *u, BpeEncoder *e, const UnitOptions *options, con
 // ------------------------------------------------------------------------------------------------
 // Records
 
-// The code of "\uXXXX" at p; -1: there is another thing.
+// The code of "\uXXXX" at p; -1: not an escape.
 static int json_escape(const char *p, const char *end) {
     char digits[5] = "";
     if (end - p < 6 || p[0] != '\\' || p[1] != 'u') return -1;
@@ -245,7 +245,7 @@ static int json_escape(const char *p, const char *end) {
     return (int)strtol(digits, NULL, 16);
 }
 
-// Half a surrogate pair, which no text can have, becomes "?", as Python's "replace" writes it.
+// Half a surrogate pair, which text cannot contain, becomes "?", as with Python's "replace".
 static void replace_surrogates(char *p, const char *end) {
     for (; (p = memchr(p, '\\', (size_t)(end - p))) && end - p >= 6; p += 2) {
         const int code = json_escape(p, end);
@@ -257,7 +257,7 @@ static void replace_surrogates(char *p, const char *end) {
     }
 }
 
-// Why a record is none that is known; NULL: it is no JSON.
+// Says why a record is not of a known kind; NULL: it is not JSON.
 static bool describe_bad_record(const json_t *record, const char *parse_error, Error *bad) {
     const json_t *text = json_object_get(record, "text"), *item;
     const char *key;
@@ -288,7 +288,7 @@ static bool read_parts(const json_t *array, bool all, Parts *parts, Error *bad) 
     return json_is_array(array) || json_type_error(array, "parts", "an array", bad);
 }
 
-// A template that is not known is an error of the run: it would leave out every chat.
+// An unknown template ends the run: it would leave out every chat.
 static bool read_chat(Unit *u, const UnitOptions *options, const json_t *record, Parts *parts,
                       Error *bad) {
     if (options->no_chat.code) {
@@ -357,7 +357,7 @@ static void encode_record(Unit *u, BpeEncoder *e, const UnitOptions *options, in
 // ------------------------------------------------------------------------------------------------
 // Units
 
-// Where the last 1 % begins, if there is a line; n: it is not cut.
+// Where the last 1 % begins, at a line; n: the text is not cut.
 static uint64_t cut_at(const char *text, uint64_t n) {
     const char *line = n < CUT_MIN_BYTES ? NULL : memchr(text + n - n / 100, '\n', n / 100 - 1);
     return line ? (uint64_t)(line + 1 - text) : n;

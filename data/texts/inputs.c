@@ -13,13 +13,13 @@
 #include "../models/chat.h"
 #include "../shards/find_files.h"
 
-// What names say. What has another ending is a text if it looks like one.
+// What file names tell. A file with another suffix is a text if it looks like one.
 typedef struct {
     const char *endings;
     InputKind kind;
     bool is_shard;
-    const char *format, *hint;  // not read, and what makes a text of the file whose name follows
-    bool in_tree;               // refused in a directory, too, where it may be all that counts
+    const char *format, *hint;  // the format, not read; what converts the file whose name follows
+    bool in_tree;               // refused in a directory too, where it may be all that counts
 } Ending;
 
 #define PREPARE "python3 data/prepare.py --out FILE.jsonl "
@@ -62,7 +62,7 @@ static bool add_entry(PathList *list, const char *path, const struct stat *out_d
         const bool is_out = st.st_ino == out_dir->st_ino && st.st_dev == out_dir->st_dev;
         return is_out || path_ends_with(path, "/__pycache__") || add_tree(list, path, out_dir, err);
     }
-    if (stat(path, &st) != 0)  // a link that leads nowhere is left out
+    if (stat(path, &st) != 0)  // a dangling link is left out
         return errno == ENOENT || bad_input(err, "%s: %s", path, strerror(errno));
     if (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)) path_list_add(list, path);
     return true;
@@ -102,7 +102,7 @@ uint64_t record_end(const unsigned char *text, uint64_t n, bool array, bool last
     return 0;
 }
 
-// The first record of a JSON file, a whole object; NULL: there is none. *array: of an array, whose
+// The first record of a JSON file, a complete object; NULL: none. *array: it is in an array, whose
 // bracket is the byte before *first.
 static json_t *first_record(const InputFile *f, bool *array, uint64_t *first) {
     const uint64_t most = f->kind == INPUT_LINES ? 1 << 12 : 1 << 24;
@@ -126,7 +126,7 @@ static json_t *first_record(const InputFile *f, bool *array, uint64_t *first) {
     return record;
 }
 
-// Records in a .json file are those of a named one, and of a directory those that are known.
+// Any objects are records in a .json file that was named; in a directory, only known kinds are.
 static void find_records(InputFile *f) {
     bool array = false;
     json_t *record = first_record(f, &array, &f->first_byte);
@@ -136,7 +136,7 @@ static void find_records(InputFile *f) {
     json_decref(record);
 }
 
-// Of a file that is left out, and of one that is refused: what it is, and what makes a text of it.
+// For a file that is left out or refused: says what it is, and what converts it to text.
 static bool find_kind(Inputs *in, InputFile *f, Error *err) {
     const Ending *e = find_ending(f->path);
     const bool other = e && e->format;
@@ -204,7 +204,7 @@ void inputs_free(Inputs *in) {
     *in = (Inputs){0};
 }
 
-// Text or lines, or what is refused with a word about text.
+// Text or lines, or a format whose error message mentions text.
 static bool is_text(const char *path) {
     unsigned char head[1 << 13];
     File f;
@@ -230,7 +230,7 @@ bool inputs_are_texts(const char *spec) {
     if (text && found.items[0].dir_bytes > 0)
         text = path_list_add_shards(&shards, first, "train", &ignored) &&
                path_list_add_shards(&shards, first, "val", &ignored) && shards.n == 0;
-    size_t i = 0;  // of a directory any file, else the first
+    size_t i = 0;  // any file of a directory, else the first
     while (text && i + 1 < found.n && found.items[i].dir_bytes > 0 && !is_text(found.items[i].path))
         i++;
     text = text && is_text(found.items[i].path);

@@ -8,7 +8,7 @@ enum { MAX_NAMED = 5 };  // files and records that are left out, in warnings
 
 typedef enum {
     INPUT_TEXT,      // one document
-    INPUT_LINES,     // JSON Lines: a record a line
+    INPUT_LINES,     // JSON Lines: one record per line
     INPUT_ARRAY,     // a JSON array of records
     INPUT_LEFT_OUT,  // CSV, other JSON and the like, found in a directory
 } InputKind;
@@ -30,15 +30,15 @@ typedef struct {
     int64_t num_left_out, num_records, num_val;  // files
 } Inputs;
 
-// Bytes of the first record of text (n), with the newline, or the comma or bracket of the array,
-// that ends it; 0: it is not whole. `last`: the file ends with the text.
+// Bytes of the first record of text (n), including the newline, or the array's comma or bracket,
+// that ends it; 0: it is incomplete. `last`: the file ends with the text.
 uint64_t record_end(const unsigned char *text, uint64_t n, bool array, bool last);
 
-// Is the spec (as dataset_open's) text rather than shards? By its first file.
+// Is the spec (like dataset_open's) text rather than shards? Judged by its first file.
 bool inputs_are_texts(const char *spec);
 
-// out_dir: a directory that is no input even if it is inside one. EXIT_BAD_INPUT for what is
-// neither text nor JSON records. Free it also after a failure.
+// out_dir: a directory that is not an input even if it is inside one. EXIT_BAD_INPUT for anything
+// but text and JSON records. Free it also after a failure.
 bool inputs_collect(Inputs *in, const char *spec, const char *out_dir, Error *err);
 void inputs_free(Inputs *in);
 

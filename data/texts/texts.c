@@ -23,20 +23,20 @@
 enum {
     UNITS_PER_THREAD = 16,
     FORMAT = 3,
-    MAX_ROUND_BYTES = 1 << 28,  // but for the last file: their tokens are in memory
+    MAX_ROUND_BYTES = 1 << 28,  // except for the last file: their tokens are in memory
 };
 
 typedef struct {
     const Texts *settings;
     const char *spec;
-    OutDir *out;  // where `dir` is
+    OutDir *out;  // contains `dir`
     Inputs in;
     Tokenizer tokenizer;
     ShardVocabulary vocabulary;
     UnitOptions options;
     Bpe *bpe;
     char dir[IO_PATH_MAX], temporary[IO_PATH_MAX], old[IO_PATH_MAX];
-    char key[20];  // of the inputs and all that decides what is made of them
+    char key[20];  // hash of the inputs and of everything that determines the shards
     ShardWriter train, val;
     Unit *units;  // (num_units) of a round
     int num_units;
@@ -167,7 +167,7 @@ static bool open_tokenizer(Job *j, Error *err) {
     j->options.trains_on_all = j->settings->o->train_on != 0;
     Error *no_chat = &j->options.no_chat;
     chat_template_open(&j->options.chat, bytes ? NULL : j->settings->model, t, no_chat);
-    no_chat->hint[0] = 0;  // without a template prepare.py takes ChatML
+    no_chat->hint[0] = 0;  // without a template prepare.py uses ChatML
     if (j->options.chat.found)
         snprintf(no_chat->hint, sizeof no_chat->hint, " --model %.300s", j->settings->model);
     j->bpe = bpe_open(t, err);
@@ -196,7 +196,7 @@ static void make_key(Job *j) {
     snprintf(j->key, sizeof j->key, "%016lx\n", h);
 }
 
-// The directory was made from the same texts with the same tokenizer.
+// Was the directory made from the same texts with the same tokenizer?
 static bool is_up_to_date(const Job *j) {
     char path[IO_PATH_MAX];
     Error ignored = {0};
@@ -237,7 +237,7 @@ static void show_progress(Job *j, uint64_t bytes) {
             (double)bytes * 1e-3 / (now - j->start_ms), terminal ? "" : "\n");
 }
 
-// The calling thread tells how far they are, in bytes, and works only if no thread can be started.
+// The calling thread shows progress in bytes, and encodes only if no thread can be started.
 static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before, uint64_t after) {
     int started = 0;
     uint64_t start = 0;
@@ -356,7 +356,7 @@ static bool nothing_to_train(const Job *j, Error *err) {
                      "%s: expected documents, found none", j->spec);
 }
 
-// A split of the documents; again without validation when it leaves none for training.
+// Splits the documents; starts over without validation if none would be left for training.
 static bool make_shards(Job *j, Error *err) {
     j->left_out = (LeftOut){0};
     memset(j->records, 0, sizeof j->records);
@@ -374,8 +374,8 @@ static bool make_shards(Job *j, Error *err) {
     return make_shards(j, err);
 }
 
-// Shards that are there are renamed before they are removed: a removal that is cut short would
-// leave a part of them.
+// Existing shards are renamed before they are removed: an interrupted removal would leave a part of
+// them.
 static bool publish(const Job *j, Error *err) {
     char path[IO_PATH_MAX];
     return write_tokenizer(j, err) &&
@@ -392,7 +392,7 @@ static void add_count(char *list, size_t capacity, int64_t n, const char *what) 
     if (n > 0) text_list(list, capacity, item);
 }
 
-// What the records were taken for
+// The kinds of records found
 static void print_records(const Job *j) {
     char list[300] = "", item[60];
     int64_t all = 0;
@@ -425,7 +425,7 @@ static void print_summary(const Job *j) {
     print_records(j);
 }
 
-// The tokens of a run that is there are needed to resume it.
+// The tokens of an existing run are needed to resume it.
 static bool may_replace(const Job *j, Error *err) {
     char log[IO_PATH_MAX];
     bool has_log, has_tokens;
@@ -487,10 +487,10 @@ static bool source_to_shards(char **spec, const char *name, double val_frac, con
     bool ok = place_in(&j, t->out ? t->out : temporary_out(err), name, err);
     if (ok && t->writes) {
         ok = inputs_collect(&j.in, *spec, j.out->path, err) && open_tokenizer(&j, err);
-        // of few texts a hash would choose most likely none for validation, or much
+        // with few texts a hash would most likely choose none for validation, or many
         j.options.cuts_files = val_frac > 0 && val_frac < 1 && j.in.num_val == 0 &&
                                j.in.num_records == 0 && j.in.n <= CUT_MAX_FILES;
-        if (j.in.num_val > 0 || j.options.cuts_files) j.options.val_frac = 0;  // it is chosen
+        if (j.in.num_val > 0 || j.options.cuts_files) j.options.val_frac = 0;  // chosen already
         if (ok && val_frac < 1 && j.in.num_val == (int64_t)j.in.n)
             ok = bad_input(err, "%s: expected documents to train on, found validation files only",
                            *spec);

@@ -1,5 +1,5 @@
-// Text in, no Python: what --train and --val name may be text files, directories of them and JSON
-// records. They become shards in a directory of --out, and again only when the texts or the
+// Text in, no Python: --train and --val may name text files, directories of them and JSON records.
+// They become shards in a directory of --out, and are tokenized again only when the texts or the
 // tokenizer have changed.
 #ifndef UNPAD_TEXTS_H
 #define UNPAD_TEXTS_H
@@ -12,15 +12,15 @@ typedef struct {
     const char *model;   // the directory whose tokenizer.json is used, or "demo": bytes
     int32_t vocab_size;  // of the model
     bool writes;         // rank 0; others only learn the name of the directory
-    bool replaces_run;   // what a run in *out was trained on may be replaced
+    bool replaces_run;   // the data of an earlier run in *out may be replaced
     OutDir *out;         // locked before anything is written; NULL: below TMPDIR, removed at exit
 } Texts;
 
-// Where *spec names texts it becomes OUT/name after the shards are there, or of a mixture
-// OUT/name-1-web and so on; shards stay what they are. *spec is allocated, also after a failure.
-// val_frac: the share of documents that become validation documents there, chosen by their content;
-// none when no other would be left, nor with NO_VALIDATION, but for validation files. Prints a line
-// about the texts, and progress on stderr. Of each source either all files are there, or none.
+// If *spec names texts, makes their shards and sets it to OUT/name, or for a mixture OUT/name-1-web
+// and so on; shards stay as they are. *spec is allocated, also after a failure. val_frac: the share
+// of documents, chosen by content, that become validation documents; except for validation files
+// there are none when no others would be left, or with NO_VALIDATION. Prints a line about the
+// texts, and progress on stderr. After a failure each source has either all its files or none.
 enum { NO_VALIDATION = -1 };
 bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
                      Error *err);
