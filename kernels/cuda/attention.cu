@@ -104,10 +104,10 @@ static AttentionShape make_shape(HeadShape heads, int64_t total_tokens) {
     return s;
 }
 
-// Which kernels run. NULL until the first use: then what fits the GPU best.
+// The kernels in use. NULL until the first use, which selects what fits the GPU best.
 static const char *path;
 
-// sm90 where it works on the GPU of every rank: other kernels have other bits
+// sm90 if it works on every rank's GPU: other kernels give other bits
 static const char *best_path(const char *wrong) {
     const int worst = comm_max(!wrong ? 0 : *wrong ? 2 + comm_rank() : 1);
     if (wrong && *wrong)
@@ -120,7 +120,7 @@ static const char *best_path(const char *wrong) {
 
 int attention_select(const char *name) {
     const bool choose = strcmp(name, "auto") == 0;
-    // also where the name decides: other ranks may have been given another
+    // even if the name decides: other ranks may have been given another name
     const char *best = best_path(!choose ? NULL : attention_has_sm90() ? probe_attention() : "");
     if (choose)
         path = best;

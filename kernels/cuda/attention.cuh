@@ -1,11 +1,11 @@
-// Causal attention on CUDA: what attention.cu (work list, checks, dispatch) and the kernels share.
+// Causal attention on CUDA: shared by attention.cu (work list, checks, dispatch) and the kernels.
 #ifndef UNPAD_CUDA_ATTENTION_CUH
 #define UNPAD_CUDA_ATTENTION_CUH
 
 #include "common.cuh"
 
-// Tiles are counted from a document's first token: that is why a document gives the same bits
-// wherever it lies.
+// Tiles are counted from a document's first token, so a document gives the same bits wherever it
+// lies.
 enum {
     QUERY_TILE = 128,     // queries of one item of the forward and the dQ kernel
     KEY_TILE = 64,        // keys of one item of the dK, dV kernel
@@ -13,8 +13,8 @@ enum {
     BACKWARD_KEYS = 128,  // keys of one item of sm_90's dK, dV kernel
 };
 
-// sm_90, forward: warpgroups of a CTA that compute. An item is so many units of a document that
-// read the same keys: `shared` heads of a group have their units counted together, row block by row
+// sm_90, forward: computing warpgroups of a CTA. An item is that many units of a document that read
+// the same keys: the units of `shared` heads of a group are numbered together, row block by row
 // block.
 constexpr int forward_consumers(int head_dim) { return head_dim == 64 ? 3 : 2; }
 static inline int shared_heads(int group, int consumers) {
@@ -42,8 +42,8 @@ struct WorkItem {
     int32_t tile;
 };
 
-// No batch of these sizes has more items, whatever its layout. Grids are made from this bound: they
-// depend on host values alone. CTAs past the list's count end at once.
+// No batch of these sizes has more items, whatever its layout. Grids are sized by this bound, so
+// they depend only on host values. CTAs past the list's count end at once.
 static inline int64_t max_work_items(int64_t tokens, int64_t docs, int tile) {
     int64_t with_a_token = docs < tokens ? docs : tokens;
     return (tokens + (tile - 1) * with_a_token) / tile;
@@ -87,7 +87,7 @@ struct Rope {
     const float *table;
 };
 
-// What a path gets of a batch. Its lists have at most so many items: see max_work_items.
+// A batch as passed to a path. max_work_items bounds the items of its lists.
 struct AttentionBatch {
     AttentionShape shape;
     int head_dim;  // 64 or 128
@@ -155,7 +155,7 @@ __device__ __forceinline__ void unrotate_pairs(float (&low)[2], float (&high)[2]
     }
 }
 
-// More than 48 KB of shared memory has to be asked for, once per kernel.
+// More than 48 KB of shared memory must be requested, once per kernel.
 template <class Kernel>
 bool allow_shared_memory(Kernel kernel, int bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -171,10 +171,10 @@ void attention_backward_sm80(floatX *dqkv, const Gradients &g, const Rope &rope,
                              const AttentionBatch &batch);
 
 // probe.cu: what is wrong with sm_90's kernels on this GPU, or NULL. Runs a batch through them in a
-// process of its own, for at most half a minute; call it before any batch.
+// separate process, for at most half a minute; call it before any batch.
 const char *probe_attention();
 
-// attention_sm90.cu: TMA, mbarrier and wgmma, for sm_90a alone. True: this GPU is one, and the
+// attention_sm90.cu: TMA, mbarrier and wgmma, for sm_90a only. True: this GPU is an sm_90, and the
 // program has code for it.
 bool attention_has_sm90();
 void attention_forward_sm90(floatX *out, real *lse, const AttentionBatch &batch);

@@ -1,8 +1,8 @@
 // Attention backward on Hopper, without atomics: every result is computed by one warpgroup in one
 // order. Roles, barriers and what lies past a document's end: attention_sm90.cuh.
 //
-// Two kernels, 7 products instead of 5: for that, dQ needs no fp32 buffer to add into, to clear and
-// to convert, and every run gives the same bits.
+// Two kernels compute 7 products instead of 5; in return dQ needs no fp32 buffer to clear, add into
+// and convert, and every run gives the same bits.
 //   backward_q   items and units of the forward (see attention_sm90.cu): a consumer has 64 queries
 //                of one head and loops over K and V, from the diagonal down to key 0; dQ stays
 //                in registers. Also writes delta, which backward_kv reads.
@@ -10,13 +10,13 @@
 //                Q and dO of all heads of the group, from the diagonal on; dK and dV stay in
 //                registers. S and dP are computed transposed: P and dS then have the layout of left
 //                operands.
-// Both loops take 64 rows at a time, so that the block of the diagonal is square.
+// Both loops process 64 rows at a time, so that the diagonal's block is square.
 // The tensor cores always have work while a consumer computes exponentials: dP, which
 // is issued with S, and in backward_q dQ of the block before; dV, and for hd64 S of the next block,
 // while it computes dS.
 //
-// Barrier pairs. backward_q: one a consumer for Q, dO and its Job; one a stage for K and V
-// together. backward_kv: one for K, V and the Job of both consumers; one a stage for Q, dO and
+// Barrier pairs. backward_q: one per consumer for Q, dO and its Job; one per stage for K and V
+// together. backward_kv: one for K, V and the Job of both consumers; one per stage for Q, dO and
 // their statistics, lse and delta, for which a second warp of the producer's group arrives.
 //
 // Queries past the end of the document, in backward_kv: their lse is +inf, so that P and dS are 0.
@@ -376,7 +376,7 @@ struct KeyConsumer {
         queries.done();
     }
 
-    // `unit`: of the item; its first key is that many blocks after the first query.
+    // unit: index in the item; its first key is that many blocks after the first query.
     __device__ __forceinline__ void walk(int unit, int query_blocks) {
         clear(dk);
         clear(dv);
@@ -465,7 +465,7 @@ __device__ __forceinline__ void consume_queries(const CUtensorMap *dqkv_map, con
             me.walk_ahead(unit, query_blocks);
         else
             me.walk(unit, query_blocks);
-        const KeyJob done = *job;  // read again: nothing of it in registers meanwhile
+        const KeyJob done = *job;  // reread, so that it occupied no registers meanwhile
         release(full + 8);
         if (!idle) me.store(dqkv_map, rope, done, done.item.tile * Z::CONSUMERS + unit);
     }

@@ -1,8 +1,8 @@
 // FlashAttention-2 (arXiv 2307.08691, algorithms 1 and 2) for packed documents, with the
 // instructions of sm_80: cp.async, ldmatrix, mma.sync m16n8k16.
 //
-// Three kernels, each CTA one item of the work list for one head, four warps. A warp owns rows of
-// the tile and needs no other warp's results; warps share only the two stages that cp.async fills:
+// Three kernels. A CTA of four warps handles one item of the work list for one head. A warp owns
+// rows of the tile and needs no other warp's results; warps share only cp.async's two stages:
 //   forward     rows are queries; loops over K and V; O, running maximum and sum in registers
 //   backward_q  rows are queries; loops over K and V; recomputes P; dQ in registers; also writes
 //               delta, which backward_kv reads
@@ -62,9 +62,9 @@ __device__ __forceinline__ int chunk_at(int row, int chunk) {
     return row * (D * 2) + ((chunk ^ (row & 7)) << 4);
 }
 
-// The address `rows` and `cols` blocks of 16 further than `at`. Chunk numbers differ in bits above
-// the lowest one, tiles start at a multiple of a row: one XOR moves along a row, and nothing that
-// depends on the lane has to be kept in a register for it.
+// The address `rows` and `cols` blocks of 16 beyond `at`. Chunk numbers differ in bits above the
+// lowest one, and tiles start at a multiple of a row: one XOR moves along a row, and no
+// lane-dependent value has to be kept in a register for it.
 template <int D>
 __device__ __forceinline__ uint32_t step(uint32_t at, int rows, int cols) {
     return (at ^ (cols * 32)) + rows * 16 * D * 2;
@@ -294,7 +294,7 @@ struct Softmax {
     RowValues<ROWS> top, sum;
 };
 
-// s = exp(scale * s - maximum so far), and what was summed before is scaled to that maximum
+// s = exp(scale * s - maximum so far); earlier sums are rescaled to that maximum
 template <int ROWS, int COLS, int D>
 __device__ __forceinline__ void softmax_step(Block<ROWS, COLS> &s, Softmax<ROWS> &state,
                                              Block<ROWS, D> &o, float scale_log2e) {
@@ -331,14 +331,14 @@ __device__ __forceinline__ void softmax_step(Block<ROWS, COLS> &s, Softmax<ROWS>
 // -------------------------------------------------------------------------------------------------
 // Sizes
 
-// Of the forward and the dQ kernel: queries of a CTA, keys of a stage; of the dK, dV kernel:
+// For the forward and the dQ kernel: queries of a CTA, keys of a stage. For the dK, dV kernel:
 // queries of a stage (its CTA has KEY_TILE keys).
 struct Tiles {
     int forward_queries, forward_keys, q_queries, q_keys, kv_queries;
 };
 enum SharedMemory { SMALL = 100, LARGE = 164 };  // KB of an SM: sm_86, 89, 12x; all others
 // Two CTAs of each kernel fit on an SM, and registers allow as many; three of the dK, dV kernel at
-// head_dim 64 but for sm_100 to 110. What was tried: dev/SPEED.md.
+// head_dim 64 except on sm_100 to 110. What was tried: dev/SPEED.md.
 constexpr Tiles tiles_of(int head_dim, int memory) {
     return head_dim == 64    ? Tiles{128, 64, 128, memory == LARGE ? 64 : 32, 32}
            : memory == LARGE ? Tiles{128, 32, 64, 32, 32}
@@ -347,7 +347,7 @@ constexpr Tiles tiles_of(int head_dim, int memory) {
 template <class Z, int MEMORY, int CTAS>  // a CTA takes 1 KB for itself
 constexpr bool FITS = CTAS *(Z::BYTES + 1024) <= MEMORY * 1024;
 
-// False: this architecture never runs a kernel of these sizes, and gets no code for it.
+// False: this architecture never runs a kernel with these sizes, and gets no code for it.
 template <class Z>
 __device__ __forceinline__ constexpr bool runs_here() {
 #if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ == 1200 || __CUDA_ARCH__ == 1210
@@ -653,7 +653,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
         if (statistic < next_rows && (int)threadIdx.x < Z::STATISTICS) value = *next_statistic;
         next_q += QUERIES * s.qkv_row, next_dout += QUERIES * s.out_row;
         next_statistic += QUERIES, next_rows -= QUERIES;
-        if (next_rows <= 0) {  // the first query of the next head
+        if (next_rows <= 0) {  // the next head's first query
             const int64_t queries = num_tiles * QUERIES;
             next_q += D - queries * s.qkv_row, next_dout += D - queries * s.out_row;
             next_statistic += s.total_tokens - queries;

@@ -2,16 +2,15 @@
 // barriers and what lies past a document's end: attention_sm90.cuh. For architectures other than
 // sm_90a the kernels are empty.
 //
-// Units. A unit is 64 queries of one head: what one consumer computes of an item. Units that read
-// the same keys share a CTA: the units of a document are counted row block by row block, in a row
-// block head by head over the heads that share (all of the group, or a part of it), and an item is
-// as many consecutive units as a CTA has consumers. Any ratio of heads keeps all consumers busy but
-// at a document's end. A unit walks its keys from the diagonal down to key 0, 128 at a time,
-// counted from the document's first key; the block of the diagonal has only 64 when the row block
-// is even.
+// Units. A unit is 64 queries of one head: one consumer's part of an item. Units that read the same
+// keys share a CTA: a document's units are numbered row block by row block, and within a row block
+// head by head over the heads that share (all of the group, or a part of it). An item is as many
+// consecutive units as a CTA has consumers. Any ratio of heads keeps all consumers busy except at a
+// document's end. A unit walks its keys from the diagonal down to key 0, 128 at a time, counted
+// from the document's first key; the diagonal's block has only 64 when the row block is even.
 //
-// Barrier pairs: one a consumer for Q and its Job, one a stage for K and one for V, because V is
-// used one block later. Consumers share nothing else.
+// Barrier pairs: one per consumer for Q and its Job, one per stage for K and one for V, because V
+// is used one block later. Consumers share nothing else.
 //
 // Rows past the end are zeros: as keys the causal mask hides them from every query of the document,
 // as queries their results are not stored.
@@ -21,7 +20,7 @@
 // diagonal block, the first one: its maximum is finite from there on.
 #include "attention_sm90.cuh"
 
-// Says whether the machine code that this GPU runs is sm_90a's.
+// Whether the machine code that this GPU runs was compiled for sm_90a.
 __device__ int32_t compiled_for_sm90a = SM90A;
 
 namespace {

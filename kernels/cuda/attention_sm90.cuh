@@ -1,21 +1,21 @@
 // Hopper's attention kernels: what the forward (attention_sm90.cu) and the backward
 // (attention_backward_sm90.cu) share.
 //
-// Roles. One warpgroup of a CTA produces: one of its threads (a warp, where stated) takes items of
-// the work list and starts all loads; its registers go to the others. Each of the others, the
-// consumers, is a warpgroup that computes 64 rows at a time. CTAs are persistent: each takes the
-// next item, longest first, from a counter in memory, and the producer loads the first tiles of the
-// next item while consumers finish this one.
+// Roles. One warpgroup of a CTA is the producer: one of its threads (a warp, where stated) takes
+// items of the work list and starts all loads; its registers go to the consumers, warpgroups that
+// each compute 64 rows at a time. CTAs are persistent: each takes the next item, longest first,
+// from a counter in memory, and the producer loads the first tiles of the next item while consumers
+// finish this one.
 //
 // Barriers are mbarriers in shared memory, in pairs, one pair for each buffer. `full`: one arrival
 // of the producer, and the bytes that TMA brings. `empty`: one arrival of each warp that reads it,
-// after its last read: wgmma may complete warp by warp. A consumer that has no use for a stage
-// waits for `full` and arrives on `empty` all the same, so that no warp is ever two phases behind.
+// after its last read: wgmma may complete warp by warp. A consumer that does not use a stage still
+// waits for `full` and arrives on `empty`, so that no warp is ever two phases behind.
 //
-// Rows past a document's end. The tensor maps have a dimension more than the tensor (see
-// ragged_map), so that TMA itself ends at the document: loads bring zeros, stores write nothing.
-// NaN in a neighbour or past total_tokens cannot get in; no length enters any mask of scores; and
-// a map holds for every batch of the same buffer and size.
+// Rows past a document's end. The tensor maps have one more dimension than the tensor (see
+// ragged_map), so that TMA itself stops at the document's end: loads bring zeros, stores write
+// nothing. NaN in a neighbour or past total_tokens cannot get in; score masks need no lengths; and
+// a map is valid for every batch of the same buffer and size.
 #ifndef UNPAD_CUDA_ATTENTION_SM90_CUH
 #define UNPAD_CUDA_ATTENTION_SM90_CUH
 
@@ -26,7 +26,7 @@
 #define SM90A 1
 #else
 #define SM90A 0
-#pragma nv_diag_suppress 177  // what only the kernels' bodies use
+#pragma nv_diag_suppress 177  // used only in the kernels' bodies
 #endif
 
 extern __shared__ __align__(1024) unsigned char smem[];  // each kernel carves its own
@@ -54,7 +54,7 @@ struct Tile {
     static constexpr int PANEL = ROWS * ROW_BYTES, BYTES = PANELS * PANEL;
 };
 
-// A CTA of so many consumers: its threads, and registers of a thread, 65,536 in all
+// A CTA of N consumers: its threads, and registers per thread, 65,536 in all
 template <int N>
 struct Roles {
     static constexpr int CONSUMERS = N, THREADS = (N + 1) * WARPGROUP;
@@ -89,7 +89,7 @@ __device__ __forceinline__ int warp_in_group() { return threadIdx.x % WARPGROUP 
 // -------------------------------------------------------------------------------------------------
 // Barriers and loads
 
-// A barrier pair at `full`, with so many warps that release what it guards
+// A barrier pair at `full`; `warps` warps release what it guards
 __device__ __forceinline__ void init_pair(uint32_t full, int warps, int producers = 1) {
     mbar_init(full, producers);
     mbar_init(full + 8, warps);
@@ -133,12 +133,12 @@ __device__ __forceinline__ bool all_zero_and_one_negative(const float (&x)[N]) {
     return bits == 0x80000000u;
 }
 
-// Consumers issue the products of a block of keys in turns, one consumer after the other, so that
-// the softmax of one runs while the products of another do: without turns they start together, and
-// stay so (FlashAttention-3 schedules its two consumers in the same way). Each of N consumers takes
-// as many turns in an item as the item has blocks of keys, those that it skips too. Barrier
-// 1 + unit says that it is a consumer's turn.
-constexpr bool TAKE_TURNS = true;  // false: to measure what they are worth; the same bits
+// Consumers take turns to issue the products of a block of keys, so that the softmax of one runs
+// during the products of another: without turns they start together, and stay so (FlashAttention-3
+// schedules its two consumers in the same way). Each of N consumers takes as many turns in an item
+// as the item has blocks of keys, including those that it skips. Barrier 1 + unit says that it is a
+// consumer's turn.
+constexpr bool TAKE_TURNS = true;  // false: to measure their effect; the same bits
 
 template <int N>
 struct Turns {
@@ -170,8 +170,8 @@ __device__ __forceinline__ void release(uint32_t barrier) {
     if (lane_id() == 0) mbar_arrive(barrier);
 }
 
-// Stages on their way from the producer to the consumers; both sides count alike. AT, PAIRS: where
-// in shared memory the stages and their barrier pairs are.
+// Stages in flight from the producer to the consumers; both sides count alike. AT, PAIRS: the
+// stages' and their barrier pairs' place in shared memory.
 template <int AT, int STAGE_BYTES, int PAIRS, int STAGES>
 struct Ring {
     uint32_t base, stage, phase;
@@ -218,9 +218,9 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const CUtensorMap *map,
                         doc.start + doc.len);
 }
 
-// The number of a CTA's next item, of `total`; also of its first, so that a CTA that starts late,
-// behind another kernel's, does not begin with one of the longest. Every CTA draws until it draws
-// one past the end: the last draw of all sets the counter back to 0 for the next kernel.
+// The number of a CTA's next item, of `total`. Its first is drawn too, so that a CTA that starts
+// late, behind another kernel's, does not begin with one of the longest. Every CTA draws until it
+// draws one past the end; the very last draw resets the counter to 0 for the next kernel.
 __device__ __forceinline__ unsigned take_number(unsigned *items_taken, unsigned total) {
     return atomicInc(items_taken, total + gridDim.x - 1);
 }
@@ -233,7 +233,7 @@ __device__ __forceinline__ void produce_units(unsigned *items_taken, const int32
                                               const AttentionShape &s, uint32_t unit_pairs,
                                               Job *jobs, int unit_bytes, LoadUnit load_unit,
                                               LoadKeys load_keys) {
-    const unsigned shares = s.num_heads / s.shared;  // an item is for each of so many shared heads
+    const unsigned shares = s.num_heads / s.shared;  // an item exists for each set of shared heads
     const unsigned total = work_count(work, FORWARD_ITEMS) * shares;
     unsigned number = take_number(items_taken, total);
     for (uint32_t phase = 0;; phase ^= 1) {
@@ -325,7 +325,7 @@ __device__ __forceinline__ void multiply_add(float (&c)[M], const uint32_t (&a)[
     wgmma_commit();
 }
 
-// Columns that x has not are zeros
+// Columns that x lacks are zeros
 template <int N, int A>
 __device__ __forceinline__ void to_operand(uint32_t (&a)[A][4], const float (&x)[N]) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// What every CUDA kernel file shares: the stream, checked launches, reductions, 16-byte vectors,
-// and how the rows of a tensor are distributed to warps.
+// Shared by all CUDA kernel files: the stream, checked launches, reductions, 16-byte vectors, and
+// the mapping of a tensor's rows to warps.
 #ifndef UNPAD_CUDA_COMMON_CUH
 #define UNPAD_CUDA_COMMON_CUH
 
@@ -14,7 +14,7 @@
 
 #include "../kernels.h"
 
-// device.cu, valid after device_init: the one stream that all work is put on; multiprocessors;
+// device.cu, valid after device_init: the one stream for all work; number of multiprocessors;
 // major * 10 + minor of the architecture; shared memory of an SM in KiB.
 cudaStream_t cuda_stream();
 int cuda_num_sms();
@@ -29,8 +29,8 @@ void *cuda_scratch();
 // rmsnorm.cu: dweight (C) += the rows of partial (num_partial, C), in a fixed order
 void add_partial_rows(real *dweight, const float *partial, int num_partial, int C);
 
-// probe.cu: does not return in a process that is to probe attention, on device probed_device() (-1:
-// another process).
+// probe.cu: does not return in the process that probes attention, on device probed_device() (-1:
+// this is another process).
 void probe_if_asked();
 int probed_device();
 
@@ -124,11 +124,11 @@ __device__ __forceinline__ void store8(__nv_bfloat16 *p, const float (&x)[8]) {
 // ------------------------------------------------------------------------------------------------
 // A weight is an fp32 master kept as the bf16 that matmuls read and 16 low bits. The bf16 is the
 // master rounded to nearest, ties away from zero: hi = (bits + 0x8000) >> 16, lo = bits & 0xffff.
-// The addition carried into hi exactly when lo >= 0x8000, so lo says what to take off again, and
-// every finite fp32, denormals too, comes back bit for bit. (Ties to even would not: a tie rounds
-// up or down depending on a bit that is then lost.) The largest finite numbers, above every bf16,
-// have an infinite bf16 but keep their master. A NaN becomes the plain quiet NaN first: the carry
-// out of its full mantissa would make a zero of its bf16.
+// The addition carried into hi exactly when lo >= 0x8000, so lo says what to subtract again, and
+// every finite fp32, including denormals, comes back bit for bit. (With ties to even it would not:
+// a tie rounds up or down depending on a bit that is then lost.) The largest finite numbers, above
+// every bf16, have an infinite bf16 but keep their master. A NaN first becomes the plain quiet NaN:
+// the carry out of its full mantissa would turn its bf16 into a zero.
 
 __host__ __device__ __forceinline__ void master_split(float master, uint16_t *hi, uint16_t *lo) {
     uint32_t bits;
@@ -146,17 +146,17 @@ __host__ __device__ __forceinline__ float master_join(uint16_t hi, uint16_t lo) 
 }
 
 // ------------------------------------------------------------------------------------------------
-// Rows of a (rows, columns) tensor on a grid. A row is shared by whole warps, so many that a thread
-// has about ROW_VECTORS vectors of 8 columns, all in flight at once; a block takes as many rows as
-// make 8 warps. threadIdx.x runs along a row, threadIdx.y over the rows of a block. The mapping
-// depends on the number of columns alone: a row's bits depend neither on its place nor on the GPU.
+// Rows of a (rows, columns) tensor on a grid. Whole warps share a row, enough that a thread has
+// about ROW_VECTORS vectors of 8 columns, all in flight at once; a block has as many rows as make 8
+// warps. threadIdx.x runs along a row, threadIdx.y over the rows of a block. The mapping depends
+// only on the number of columns: a row's bits depend neither on its place nor on the GPU.
 
 enum { ROW_VECTORS = 4, ROW_BLOCK_WARPS = 8, ROW_MAX_WARPS = 16 };
 enum { ROW_MAX_THREADS = ROW_MAX_WARPS * WARP };
-// Columns that ROW_VECTORS vectors a thread can hold: the limit of kernels that keep a row in
-// registers. Others step along the row and have none.
+// Columns that ROW_VECTORS vectors per thread can hold: the limit of kernels that keep a row in
+// registers. Others step along the row and have no limit.
 enum { ROW_MAX_COLUMNS = ROW_MAX_THREADS * ROW_VECTORS * 8 };
-// Of kernels that sum over rows, each block its own: two for each of 132 multiprocessors
+// For kernels that sum over rows, each block its own: two for each of 132 multiprocessors
 enum { BACKWARD_BLOCKS = 256 };
 static_assert((size_t)BACKWARD_BLOCKS * ROW_MAX_COLUMNS * sizeof(float) <= CUDA_SCRATCH_BYTES,
               "the sums of blocks of one row, the widest, fit the scratch memory");

@@ -1,7 +1,7 @@
-// Cross-entropy over a chunk of tokens, one block a row. A first pass keeps a running maximum and
+// Cross-entropy over a chunk of tokens, one block per row. A first pass keeps a running maximum and
 // the sum of exp(x - maximum) (arXiv 1805.02867); a second turns the logits into their gradient in
-// place, reading them from L2. A row of odd length starts anywhere, so each is walked as a few
-// single logits up to a 16-byte border, vectors, and the rest.
+// place, reading them from L2. Rows of odd length can start anywhere, so each is walked as a few
+// single logits up to a 16-byte border, then vectors, then the rest.
 
 #include "common.cuh"
 
@@ -63,8 +63,8 @@ __device__ __forceinline__ SoftmaxSum warp_merge(SoftmaxSum s) {
     return s;
 }
 
-// Maximum and sum of the whole row, the same bits in every thread. One warp merges those of all
-// warps: were each thread to merge them, that would be two exponentials for each warp and thread.
+// Maximum and sum of the whole row, the same bits in every thread. One warp merges all warps'
+// values: if every thread did, each would compute two exponentials per warp.
 __device__ __forceinline__ SoftmaxSum block_sum(SoftmaxSum s, SoftmaxSum *warps) {
     s = warp_merge(s);
     if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = s;
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(MAX_WARPS *WARP)
     });
 }
 
-// About 8 vectors a thread; depends on V alone, so that a row's bits do too.
+// About 8 vectors per thread; depends only on V, so that a row's bits do too.
 static unsigned threads_for(int64_t V) {
     unsigned threads = 2 * WARP;
     while (threads < MAX_WARPS * WARP && 64 * (int64_t)threads < V) threads *= 2;

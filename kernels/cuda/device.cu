@@ -8,13 +8,13 @@ extern "C" {
 #include "../../data/base/memory.h"
 }
 
-// Uploads leave through a few pinned buffers in turn. An upload returns when its bytes are in a
-// buffer: it waits for the GPU only when all are under way.
+// Uploads go through a few pinned buffers in turn. An upload returns when its bytes are in a
+// buffer: it waits for the GPU only when all buffers are in flight.
 enum { NUM_BUFFERS = 4 };
 static const size_t BUFFER_BYTES = (size_t)4 << 20;
 struct PinnedBuffer {
     char *bytes;
-    cudaEvent_t copied;  // the last copy out of it has been made
+    cudaEvent_t copied;  // the last copy out of it is complete
 };
 
 struct Allocation {
@@ -94,8 +94,8 @@ void device_prepare_process(char **argv) {
     probe_if_asked();
 }
 
-// Each rank of a machine takes a GPU of its own; a launcher may have made only that one visible.
-// NULL, or what is wrong.
+// Each rank of a machine uses its own GPU; a launcher may have made only that one visible. NULL, or
+// the problem.
 static const char *choose_device(int *device) {
     int count = 0, driver = 0, runtime = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
@@ -139,7 +139,7 @@ static void describe() {
              driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
-// NCCL takes its buffers at the first call of a kind: now, so that they do not count as free.
+// NCCL allocates buffers at the first call of each kind: now, so that they do not count as free.
 static void take_buffers_of_ranks(bool collects) {
     const size_t ranks = (size_t)comm_num_ranks();
     if (ranks == 1) return;
@@ -237,7 +237,7 @@ void device_free(void *p) {
     assert(memory.bytes_now >= allocations[i].bytes);
     memory.bytes_now -= allocations[i].bytes;
     allocations[i] = allocations[--num_allocations];
-    CUDA_CHECK(cudaStreamSynchronize(stream));  // work under way may still use it
+    CUDA_CHECK(cudaStreamSynchronize(stream));  // work in flight may still use it
     CUDA_CHECK(cudaFree(p));
 }
 
@@ -262,7 +262,7 @@ void device_zero(void *p, size_t bytes) {
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
-// A pinned buffer whose last copy has been made
+// A pinned buffer whose last copy is complete
 static PinnedBuffer *take_buffer() {
     PinnedBuffer *b = &buffers[next_buffer++ % NUM_BUFFERS];
     CUDA_CHECK(cudaEventSynchronize(b->copied));
@@ -338,7 +338,7 @@ void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_ho
     }
 }
 
-// master_lo may be NULL: then the values are what the bf16 says.
+// master_lo may be NULL: the values are then those of the bf16.
 void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n) {
     for (size_t done = 0; done < n; done += BUFFER_WEIGHTS) {
         const size_t count = min_size(n - done, BUFFER_WEIGHTS);

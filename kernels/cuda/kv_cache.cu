@@ -1,5 +1,5 @@
-// Key-value cache: attention of single tokens over the cached text before them. A warp takes one
-// query head of one token and its keys in order: the plain form. No speed of it was measured.
+// Key-value cache: attention of single tokens over the cached text before them. A warp handles one
+// query head of one token, with its keys in order: the plain form. Its speed was not measured.
 #include "common.cuh"
 
 __global__ void kv_store_kernel(floatX *__restrict__ cache, const floatX *__restrict__ qkv,

@@ -7,12 +7,11 @@
 //   backward_weight  dweight^T (K,N) =  inp^T (K,T) dout (T,N)       dout is found as (N,T); or +=
 //
 // Leading dimensions are K and N, or the strides of wider rows, multiples of 8: every row starts on
-// a 16-byte border whatever T is. Sums are fp32; where cuBLASLt cuts the depth, only schemes that
+// a 16-byte border for any T. Sums are fp32; where cuBLASLt splits the depth, only schemes that
 // add the parts in fp32 and in a fixed order are allowed.
 //
-// Packed batches differ in T. cuBLASLt's heuristic is asked about the longest length of a bucket of
-// lengths, so that its own cache rarely misses, and its first answer is taken: two runs give the
-// same bits.
+// Packed batches differ in T. cuBLASLt's heuristic is queried with the longest length of a bucket,
+// so that its own cache rarely misses, and its first answer is used: two runs give the same bits.
 
 #include "common.cuh"
 
@@ -64,7 +63,7 @@ static void prefer(cublasLtMatmulPreferenceAttributes_t attribute, const void *v
 }
 
 static void create_preference() {
-    // Not INPLACE and not OUTPUT_TYPE: those add parts of a cut depth in bf16.
+    // Not INPLACE and not OUTPUT_TYPE: those add the parts of a split depth in bf16.
     const uint32_t reductions =
         CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint32_t alignment = 16;
@@ -100,7 +99,7 @@ static int64_t longest_of_bucket(int64_t T) {
     return ceil_div(T, step) * step;
 }
 
-// A row-major (rows, cols) tensor whose rows lie stride elements apart
+// A row-major (rows, cols) tensor whose rows are stride elements apart
 static void init_layout(cublasLtMatrixLayoutOpaque_t *layout, bool is_fp32, int64_t rows,
                         int64_t cols, int64_t stride) {
     LT_CHECK(cublasLtMatrixLayoutInit(layout, is_fp32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)cols,
@@ -153,7 +152,7 @@ static cublasStatus_t multiply(const Shape &s, const cublasLtMatmulAlgo_t &algo,
                           workspace_bytes, cuda_stream());
 }
 
-// An algorithm for the bucket's longest length may refuse this one: nothing was launched then.
+// An algorithm for the bucket's longest length may refuse a shorter one; nothing was then launched.
 static bool refused(cublasStatus_t status) {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
 }

@@ -1,4 +1,4 @@
-// What Muon does element by element, one element a thread; muon.h composes it with the products.
+// Muon's element-wise operations, one element per thread; muon.h combines them with matmuls.
 
 #include "common.cuh"
 

@@ -1,6 +1,6 @@
-// Over all gradients: their sum of squares, the clip factor, adding them up, and AdamW. Of squares
-// each block sums what it meets in steps of the grid, one more block adds the blocks' sums: the
-// order depends on n alone. That block also sums the losses of a micro-batch.
+// Operations on all gradients: sum of squares, clip factor, accumulation, and AdamW. Each block
+// sums the squares it meets in a grid-stride loop, and one more block adds the blocks' sums: the
+// order depends only on n. That block also sums the losses of a micro-batch.
 
 #include "common.cuh"
 
@@ -92,8 +92,8 @@ void grads_add(real *sum, const real *x, size_t n) {
 
 // ------------------------------------------------------------------------------------------------
 // AdamW with decoupled weight decay, one pass over memory: 28 bytes read and written for each of
-// 4 weights a thread. The fp32 master is put together from its two halves (common.cuh) and taken
-// apart again, so that the stored bf16 is always the master rounded.
+// 4 weights per thread. The fp32 master is joined from its two halves (common.cuh) and split again,
+// so that the stored bf16 is always the rounded master.
 
 struct Coefficients {
     float lr, beta1, beta2, eps, decay, correct1, correct2;

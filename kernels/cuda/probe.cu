@@ -1,5 +1,5 @@
-// At the start of a run on Hopper: one batch through its attention kernels and through sm_80's. A
-// process of its own does it, because a kernel that hangs or faults takes its process with it.
+// At the start of a run on Hopper, runs one batch through its attention kernels and through
+// sm_80's, in a separate process, because a kernel that hangs or faults takes its process with it.
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
@@ -35,7 +35,7 @@ static float *attend(const char *kernels, HeadShape heads) {
     if (!x || !ints || attention_select(kernels) != 0) _exit(NOT_PROBED);
     for (size_t i = 0; i < n; i++) x[i] = (float)((uint32_t)i * 2654435761u >> 24) / 128 - 1;
     floatX *qkv = (floatX *)upload(x, n), *dout = (floatX *)upload(x, n), *out = qkv + n,
-           *dqkv = dout + n;  // of room for fp32
+           *dqkv = dout + n;  // has room for fp32
     weights_from_host(qkv, NULL, x, n);
     weights_from_host(dout, NULL, x, n_out);
     int32_t *position_ids = upload(ints, TOKENS);
@@ -66,7 +66,7 @@ void probe_if_asked() {
     const DeviceOptions options = {};
     if (probed_device() < 0) return;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    // The parent may have the GPU for itself (compute mode EXCLUSIVE_PROCESS)
+    // The parent may own the GPU exclusively (compute mode EXCLUSIVE_PROCESS)
     if (cudaSetDevice(probed_device()) != cudaSuccess || cudaFree(0) != cudaSuccess)
         _exit(NOT_PROBED);
     if (device_init(&options)) _exit(NOT_PROBED);

@@ -20,7 +20,7 @@ PTX float ex2(float x) {
     return y;
 }
 
-// x, of which the compiler knows nothing: what depends on it is computed where it stands, not kept
+// x, hidden from the compiler: values that depend on it are computed where they are used, not kept
 // in registers from before a loop.
 PTX uint32_t opaque(uint32_t x) {
     asm volatile("" : "+r"(x));

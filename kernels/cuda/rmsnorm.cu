@@ -1,7 +1,7 @@
-// RMSNorm. A row lives in the registers of its warps (common.cuh): one
-// read, one sum over the row, one write. Gradients of the weights are sums over all rows: each
-// block sums its own rows in registers, and a second kernel adds the blocks' sums in their order.
-// No atomics; the number of blocks depends on T and C alone.
+// RMSNorm. A row lives in the registers of its warps (common.cuh): one read, one sum over the row,
+// one write. Gradients of the weights are sums over all rows: each block sums its own rows in
+// registers, and a second kernel adds the blocks' sums in order. There are no atomics; the number
+// of blocks depends only on T and C.
 
 #include "common.cuh"
 
@@ -174,19 +174,19 @@ void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, cons
 }
 
 // ------------------------------------------------------------------------------------------------
-// Query and key heads. A warp takes a head of a token, a lane a vector of it, so that D <= 256; the
-// second index of the grid says which heads. The norm is not kept: backward computes it again.
+// Query and key heads. A warp handles one head of one token, a lane a vector of it, so D <= 256;
+// the second grid index says which heads. The norm is not kept: backward recomputes it.
 
 enum { QUERIES, KEYS, VALUES, HEAD_WARPS = 8, HEAD_THREADS = HEAD_WARPS * WARP };
 
-// The heads of one part: `count` of them from `first` on, of `all` a token
+// The heads of one part: `count` from `first` on, of a token's `all`
 struct HeadPart {
     int first, count, all;
     __device__ HeadPart(HeadShape heads, int part)
         : first(part == QUERIES ? 0 : heads.num_heads + (part - KEYS) * heads.num_kv_heads),
           count(part == QUERIES ? heads.num_heads : heads.num_kv_heads),
           all(heads.num_heads + 2 * heads.num_kv_heads) {}
-    // Head `row` of those of all tokens, counted over the tokens' heads
+    // The index among all tokens' heads of this part's head `row`
     __device__ int64_t head(int64_t row) const { return row / count * all + first + row % count; }
 };
 

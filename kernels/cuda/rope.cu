@@ -1,7 +1,7 @@
 // Rotary position embedding: each pair (i, i + D/2) of a query or key head turns by position *
-// frequency i. A thread takes 8 pairs: a vector of the lower half and its partner in the upper one.
-// A block takes whole tokens, so that the H + Hkv heads of a token find its cosines and sines in
-// L1. Value heads are neither read nor written.
+// frequency i. A thread handles 8 pairs: a vector of the lower half and its partner in the upper
+// half. A block handles whole tokens, so that the H + Hkv heads of a token find its cosines and
+// sines in L1. Value heads are neither read nor written.
 
 #include "common.cuh"
 

@@ -24,8 +24,8 @@ void gather_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n,
     LAUNCH_CHECK("copy_rows_kernel");
 }
 
-// Zeros first, then the rows: rows that are filled are written twice, as in every re-padding by
-// "zeros, then index put".
+// Zeros first, then the rows: filled rows are written twice, as in any re-padding by "zeros, then
+// index put".
 void scatter_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n, int64_t T,
                   int64_t C) {
     if (T == 0) return;
