@@ -19,8 +19,8 @@
 //                 of the document are summed in scratch; 5 products
 //   PASS_DQ       a tile of queries: 3 products
 //   PASS_DKV      KEY_SPAN tiles of keys: 4 products
-// The last two replace PASS_BOTH for a document of which one kv head exceeds a thread's share of
-// the batch. They cost 7 / 5 of the work (measured: 1.46 of the time, 2048 tokens), so they pay off
+// The last two replace PASS_BOTH for a document where one kv head exceeds a thread's share of the
+// batch. They cost 7 / 5 of the work (measured: 1.46 of the time, 2048 tokens), so they pay off
 // only where threads would idle. Both forms give the same bits.
 //
 // Sizes. TILE 64: Q^T, V and P of a tile are 16 KB each at head_dim 64, four AVX-512 vectors wide.
@@ -75,7 +75,7 @@ enum {
 };
 
 size_t attention_work_list_size(int64_t max_tokens, int64_t max_segments) {
-    int64_t docs = at_most(max_segments, max_tokens);  // at most so many are not empty
+    int64_t docs = at_most(max_segments, max_tokens);  // upper bound on non-empty ones
     int64_t tiles = max_tokens / TILE + docs;
     return HEADER_INTS + (size_t)(3 * tiles) * ITEM_INTS;  // forward, dQ, dK and dV
 }
@@ -171,7 +171,7 @@ typedef struct {
 } Scratch;
 
 // C (rows, vecs vectors) = alpha[row] * C + A B. A (rows, depth) has any two strides, B (depth,
-// vecs vectors) and C are row-major. Each element of C is one chain of FMAs in order of depth for
+// vecs vectors) and C are row-major. Each element of C is one chain of FMAs in order of depth with
 // any blocking, so edges and splits do not change a bit.
 typedef struct {
     const real *p;
@@ -261,7 +261,7 @@ static real *scratch_of_all(size_t size) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The same code for several instruction sets; the best one of this CPU is selected at run time
+// The same code for several instruction sets; this CPU's best is selected at run time
 
 #if defined(__x86_64__) && !defined(GRADCHECK)
 #define NAME(x) x##_avx512

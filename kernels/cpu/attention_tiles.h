@@ -135,7 +135,7 @@ static TARGET void gemm(real *c, ptrdiff_t c_row, Start start, View a, const rea
 // -------------------------------------------------------------------------------------------------
 // Packing
 
-// The row of a head AHEAD tokens on: rows lie a token apart, too far for the hardware's prefetchers
+// The row of a head AHEAD tokens on: rows are a token apart, too far for the hardware's prefetchers
 INLINE void prefetch(const floatX *p, ptrdiff_t row, int d) {
     p += AHEAD * row;
     for (int x = 0; x < d; x += ALIGN / (int)sizeof(floatX)) __builtin_prefetch(p + x);

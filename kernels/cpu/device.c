@@ -18,8 +18,8 @@ static DeviceMemory memory;
 static int num_threads;
 static char description[160];
 
-// libgomp ends the program with exit code 1, which no error of ours has, when it gets no memory or
-// thread.
+// When libgomp gets no memory or thread it ends the program with exit code 1, which none of our
+// errors use.
 static void openmp_failed(int code, void *unused) {
     Error err = {0};
     (void)unused;
@@ -32,8 +32,8 @@ static void openmp_failed(int code, void *unused) {
 
 // When other programs run, OpenMP threads that spin while waiting take the CPU from the threads
 // they wait for: steps were up to ten times slower on a busy machine, and no faster on an idle one.
-// About 15 us are worth it: waking a thread takes longer than a small operation, and decoding has
-// hundreds of those for each token. The OpenMP library reads its policy before main, hence the
+// Spinning for about 15 us pays: waking a thread takes longer than a small operation, and decoding
+// has hundreds of those for each token. The OpenMP library reads its policy before main, hence the
 // re-exec, which valgrind and other tools cannot follow: OMP_WAIT_POLICY=passive valgrind ...
 void device_prepare_process(char **argv) {
     on_exit(openmp_failed, NULL);
@@ -71,7 +71,7 @@ bool cpu_has(const char *set) {
     return strcmp(set, "portable") == 0;
 }
 
-// CPU errors are unsupported shapes, never those of one batch: no context to add.
+// CPU errors are unsupported shapes and do not depend on the batch: no context to add.
 void device_on_error(void (*describe)(void *context, char *text, size_t capacity), void *context) {
     (void)describe, (void)context;
 }

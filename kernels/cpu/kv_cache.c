@@ -1,5 +1,5 @@
 // Key-value cache: attention of single tokens over the cached text before them. Memory-bound: every
-// key and value is read once for each query head of its group, the later times from L2.
+// key and value is read once for each query head of its group, after the first time from L2.
 #include "common.h"
 
 enum { KEYS = 64 };  // scores at a time
@@ -13,8 +13,8 @@ void kv_store(floatX *cache, const floatX *qkv, const int32_t *first_rows,
                qkv + t * (q_width + width) + q_width, (size_t)width * sizeof(floatX));
 }
 
-// scores (n) =  scale * keys q, rows of keys `row` elements apart; returns the larger of top and
-// the largest score
+// scores (n) =  scale * keys q, rows of keys `row` elements apart; returns the maximum of top and
+// all scores
 static CLONES real score_keys(real *scores, const floatX *q, const floatX *keys, int64_t row, int n,
                               int D, real scale, real top) {
     for (int j = 0; j < n; j++) {

@@ -11,16 +11,16 @@
 // of a row do not depend on T, on the row's position or on the number of threads, but they do
 // depend on the instruction set.
 //
-// Few rows (up to FEW_MOST of A, forward only: decoding) would pay more for packing B than for the
-// product. B is then read once, where it lies, each output the same chain as above: on Zen 5 one
+// For few rows (up to FEW_MOST of A, forward only: decoding), packing B would cost more than the
+// product. B is then read once, in place, and each output is the same chain as above: on Zen 5 one
 // core streams weights at about 0.7 of its read bandwidth, against 0.25 through packed panels.
 //
-// bf16 rounds while packing: a word of a panel then holds two bf16, neighbours in k, and the tile
-// is the same code with a dot product of pairs as its multiply-add and half the depth.
+// bf16 rounds while packing: a word of a panel then holds two bf16 values adjacent in k, and the
+// tile is the same code with a dot product of pairs as its multiply-add and half the depth.
 //
 // Blocking. All threads pack a part of B (NC x KC, 5 MB, in L3). Then each packs the rows of A (MC
-// x KC, 240 kB) of its item for itself, so that they stay in its L2, and multiplies them by one
-// panel of B (NR x KC) after the other, while the tiles prefetch the next one into L2. KC is also
+// x KC, 240 kB) of its own item, so that they stay in its L2, and multiplies them by one panel of B
+// (NR x KC) after the other, while the tiles prefetch the next panel into L2. KC is also
 // the number of terms summed between accesses to C: a larger KC saves memory traffic, a smaller one
 // reduces rounding error and a panel's size.
 // What was tried: dev/SPEED.md.
@@ -43,9 +43,9 @@ enum {
     A_SIZE = 96 * 1024,       // elements of A packed at a time, at least MC * KC
     NC = 2048,                // rows of B packed at a time
     MAX_TILE = 8 * 48,        // elements of the largest register tile
-    FEW_ROWS = 8,             // of A that share a pass over a B that is not packed
+    FEW_ROWS = 8,             // of A that share a pass over an unpacked B
     FEW_MOST = 16,            // rows of A: for more, packing B pays
-    FEW_MAX_WIDTH = 16,       // rows of B that such a pass takes at a time
+    FEW_MAX_WIDTH = 16,       // rows of B that such a pass handles at a time
     WORTH_THREADS = 1 << 18,  // multiply-adds, about 5 us: below that, waking threads takes longer
 };
 
@@ -75,7 +75,7 @@ typedef struct {
     Tile *tile;
     int mr, nr;
     Pack *pack;
-    Few *few;  // for few rows of A; NULL: they take the tile
+    Few *few;  // for few rows of A; NULL: they use the tile
     int few_width;
     // panel[k][i] = panel[2k][i] and panel[2k+1][i] as bf16 in one word; NULL: an fp32 set
     void (*round_pairs)(real *panel, int64_t pairs, int width);
@@ -264,7 +264,7 @@ static void pack_b(real *packed, Matrix b, const Packed *p) {
 }
 
 // Called by all threads of a team. Each packs the rows of A of its item, which stay in its L2, and
-// multiplies them by all panels of B or some, if there are fewer blocks of rows than threads need.
+// multiplies them by all panels of B, or by some if there are too few row blocks for the threads.
 static void compute_packed(Packed p, Matrix a, int64_t mc, int64_t m) {
     _Alignas(64) real packed_a[A_SIZE];
     real *c = p.c;
@@ -288,7 +288,7 @@ static void compute_packed(Packed p, Matrix a, int64_t mc, int64_t m) {
     }
 }
 
-// Of a block: depends only on the whole depth.
+// The depth of a block; depends only on the whole depth.
 static int64_t block_depth(int64_t depth) {
     return round_up(ceil_div(depth, ceil_div(depth, KC)), 2);
 }
@@ -345,7 +345,7 @@ static void multiply(real *c, const real *addend, int64_t c_stride, real scale, 
 // -------------------------------------------------------------------------------------------------
 // Selection, and the products
 
-// The best set of this CPU with that name (NULL: any), of the bf16 or the fp32 kind.
+// This CPU's best set with that name (NULL: any), of the bf16 or the fp32 kind.
 static const InstructionSet *find_set(const char *name, bool bf16) {
     for (int i = 0; i < NUM_INSTRUCTION_SETS; i++) {
         const InstructionSet *set = &instruction_sets[i];

@@ -14,7 +14,7 @@ typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_a
 typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
 
 // sum += the products of the next `depth`, a constant, so that a and b advance once for all of
-// them: on Intel each addition to a pointer takes the place of a multiply-add.
+// them: on Intel each pointer addition costs a multiply-add slot.
 TARGET static inline __attribute__((always_inline)) void NAME(multiply_add)(vec (*sum)[NV],
                                                                             const real *a,
                                                                             const real *b,
@@ -30,10 +30,10 @@ TARGET static inline __attribute__((always_inline)) void NAME(multiply_add)(vec 
 
 // c (MR, NV * VECTOR_LENGTH) = addend + the sum over k of a[k][i] * b[k][j]; a (depth, MR) and
 // b (depth, NV * VECTOR_LENGTH) are packed panels, b aligned to a vector. addend is laid out like c
-// and may be c; NULL: zeros. All MR * NV sums stay in
-// registers: each k loads MR + NV values for MR * NV multiply-adds. The inner loops have constant
-// bounds and are fully unrolled, which lets the compiler keep sum[][] in registers. Meanwhile a
-// panel as deep is fetched into L2, the share of one tile of MC / MR from next on.
+// and may be c; NULL: zeros. All MR * NV sums stay in registers: each k loads MR + NV values for
+// MR * NV multiply-adds. The inner loops have constant bounds and are fully unrolled, which lets
+// the compiler keep sum[][] in registers. Meanwhile this tile's share, one of MC / MR, of a panel
+// of the same depth is fetched into L2, from next on.
 TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
                               const real *RESTRICT b, int64_t depth, const real *next) {
     enum { NR = NV * VECTOR_LENGTH, DEEP = 4 };
@@ -137,10 +137,10 @@ TARGET static void NAME(pack)(real *packed, Matrix x, int64_t rows, int width, i
 #endif
 
 #ifdef FOURS
-// c (rows, VECTOR_LENGTH) += a (rows, depth) b (VECTOR_LENGTH, depth)^T, b read where it lies and
-// transposed in registers, four of the depth at a time. Every sum is the chain of the tile: blocks
-// of kc from zero, added in order. The VECTOR_LENGTH rows that follow b are prefetched meanwhile:
-// without that it takes about a third longer.
+// c (rows, VECTOR_LENGTH) += a (rows, depth) b (VECTOR_LENGTH, depth)^T, with b read in place and
+// transposed in registers, four of the depth at a time. Every sum is the tile's chain: blocks of kc
+// from zero, added in order. The VECTOR_LENGTH rows after b are prefetched meanwhile: without that
+// it takes about a third longer.
 TARGET static inline __attribute__((always_inline)) void NAME(few_of)(real *RESTRICT c,
                                                                       const real *RESTRICT a,
                                                                       const real *RESTRICT b,

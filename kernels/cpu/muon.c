@@ -1,4 +1,4 @@
-// What Muon does element by element; muon.h composes it with the products.
+// Muon's element-wise operations; muon.h combines them with matmuls.
 
 #include "common.h"
 

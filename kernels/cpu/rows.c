@@ -1,6 +1,6 @@
 // Rows by index: gather and scatter, the cost of unpadding and re-padding around attention, and
 // token embedding. Its backward visits positions in (token, position) order, so that one thread
-// owns each row of dweight and sums it in the same order for any number of threads.
+// owns each row of dweight and the order of its sum is the same for any number of threads.
 
 #include "common.h"
 
