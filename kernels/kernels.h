@@ -69,13 +69,13 @@ typedef struct {
     int collects;     // 1: several ranks will call comm_collect
 } DeviceOptions;
 
-// Call first in main, which must never exit with 1: that is taken for a library's failure. May
+// Call first in main, which must never exit with 1: that counts as a library's failure. May
 // re-exec the process with environment variables that the device's libraries read at load time.
 void device_prepare_process(char **argv);
 // Selects the device and its fastest code paths; call before any function below. Returns NULL, or
 // one line (static) that names the missing requirement.
 const char *device_init(const DeviceOptions *options);
-// NULL, or one line (static) that names what it cannot run of a model by its key in config.json
+// NULL, or one line (static) that names the config.json key of a size that the device cannot run
 const char *device_refuses(int C, int F, int V, int D);
 // One line for humans, valid until exit: "cpu, 2 threads, matmul avx512 8x48"
 const char *device_describe(void);
@@ -105,13 +105,13 @@ float device_timer_ms(void);
 void device_timer_leave_out(double ms);
 typedef struct {
     uint64_t count;                  // allocations so far; steps after the first make none
-    uint64_t bytes_now, bytes_peak;  // allocated now and at most
-    uint64_t waits;                  // times the host has waited: once per step, for its loss
+    uint64_t bytes_now, bytes_peak;  // allocated now, and at the peak
+    uint64_t waits;                  // how often the host has waited: once per step, for its loss
 } DeviceMemory;
 DeviceMemory device_memory(void);
-// Bytes that can still be allocated, 0: unknown. Memory of the host is shared by local_ranks.
+// Bytes that can still be allocated, 0: unknown. The host's memory is shared by local_ranks.
 size_t device_memory_free(int local_ranks);
-int device_memory_code(void);  // exit code where it is refused: the host's or a GPU's
+int device_memory_code(void);  // exit code for refused memory: the host's or a GPU's
 
 // Weights and activations (n elements) are fp32 on the host. On CUDA a weight is a bf16 plus 16 low
 // bits, together the exact fp32 master; on the CPU it is the fp32 itself and master_lo is ignored.
@@ -214,14 +214,14 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
                         const floatX *out, const real *lse, const int32_t *position_ids,
                         const real *rope_table, const VarlenInfo *docs, HeadShape heads);
 // Selects the kernels: "auto" (the fastest), CUDA "sm80" or "sm90", CPU an instruction set. Every
-// rank calls it. 0, or -1 when not available here. A work list is for the kernels that it found.
+// rank calls it. 0, or -1 if not available here. A work list is only for the kernels that it found.
 int attention_select(const char *name);
 const char *attention_describe(void);  // name of the kernels in use
 
 // ------------------------------------------------------------------------------------------------
-// Key-value cache, for texts that grow token by token. A row of cache (rows,2*Hkv,D) has the keys
-// and values of one token. The rows of a text follow one another: token t of a micro-batch has row
-// first_rows[t] + position_ids[t], where first_rows (T) int32 is that of its text's first token.
+// Key-value cache, for autoregressive decoding. A row of cache (rows,2*Hkv,D) has the keys and
+// values of one token. The rows of a text are consecutive: token t of a micro-batch has row
+// first_rows[t] + position_ids[t], where first_rows (T) int32 is the row of its text's first token.
 
 // cache[row of t] =  the key and value heads of token t   qkv (T,H+2*Hkv,D) after rope_forward
 void kv_store(floatX *cache, const floatX *qkv, const int32_t *first_rows,
@@ -248,8 +248,8 @@ void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weigh
 // dweight (N,K) =  dout (T,N)^T inp (T,K); accumulate: +=
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, bool accumulate,
                             int64_t T, int64_t K, int64_t N);
-// The same where out and dout are N columns of rows of out_stride elements, and inp and dinp K
-// columns of rows of inp_stride, multiples of 8 on CUDA
+// The same on columns of wider rows: out and dout are N columns of rows of out_stride elements, inp
+// and dinp K columns of rows of inp_stride; strides are multiples of 8 on CUDA
 // out (T,N) +=  scale * inp (T,K) weight (N,K)^T
 void matmul_forward_columns(floatX *out, const floatX *inp, const floatX *weight, float scale,
                             int64_t T, int64_t K, int64_t N, int64_t inp_stride,
@@ -320,7 +320,7 @@ typedef struct {
 void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n);
 
-// What muon.h composes to the update of a matrix, beside products
+// The operations that muon.h combines with matmuls to update a matrix
 // momentum (n) =  beta momentum + (1 - beta) g  and  grads (n) =  beta momentum + (1 - beta) g,
 // g being grads times step->scale. With scale 0 nothing changes.
 void muon_momentum(real *grads, real *momentum, const StepScalars *step, float beta, size_t n);

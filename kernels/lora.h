@@ -1,12 +1,12 @@
-// LoRA (arXiv 2106.09685): adapters beside frozen linear layers of one input, each of which then is
-// y = x W^T + scale (x A^T) B^T. Made of operations of kernels.h, so that it is the same on every
-// backend. x A^T is small, and backward computes it again.
+// LoRA (arXiv 2106.09685): adapters for frozen linear layers that share an input; each layer
+// computes y = x W^T + scale (x A^T) B^T. Composed of operations of kernels.h, so that it is the
+// same on every backend. x A^T is small, and backward recomputes it.
 #ifndef UNPAD_LORA_H
 #define UNPAD_LORA_H
 
 #include "kernels.h"
 
-enum { LORA_MOST = 3 };  // layers of one input: q_proj, k_proj, v_proj
+enum { LORA_MOST = 3 };  // layers that share an input: q_proj, k_proj, v_proj
 
 typedef struct {
     int num, rank;  // adapters, 0: none; r

@@ -1,12 +1,12 @@
-// Muon: the update of a matrix is its momentum with all singular values near 1. A composition of
-// operations of kernels.h, so the same in both backends. It is torch.optim.Muon (PyTorch 2.9) with
-// adjust_lr_fn "match_rms_adamw"; of its five bf16 steps those of CUDA are too, the CPU's are fp32.
+// Muon: the update of a matrix is its momentum with all singular values near 1. It is composed of
+// operations of kernels.h, so it is the same in both backends. It is torch.optim.Muon (PyTorch 2.9)
+// with adjust_lr_fn "match_rms_adamw"; its five iterations run in bf16 on CUDA, in fp32 on the CPU.
 //   m  =  beta m + (1 - beta) g                momentum; g is the clipped gradient
 //   x  =  beta m + (1 - beta) g                Nesterov
 //   x  =  x / max(||x||, 1e-7)                 Frobenius norm: no singular value is above 1
 //   x  =  a x + b (x x^T) x + c (x x^T)^2 x    Newton-Schulz, MUON_STEPS times
 //   w  =  w - lr (weight_decay w + 0.2 sqrt(max(rows, cols)) x)
-// Scaled so, updates have the RMS of AdamW's: its learning rate and weight decay carry over.
+// With this scale updates have the RMS of AdamW's: its learning rate and weight decay carry over.
 // Sources: https://kellerjordan.github.io/posts/muon (2024); scale and decay: arXiv 2502.16982.
 #ifndef UNPAD_MUON_H
 #define UNPAD_MUON_H
@@ -18,7 +18,7 @@
 enum { MUON_STEPS = 5 };
 static const float MUON_MOMENTUM = 0.95f;
 
-// Device memory of an update: of the largest matrix, and of the largest square of a shorter side
+// Device memory of an update, for the largest matrix and the largest square of a shorter side
 typedef struct {
     floatX *x, *next;      // (rows,cols)
     floatX *gram, *poly;   // (side,side)
