@@ -1,5 +1,5 @@
-// What all ranks of a job must have in common, when they start and whenever they save: named fields
-// whose hashes are compared. And where each rank runs.
+// What all ranks of a job must agree on, at the start and at every save: named fields whose hashes
+// are compared. Also prints where each rank runs.
 //
 //   RankFields own = {0};
 //   rank_field_text(&own, "version", "1.0");
@@ -20,7 +20,7 @@ typedef struct {
     uint64_t hash;
 } RankField;
 
-// Starts as zeros, and what is unused stays so: a longer list of another version differs too.
+// Zero-initialised; unused entries stay zero, so a longer list of another version differs too.
 typedef struct {
     RankField field[MAX_RANK_FIELDS];
     int n;
@@ -31,15 +31,15 @@ void rank_field(RankFields *f, const char *name, const void *data, size_t bytes)
 void rank_field_text(RankFields *f, const char *name, const char *text);
 // The content of a file; one that cannot be read counts as empty.
 void rank_field_file(RankFields *f, const char *name, const char *path);
-// One field for each option, with its value.
+// One field per option, with its value.
 void rank_field_options(RankFields *f, const Option *table);
 
-// All ranks call it. Ends all with exit code 9 and the list of what differs, if anything does.
+// All ranks call it. If anything differs, ends all with exit code 9 and a list of the differences.
 // what: "the same program, flags and files"
 void rank_fields_agree(const RankFields *own, const char *what, const char *hint);
 
-// Prints host, cores and device of each rank, one line for neighbours that differ in nothing. All
-// ranks call it; only rank 0 prints.
+// Prints host, cores and device of each rank, one line for consecutive identical ones. All ranks
+// call it; only rank 0 prints.
 void rank_places_print(void);
 
 #endif

@@ -1,16 +1,16 @@
-// Communication between ranks: processes that train together, each with a device of its own. MPI
-// starts them (mpirun, srun --mpi=pmix) and carries what is in host memory; device buffers go over
-// MPI on the CPU and over NCCL on GPUs. A single process is rank 0 of 1: it touches neither, and
-// every call below is a no-op or a local sum.
+// Communication between ranks: processes that train together, each with its own device. MPI starts
+// them (mpirun, srun --mpi=pmix) and moves data in host memory; device buffers go over MPI on the
+// CPU and over NCCL on GPUs. A single process is rank 0 of 1: it uses neither, and every call below
+// is a no-op or a local sum.
 //
 // All ranks make the same calls in the same order, and block on each other in them. A flat buffer
 // is sharded: rank r owns elements first[r] to first[r+1] - 1; first (num_ranks + 1) is in host
 // memory. Pointers are device memory unless their names end in _host; letters and "=", "+=" are
 // those of kernels.h.
 //
-// An error (error_exit), and exit() with a code other than 0 before comm_finalize, ends all ranks:
-// one of them prints it, and the launcher's exit code is its code. A rank that is killed is named
-// by the launcher, which ends the others; Open MPI's exit code is then 128 + the signal.
+// An error (error_exit), or exit() with a code other than 0 before comm_finalize, ends all ranks:
+// one of them prints it, and the launcher exits with its code. If a rank is killed, the launcher
+// names it and ends the others; Open MPI's exit code is then 128 + the signal.
 #ifndef UNPAD_COMM_H
 #define UNPAD_COMM_H
 
@@ -28,11 +28,11 @@ extern "C" {
 
 // Joins the other ranks, if a launcher's variables are set; before any other call. Ends the process
 // with exit code 2 if they say that it is one of several and MPI does not find the others. From
-// then on only rank 0 has a standard output and warns.
+// then on only rank 0 has a standard output and prints warnings.
 void comm_init(void);
 
-// After comm_init, when the device is chosen: connects the devices of all ranks. `stream` is the
-// device's own queue (cudaStream_t; the CPU backend has none). NULL, or one line that says what is
+// After comm_init and the choice of the device: connects the devices of all ranks. `stream` is the
+// device's queue (cudaStream_t; the CPU backend has none). NULL, or one line that says what is
 // missing.
 const char *comm_connect(void *stream);
 
@@ -49,8 +49,8 @@ int comm_local_ranks(void);  // ranks of this machine
 
 // Asynchronous, on elements from .. to - 1 of a flat buffer, overlapped with compute: they start
 // after all work enqueued so far, run in order, and return a handle for comm_wait. Until then
-// nothing else may write that range, and may read only its own shard of weights.
-// x: this rank's shard =  sum over ranks, the others are left undefined. The same bits in
+// nothing else may write that range, or read any of it but this rank's own shard of weights.
+// x: this rank's shard =  sum over ranks; the other shards are left undefined. The same bits in
 // every run with the same number of ranks and the same ranges.
 uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to);
 // weights: every shard =  its owner's
@@ -62,8 +62,8 @@ void comm_wait(uint64_t handle);
 // out (num_ranks, block) =  row r: of rank r's x, the elements of this rank's shard from `at` on,
 // at most `block` of them. Not reduced: the caller sums in the order it needs. For several ranks.
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block);
-// partial (skip + n) double =  sum over ranks, then sum (1) double +=  its last n elements in their
-// order. Where each partial sum is of one rank, the others' being 0, the bits do not depend on the
+// partial (skip + n) double =  sum over ranks, then sum (1) double +=  its last n elements in
+// order. If each partial sum is one rank's, and 0 on the others, the bits do not depend on the
 // number of ranks.
 void comm_sum_in_order(double *sum, double *partial, size_t skip, size_t n);
 
@@ -75,23 +75,22 @@ int comm_max(int value);  // the largest of all ranks
 void comm_broadcast(void *data_host, size_t bytes);
 // out (num_ranks, bytes) =  every rank's data
 void comm_all_gather_host(void *out_host, const void *data_host, size_t bytes);
-// rank 0's data (bytes): of each other rank the `n` bytes from `at` on =  that rank's, n and `at`
-// being its own
+// bytes [at, at + n) of rank 0's data (bytes) =  those of each other rank, by that rank's at and n
 void comm_merge(void *data_host, size_t bytes, size_t at, size_t n);
 void comm_barrier(void);
 
 // ------------------------------------------------------------------------------------------------
 // Heartbeat
 
-// The phase of the main thread, for the message when this rank hangs, and progress: "forward",
-// "save", ... a constant of at most 15 characters. step: 1 for the first; 0: none; -1: as before.
+// Counts as progress, and sets the main thread's phase for the message when this rank hangs:
+// "forward", "save", ... a constant of at most 15 characters. step: from 1; 0: none; -1: as before.
 void comm_phase(const char *phase, int64_t step);
 // Counts as progress, from any thread: long work calls it again and again. In rank 0's main thread
 // it also tells the ranks that wait for it.
 void comm_progress(void);
 // A rank that makes no progress for this long, without waiting for others, says so and ends the job
-// with exit code 8; one that waits does after twice as long without a sign of life from rank 0. In
-// the phases "set-up" and "evaluate" ten times as long. 60 by default; 0: never.
+// with exit code 8; a rank that waits does so after twice as long without a sign of life from rank
+// 0. Both limits are ten times as long in the phases "set-up" and "evaluate". Default 60; 0: never.
 void comm_heartbeat(double seconds);
 
 #ifdef __cplusplus

@@ -28,7 +28,7 @@ void comm_phase(const char *phase, int64_t step) { job_phase(phase, step); }
 #define REAL MPI_FLOAT
 #endif
 
-// For MPI's calls: elements and where they begin, of each rank, (num_ranks) each
+// For MPI's calls: each rank's number of elements and where they begin, (num_ranks) each
 typedef struct {
     int *counts, *starts;
 } Parts;
@@ -53,7 +53,7 @@ static Parts parts_of(const size_t *first, size_t from, size_t to) {
     return p;
 }
 
-// MPI puts the sum where the range begins, whichever shard it is.
+// MPI writes the sum to the beginning of the range, whichever shard that is.
 static void reduce(real *x, const size_t *first, size_t from, size_t to) {
     const Parts p = parts_of(first, from, to);
     const int rank = comm_rank();
@@ -125,7 +125,7 @@ uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, si
     return 0;
 }
 
-// Nothing is under way: both begin and end in the call.
+// Nothing is in flight: both collectives complete within the call.
 void comm_wait(uint64_t handle) {
     (void)handle;
     comm_progress();

@@ -1,4 +1,4 @@
-// Between the job (mpi.c) and the buffers of a backend (cpu.c, nccl.cu): what of comm.h is private.
+// Private to comm: between the job (mpi.c) and the buffers of a backend (cpu.c, nccl.cu).
 #ifndef UNPAD_JOB_H
 #define UNPAD_JOB_H
 
@@ -10,22 +10,22 @@
 extern "C" {
 #endif
 
-// Around every wait for other ranks, on the host or on the device: this rank is then not the one
-// that hangs. Counts as progress.
+// Call around every wait for other ranks, on the host or on the device: meanwhile this rank is not
+// the one that hangs. Counts as progress.
 void job_waits(bool waits);
 void job_progress(void);
 void job_phase(const char *phase, int64_t step);  // comm_phase
 
-// Of the backend. error: one line when its network has failed, NULL while it works; called by the
-// watchdog. disconnect: waits for the device and takes comm_connect back.
+// The backend's. error: one line when its network has failed, NULL while it works; called by the
+// watchdog. disconnect: waits for the device and undoes comm_connect.
 const char *buffers_error(void);
 void buffers_disconnect(void);
 
-// For on_exit: ends the job as comm.h says. A backend registers it again after a library that has
-// handlers of its own, which might wait for other ranks.
+// For on_exit: ends the job as described in comm.h. A backend registers it again after a library
+// with its own handlers, which might wait for other ranks.
 void job_at_exit(int code, void *unused);
 
-// The elements from .. to - 1 that are of rank r's shard: the first of them, how many
+// The elements from .. to - 1 that belong to rank r's shard: the first, and their number
 typedef struct {
     size_t at, count;
 } ShardPart;
@@ -38,7 +38,7 @@ static inline ShardPart part_of_shard(const size_t *first, int r, size_t from, s
 
 #ifdef WITH_MPI
 #include <mpi.h>
-// Waits for a collective. sleeps: a short one that may begin long before other ranks reach it.
+// Waits for a collective. sleeps: one that is short but may begin long before other ranks reach it.
 void job_wait(MPI_Request *request, bool sleeps);
 #endif
 

@@ -1,7 +1,6 @@
-// The job: ranks that MPI starts, what ends them, a watchdog, and exchanges of host memory. Both
-// backends.
-// Built with -DWITH_MPI where mpi.h is found; without it a job has one rank, and being started as
-// one of several is an error.
+// The job, for both backends: ranks started by MPI, how they end, a watchdog, and exchanges of host
+// memory. Built with -DWITH_MPI if mpi.h is found; without it a job has one rank, and being started
+// as one of several is an error.
 #include <assert.h>
 #include <limits.h>
 #include <pthread.h>
@@ -27,7 +26,7 @@
 static struct {
     int rank, num, local_rank, num_local;
     int machine;   // number of this rank's machine
-    bool joined;   // MPI has started: it ends the job
+    bool joined;   // MPI has started and can end the job
     int *claimed;  // shared by the ranks of a machine: not 0 once one of them reports an error
     pthread_t main_thread;
     double sign_ms;  // when a sign of life was last sent or looked for
@@ -39,7 +38,7 @@ int comm_local_rank(void) { return job.local_rank; }
 int comm_local_ranks(void) { return job.num_local; }
 
 // ------------------------------------------------------------------------------------------------
-// Was this process started as a rank? By variables that launchers set; MPI says the rest.
+// Was this process started as a rank? Judged by launchers' variables; MPI knows the rest.
 
 // The first that is set; NULL: none
 static const char *env_of(const char *const *names) {
@@ -48,7 +47,7 @@ static const char *env_of(const char *const *names) {
     return value;
 }
 
-// A step of srun may run mpirun, so its size counts last; a batch script has none.
+// An srun step may run mpirun, so its size counts last; a batch script has none.
 static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
                                     NULL};
 static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
@@ -61,7 +60,7 @@ static int started_ranks(void) {
     return getenv("PMIX_RANK") ? 0 : 1;
 }
 
-// Each of its processes would train alone.
+// Each of torchrun's processes would train alone.
 static void refuse_torchrun(void) {
     const char *size = getenv("WORLD_SIZE");
     char hint[128];
@@ -87,7 +86,7 @@ static bool is_rank(int started) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// The end by an error: one rank prints it, and the launcher ends the others with its code.
+// Ending by an error: one rank prints it, and the launcher ends the others with its code.
 
 enum { TURN_MS = 2000, CAUSE_MS = 2000, END_MS = 20000 };
 
@@ -96,22 +95,22 @@ static void give_up(int sig) {
     _exit(EXIT_PEER_LOST);
 }
 
-// A launcher that sees this process exit may drop what it has not yet read of a pipe.
+// A launcher that sees this process exit may drop what it has not yet read from a pipe.
 static void print_error(const Error *err) {
     int left = 0;
     error_print(err);
     for (int i = 0; i < 50 && ioctl(2, FIONREAD, &left) == 0 && left > 0; i++) sleep_ms(10);
 }
 
-// error_hook. Of the ranks of a machine the first prints. Machines take turns, and so do ranks that
-// have not joined: an error that all of them find is rank 0's. A turn that comes is an error that
-// the others did not have.
+// error_hook. The first rank on a machine to get here prints. Machines take turns, and so do ranks
+// that have not joined, so rank 0 reports an error that all of them find. If our turn comes, no
+// other rank has reported this error.
 static void end_job(const Error *err) {
     const int turn = job.joined ? job.machine : job.rank;
     Error own = *err;
     signal(SIGALRM, give_up);
     alarm(2 * END_MS / 1000);
-    // an error of the network, as a lost rank causes it: the launcher says who it was
+    // a network error such as a lost rank causes: the launcher says which rank it was
     if (job.joined && err->code == EXIT_DEVICE_ERROR) sleep_ms(CAUSE_MS);
     if (job.claimed && __atomic_exchange_n(job.claimed, 1, __ATOMIC_SEQ_CST)) {
         sleep_ms(END_MS);
@@ -156,14 +155,14 @@ void comm_all_gather_host(void *out, const void *data, size_t bytes) { memmove(o
 #else
 
 // ------------------------------------------------------------------------------------------------
-// A job that no longer moves is ended. Each rank watches itself, in a thread: only it knows whether
+// The watchdog ends a job that hangs. Each rank watches itself, in a thread: only it knows whether
 // its main thread works or waits for others. A rank that has stopped working says where, and ends
-// the job. Ranks that wait give it time to say so first: they give up after twice as long, and say
-// where they waited. Then a rank was stopped, or its machine is gone, and it has no name here.
+// the job. Waiting ranks give it time to say so first: they give up after twice as long, and say
+// where they waited. Then a rank was stopped, or its machine is gone, and we cannot name it.
 
 enum {
     LOOK_MS = 100,
-    STOPPED_MS = 1000,   // the thread did not run for so long: this process was stopped
+    STOPPED_MS = 1000,   // if the thread did not run for this long, the process was stopped
     SET_UP_FACTOR = 10,  // see limit_ms
 };
 
@@ -199,8 +198,8 @@ static const char *where(void) {
     return text;
 }
 
-// In set-up libraries are loaded and drivers compile without a sign of progress, and ranks may read
-// at different speeds; an evaluation's ranks meet only at its end.
+// During set-up, libraries are loaded and drivers compile without a sign of progress, and ranks may
+// read at different speeds; during an evaluation ranks meet only at its end.
 static double limit_ms(bool waits) {
     const bool apart = strcmp(watch.phase, "set-up") == 0 || strcmp(watch.phase, "evaluate") == 0;
     return watch.limit_ms * (apart ? SET_UP_FACTOR : 1) * (waits ? 2 : 1);
@@ -241,7 +240,7 @@ static void start_watching(double seconds) {
     comm_heartbeat(seconds);
     job_progress();
     watch.running = true;
-    sigfillset(&all);  // signals are the main thread's
+    sigfillset(&all);  // the main thread handles signals
     pthread_sigmask(SIG_SETMASK, &all, &before);
     if (pthread_create(&watch.thread, NULL, watch_this_rank, NULL) != 0)
         exit_with(EXIT_HOST_MEMORY, "close other programs",
@@ -286,7 +285,7 @@ static void start_mpi(int expected) {
               "ranks: started as one of %d, but MPI finds %d", expected, job.num);
 }
 
-// Numbers on this machine, the number of the machine, and memory that its ranks share
+// Local rank numbers, the machine's number, and memory shared by its ranks
 static void find_machine(void) {
     MPI_Comm machine;
     MPI_Aint bytes;
@@ -357,12 +356,12 @@ void comm_finalize(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Signs of life: others wait while rank 0 works alone, as when it saves. Now and then it tells them
-// that it does, in comm_progress, and they hear it while they wait.
+// Signs of life. Others wait while rank 0 works alone, e.g. during a save. From time to time rank 0
+// sends them a sign in comm_progress, which they receive while they wait.
 
 enum { SIGN_MS = 250, SIGN_TAG = 1 };
 
-// True: rank 0 has been heard
+// True: rank 0 has sent a sign
 static bool exchange_signs(void) {
     int found = 0;
     bool heard = false;

@@ -1,5 +1,5 @@
-// Flat buffers of the CUDA backend, over NCCL: each rank with a GPU of its own. Built with
-// -DWITH_NCCL where nccl.h is found; without it a job has one rank.
+// Flat buffers of the CUDA backend, over NCCL: each rank has its own GPU. Built with -DWITH_NCCL if
+// nccl.h is found; without it a job has one rank.
 #include <cuda_runtime.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -45,10 +45,10 @@ void comm_phase(const char *phase, int64_t step) { job_phase(phase, step); }
 
 static ncclComm_t nccl;  // NULL: a single rank
 static int rank, num_ranks = 1;
-static pthread_mutex_t connection = PTHREAD_MUTEX_INITIALIZER;  // of its start and end
+static pthread_mutex_t connection = PTHREAD_MUTEX_INITIALIZER;  // guards its start and end
 
-// Overlapped communication has its own stream. A handle counts what was enqueued there; its event
-// may be that of a later one, NUM_EVENTS on, which is then waited for as well.
+// Overlapped communication has its own stream. A handle counts operations enqueued there; its event
+// may by then belong to a later one, NUM_EVENTS on, which is then waited for as well.
 enum { NUM_EVENTS = 256 };  // more than a model has layers
 static cudaStream_t overlapped;
 static cudaEvent_t computed, communicated[NUM_EVENTS];
@@ -69,8 +69,8 @@ static void nccl_check(int line, const char *call, ncclResult_t status) {
 // ------------------------------------------------------------------------------------------------
 // Start and end
 
-// A network that fails while the GPUs work is known to NCCL alone: the host would wait for a stream
-// that never ends.
+// Only NCCL notices a network that fails while the GPUs work: the host would wait forever for a
+// stream.
 const char *buffers_error(void) {
     static char text[128];
     ncclResult_t status = ncclSuccess;
@@ -92,7 +92,7 @@ static void create_stream() {
         CUDA_CHECK(cudaEventCreateWithFlags(&communicated[i], cudaEventDisableTiming));
 }
 
-// Ranks but 0 have no standard output, where NCCL logs to. A regular file would be truncated.
+// NCCL logs to standard output, which only rank 0 has. A regular file would be truncated.
 static void log_to_stderr() {
     struct stat status;
     if (fstat(2, &status) == 0 && !S_ISREG(status.st_mode))
@@ -133,8 +133,8 @@ void buffers_disconnect(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// What the watchdog learns of the GPU, which works while the host is elsewhere: that it begins and
-// ends a collective, and that it has finished a phase.
+// Tells the watchdog about the GPU, which works while the host is elsewhere: it begins or ends a
+// collective, or has finished a phase.
 
 static void CUDART_CB device_enters(void *) { job_waits(true); }
 static void CUDART_CB device_leaves(void *) { job_waits(false); }

@@ -4,8 +4,8 @@
 
 #include "comm.h"
 
-// On a GPU a round of all ranks fills 32 MiB: it costs launches on every rank, however short it is.
-// On the CPU a block fits the cache. Of a small model it is a quarter of a shard, to save memory.
+// On a GPU a round of all ranks fills 32 MiB: even a short one costs launches on every rank.
+// On the CPU a block fits the cache. For a small model it is a quarter of a shard, to save memory.
 static size_t block_size(size_t num_elements, int32_t num_ranks) {
     const size_t ranks = (size_t)num_ranks, quarter = (num_elements / (16 * ranks) + 1) * 4;
 #ifdef BACKEND_CUDA
@@ -54,7 +54,7 @@ static real *collected_sum(const OrderedSum *s, int i, int32_t rank) {
     return s->collected + row * s->block;
 }
 
-// From x[last] down to x[end]: each (n) is added to the one before it.
+// Adds each (n) from x[last] down to x[end] to the one before it.
 static void add_to_left(real **x, int last, int end, size_t n) {
     for (int i = last; i >= end; i--) grads_add(x[i - 1], x[i], n);
 }
@@ -80,7 +80,7 @@ static void join_collected(const OrderedSum *s, real *out, size_t n) {
     device_copy(out, x[0], n * sizeof(real));
 }
 
-// Block by block of the shards, as many times as the longest shard needs.
+// Goes through the shards block by block, as many times as the longest shard needs.
 static void collect_and_join(const OrderedSum *s, real *x, const size_t *first) {
     const size_t own = first[s->rank + 1] - first[s->rank];
     size_t longest = 0;

@@ -1,9 +1,9 @@
-// Sums over the micro-batches of all ranks, with the same bits on any number of ranks: the order of
-// the additions is that of the tree of data/base/sum_tree.h.
+// Sums over the micro-batches of all ranks, with the same bits on any number of ranks: additions
+// follow the tree of data/base/sum_tree.h.
 //
-// Each rank adds its leaves one after another; what can be joined is joined at once, the rest waits
-// as partial sums. After the last leaf each rank collects all partial sums of its own shard and
-// joins them in the order in which a single rank would have.
+// Each rank adds its leaves one after another. Neighbours are joined as soon as possible; the rest
+// wait as partial sums. After the last leaf each rank collects all partial sums of its own shard
+// and joins them in the order in which a single rank would.
 #ifndef UNPAD_ORDERED_SUM_H
 #define UNPAD_ORDERED_SUM_H
 
