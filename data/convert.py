@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Other trainers' token files as shards for --train:
+"""Converts other trainers' token files to shards for --train:
 
     convert.py FILE... --out DIR --vocab-size N [--boundary-token ID [--starts]]
 
 FILE is Megatron's NAME.bin with NAME.idx, datatrove's NAME.ds with .index and perhaps .loss, llmq's
-BIN.TOK with or without a mask, OLMo's NAME.npy (raw ids) with NAME.csv.gz, or a numpy array of ids. What
-has no index needs --boundary-token, which ends documents (--starts: begins them). File k becomes
-DIR/train_0000k_00000.bin and .idx, with a loss mask .mask, and further ones of 1e8 tokens. A file that
-is in DIR/convert.json is not converted again; shards there of files that are not given any more are
-removed. Needs numpy. Exit codes: 2 usage, 3 bad input, 4 disk.
+BIN.TOK with or without a mask, OLMo's NAME.npy (raw ids) with NAME.csv.gz, or a numpy array of ids. Files
+without an index need --boundary-token, which ends documents (--starts: begins them). File k becomes
+DIR/train_0000k_00000.bin and .idx, if it has a loss mask .mask, and further shards of 1e8 tokens. Files
+listed in DIR/convert.json are not converted again; shards of files that you no longer pass are deleted
+from DIR. Needs numpy. Exit codes: 2 usage, 3 bad input, 4 disk.
 """
 import argparse
 import csv
@@ -40,7 +40,7 @@ def check(ok, what, hint="the file is damaged or cut short: copy it again", code
 
 
 def crc32c_rows(data):
-    """CRC32C of every row of a matrix of bytes: all rows advance together, a byte at a time."""
+    """CRC32C of every row of a byte matrix: all rows advance together, one byte at a time."""
     crc = np.full(len(data), 0xffffffff, dtype="<u4")
     for column in np.ascontiguousarray(data.T):
         crc = crc >> 8 ^ TABLE[(crc ^ column) & 255]
@@ -55,7 +55,7 @@ def crc32c(data):
 
 
 # --------------------------------------------------------------------------------------------------
-# Readers: (tokens, document ends or None, mask of a byte a token or None)
+# Readers: (tokens, document ends or None, mask with one byte per token or None)
 
 
 def megatron(path):
@@ -143,17 +143,17 @@ def scan(path, tokens, mask, args):
 
 
 def read(path, args):
-    """(tokens, document ends, mask) of a format that the name and the first bytes tell."""
+    """(tokens, document ends, mask); the name and the first bytes determine the format."""
     with open(path, "rb") as f:
         head = f.read(8)
     reader = llmq if head == b"BIN.TOK\n" else numpy_array if head[:6] == b"\x93NUMPY" else \
         {".ds": datatrove, ".npy": olmo, ".bin": megatron}.get(os.path.splitext(path)[1])
-    check(reader, "%s: unknown format" % path, "convert.py --help names those that are known")
+    check(reader, "%s: unknown format" % path, "convert.py --help lists the known formats")
     try:
         tokens, ends, mask = reader(path)
     except ConvertError:
         raise
-    except Exception as e:  # of numpy, gzip or csv
+    except Exception as e:  # from numpy, gzip or csv
         raise ConvertError(3, "%s: cannot read it or its index: %s" % (path, e), "copy both again") from None
     ends = scan(path, tokens, mask, args) if ends is None else ends
     check(len(ends) and ends[-1] == len(tokens) and (ends[1:] >= ends[:-1]).all() and
@@ -218,7 +218,7 @@ def write_shard(stem, tokens, ends, mask, vocab):
 
 
 def convert(path, stem, args, tokens, ends, mask):
-    """Counts of a file."""
+    """Returns the counts of a file."""
     counts = {"documents": len(ends), "tokens": len(tokens), "targets": 0, "shards": 0}
     done = first = 0
     while done < len(ends):
@@ -246,7 +246,7 @@ def run(args):
         os.replace(record + ".tmp", record)
 
     def remove(stem):
-        note(stem, "", {})  # first: a run that ends here leaves shards that are not whole
+        note(stem, "", {})  # first: a run that ends here leaves incomplete shards
         for name in os.listdir(args.out):
             if name.startswith(stem + "_"):
                 os.remove(os.path.join(args.out, name))
@@ -261,7 +261,7 @@ def run(args):
             note(stem, key, convert(path, stem, args, *found))
         print("%s: %s" % (path, ", ".join("%d %s" % (n, what) for what, n in done[stem][1].items())))
     for stem in [stem for stem in done if stem.startswith(args.split + "_") and stem not in stems]:
-        remove(stem)  # of more files in an earlier run
+        remove(stem)  # an earlier run had more files
 
 
 def main(argv):
@@ -269,9 +269,9 @@ def main(argv):
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("files", nargs="+", metavar="FILE")
     p.add_argument("--out", required=True, metavar="DIR")
-    p.add_argument("--vocab-size", required=True, type=int, metavar="N", help="of the tokenizer")
-    p.add_argument("--boundary-token", type=int, metavar="ID", help="between documents")
-    p.add_argument("--starts", action="store_true", help="it begins documents")
+    p.add_argument("--vocab-size", required=True, type=int, metavar="N", help="vocabulary size of the tokenizer")
+    p.add_argument("--boundary-token", type=int, metavar="ID", help="token that ends documents")
+    p.add_argument("--starts", action="store_true", help="the boundary token begins documents")
     p.add_argument("--split", choices=("train", "val"), default="train")
     args = p.parse_args(argv)
     try:

@@ -1,22 +1,21 @@
 #!/usr/bin/env python3
-"""What libraries read better than C, as JSON Lines for --train.
+"""Converts formats that need libraries to JSON Lines for --train.
 
     prepare.py INPUT... --out FILE.jsonl
     train_llama --train FILE.jsonl
 
 INPUT is Parquet (needs pyarrow), CSV, JSON or JSON Lines, all but the first also as .gz or .zst (needs the
-program zstd), or hf:NAME[:CONFIG[:SPLIT]], a data set of the hub, streamed (needs datasets). Of a row the
-fields stay that train_llama knows (data/README.md); --text-key makes another field its text.
+program zstd), or hf:NAME[:CONFIG[:SPLIT]], a data set of the hub, streamed (needs datasets). A row keeps
+the fields that train_llama knows (data/README.md); --text-key uses another field as the text.
 
-With --chat, for templates that train_llama does not know, the chat template of --model renders chats
-(needs jinja2) into {"parts": [[text, trained], ...]}. Trained are the assistant's turns with the token
-that ends them, but no "prompt", and no messages with "weight": 0. {% generation %} in a template marks
-them. Without it a turn is what rendering the chat up to it adds to the chat before it with a generation
-prompt, without white space after a closing special token; a chat whose earlier text changes as it grows
-is left out.
-With --bench, rows of a benchmark become {"context", "choices", "answer"} for train_llama --bench, with the
-texts that lm-evaluation-harness gives a model without examples. A row without an answer, as in splits for
-testing, is an error.
+With --chat, the chat template of --model renders chats (needs jinja2) into
+{"parts": [[text, trained], ...]}, for templates that train_llama does not know. The assistant's turns are
+trained on, with the token that ends them, but not a "prompt", nor messages with "weight": 0. They are what
+{% generation %} in a template marks. Without it a turn is whatever rendering the chat up to it adds to the
+chat before it with a generation prompt, without white space after a closing special token; a chat whose
+earlier text changes as it grows is left out.
+With --bench, rows of a benchmark become {"context", "choices", "answer"} for train_llama --bench, with
+lm-evaluation-harness's zero-shot prompts. A row without an answer, as in test splits, is an error.
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
 import argparse
@@ -36,7 +35,7 @@ import sys
 import time
 
 USAGE, BAD_INPUT, DISK = 2, 3, 4
-MAX_NAMED = 10  # records that are left out, in warnings
+MAX_NAMED = 10  # left-out records named in warnings
 RECORDS = (("messages",), ("conversations",), ("instruction", "output"), ("prompt", "completion"),
            ("prompt", "response"))  # chats that train_llama knows
 KEYS = {key for keys in RECORDS for key in keys} | {"input", "system", "tools", "history", "text"}
@@ -54,11 +53,11 @@ class PrepareError(Exception):
 
 
 class LeftOut(Exception):
-    """Why a record becomes no document."""
+    """Why a record yields no document."""
 
 
 def printable(text):
-    """No file name can forge a second line of output."""
+    """Escapes text, so that no file name can forge a second line of output."""
     return "".join(c if c.isprintable() else "\\x%02x" % ord(c) for c in text)
 
 
@@ -101,7 +100,7 @@ def ending(path):
 
 
 def json_records(path, _):
-    """Of lines, or of an array in a .json file."""
+    """From lines, or from an array in a .json file."""
     with open_input(path) as f:
         if ending(path) == ".json":
             return (yield from enumerate(json.load(f), 1))
@@ -154,7 +153,7 @@ def records(args):
                 yield "%s:%d" % (path, number), record
         except PrepareError:
             raise
-        except Exception as e:  # of a package, OSError, or ValueError of a damaged file
+        except Exception as e:  # from a package, OSError, or ValueError for a damaged file
             why = getattr(e, "strerror", "") or str(e).split("\n")[0] or type(e).__name__
             raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, why),
                                "check it, or copy it again") from None
@@ -170,7 +169,7 @@ def kind_name(value):
 
 
 def content_of(content, at):
-    """The text of a message; of a list of parts, that of all parts."""
+    """The text of a message, or of all parts if it is a list of parts."""
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(
@@ -181,7 +180,7 @@ def content_of(content, at):
 
 
 def message_of(value, at):
-    """{role, content, ...} of an entry in OpenAI's or in ShareGPT's form."""
+    """{role, content, ...} from an entry in OpenAI's or ShareGPT's format."""
     if not isinstance(value, dict):
         raise LeftOut("message %d: expected an object, found %s" % (at, kind_name(value)))
     message = {k: v for k, v in value.items() if v is not None}  # Parquet fills in what is missing
@@ -198,7 +197,7 @@ def message_of(value, at):
 
 
 def messages_of(record):
-    """(messages, index of the first one that may be trained)."""
+    """(messages, index of the first one that may be trained on)."""
     def turn(key, role):
         value = record.get(key)
         return [{"role": role, "content": value}] if isinstance(value, str) else value
@@ -220,7 +219,7 @@ def messages_of(record):
 
 
 def jinja_environment():
-    """As in transformers, {% generation %} included: with env.marked, START and END around it."""
+    """As in transformers, including {% generation %}: with env.marked, START and END enclose it."""
     jinja2 = require("jinja2", "the chat template")
     importlib.import_module("jinja2.ext")
     sandbox = importlib.import_module("jinja2.sandbox")
@@ -263,7 +262,7 @@ def read_text(path):
 
 
 def read_json(path):
-    """The object in a file; {} without one."""
+    """The object in a file; {} if there is no file."""
     try:
         return json.loads(read_text(path)) if os.path.isfile(path) else {}
     except (ValueError, RecursionError) as e:
@@ -271,7 +270,7 @@ def read_json(path):
 
 
 def template_source(args):
-    """(source, name): of the given file, of chat_template.jinja, or of tokenizer_config.json."""
+    """(source, name) from the given file, chat_template.jinja, or tokenizer_config.json."""
     path = args.chat_template or os.path.join(args.model, "chat_template.jinja")
     if args.chat_template or os.path.isfile(path):
         return read_text(path), path
@@ -283,7 +282,7 @@ def template_source(args):
         return CHATML, "ChatML"
     if not isinstance(source, str):
         raise PrepareError(BAD_INPUT, "%s: expected a chat template, found none" % path,
-                           "name a file with the template by --chat-template")
+                           "give a file with the template: --chat-template FILE")
     return source, path
 
 
@@ -306,7 +305,7 @@ class Template:
             self.template = self.env.from_string(source)
         except Exception as e:
             raise PrepareError(BAD_INPUT, "%s: expected a chat template: %s" % (name, e),
-                               "name another file by --chat-template") from None
+                               "give another file: --chat-template FILE") from None
 
     def text(self, messages, tools, prompt=False, marked=False):
         self.env.marked = marked
@@ -318,7 +317,7 @@ class Template:
                           % (len(messages), e or type(e).__name__)) from None
 
     def marked_spans(self, messages, tools, text):
-        """[(first character, end, message index or -1)] of what {% generation %} marks."""
+        """[(first character, end, message index or -1)] of the text that {% generation %} marks."""
         marked = self.text(messages, tools, marked=True)
         if marked.replace(START, "").replace(END, "") != text:
             raise LeftOut("the template changes what {% generation %} marks")
@@ -335,7 +334,7 @@ class Template:
         return [(first, end, i) for (first, end), i in zip(spans, known)]
 
     def turns(self, messages, tools, text):
-        """The same of the assistant's turns, by rendering every beginning of the chat."""
+        """The same for the assistant's turns, by rendering every prefix of the chat."""
         spans = []
         for i, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -372,11 +371,11 @@ class Template:
 
 
 # --------------------------------------------------------------------------------------------------
-# Benchmarks: a row to context (or one for each choice), choices, and the number of the right one
+# Benchmarks: from a row to context (or one per choice), choices, and the index of the right one
 
 
 def hellaswag(row):
-    def text(raw):  # brackets are left of WikiHow's pages
+    def text(raw):  # brackets are remains of WikiHow's pages
         return re.sub(r"\[.*?\]", "", raw.strip().replace(" [title]", ". ")).replace("  ", " ")
 
     begun = "%s: %s %s" % (row["activity_label"], row["ctx_a"], row["ctx_b"].capitalize())
@@ -428,11 +427,11 @@ def question_of(row, name):
 
 
 # --------------------------------------------------------------------------------------------------
-# The whole
+# Documents
 
 
 def known(record, text_key):
-    """What train_llama reads of a record."""
+    """The part of a record that train_llama reads."""
     kept, key = {k: v for k, v in record.items() if k in KEYS and v is not None}, text_key or "text"
     if not text_key and any(all(k in kept for k in keys) for keys in RECORDS):
         return kept
@@ -443,8 +442,8 @@ def known(record, text_key):
 
 
 def documents(args, left_out):
-    """What the lines say; records that are none are left out, or an error: with --strict, and where they
-    are the first 1000."""
+    """The lines' contents. Bad records are left out; with --strict, or if they are the first 1000, they
+    are an error."""
     template, count = Template(args) if args.chat else None, 0
     for where, record in records(args):
         try:
@@ -466,7 +465,7 @@ def documents(args, left_out):
 
 
 def write(args, left_out):
-    """Under a temporary name first. Returns the number of documents."""
+    """Writes under a temporary name first. Returns the number of documents."""
     count, temporary = 0, args.out + ".tmp"
     try:
         os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
@@ -512,14 +511,14 @@ def parse_args(argv):
     p = Parser(description=__doc__, allow_abbrev=False,
                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("input", nargs="+", metavar="INPUT")
-    p.add_argument("--out", metavar="FILE.jsonl", help="is replaced if it exists")
-    p.add_argument("--text-key", metavar="NAME", help="field or column that is the text")
+    p.add_argument("--out", metavar="FILE.jsonl", help="output, replaced if it exists")
+    p.add_argument("--text-key", metavar="NAME", help="field or column with the text")
     p.add_argument("--chat", action="store_true", help="records are chats")
-    p.add_argument("--model", default="", metavar="DIR", help="that has the template (default: ChatML)")
+    p.add_argument("--model", default="", metavar="DIR", help="model with the template (default: ChatML)")
     p.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the model's")
     p.add_argument("--bench", choices=BENCHMARKS, help="rows are questions of this benchmark")
     p.add_argument("--show", type=int, metavar="N", help="print N documents, write nothing")
-    p.add_argument("--strict", action="store_true", help="stop at a record that would be left out")
+    p.add_argument("--strict", action="store_true", help="stop at the first record that would be left out")
     args = p.parse_args(argv)
     if args.bench and (args.chat or args.text_key):
         p.error("expected at most one of --bench, --chat and --text-key")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fine-tunes a real chat model on two CPU cores in a few minutes: fetches SmolLM2-135M-Instruct, makes
-# chats about the meanings of words from WordNet, shows what is trained of one, times packed against
-# padded batches, trains on the answers, and asks for words that were left out, before and after.
+# chats about the meanings of words from WordNet, shows which part of one is trained on, times packed
+# against padded batches, trains on the answers, and asks about held-out words, before and after.
 #   scripts/chat_demo.sh [train_llama options]      e.g. --steps 400 for a better dictionary, or
 #   --lora 16 --lora-merge --lr 5e-4                for adapters instead of all weights
 set -euo pipefail

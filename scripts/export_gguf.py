@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A Hugging Face directory to llama.cpp's file format:
+"""Converts a Hugging Face directory to llama.cpp's file format:
 export_gguf.py DIR MODEL.gguf [--type bf16|f16|f32|q8_0]
 
 For the models that the trainer reads and writes (Llama, Mistral, Qwen2, Qwen3, SmolLM3) with
-byte-level BPE. --type (default bf16) is that of matrices; vectors are f32. q8_0: 8 bits an element
-and an f16 scale for each 32; matrices whose rows 32 does not divide become f16. Needs the Python
-package gguf (and its numpy). MODEL.gguf must not exist; it has its name when it is complete.
+byte-level BPE. --type (default bf16) applies to matrices; vectors are f32. q8_0 uses 8 bits per
+element and an f16 scale per 32; matrices whose rows are not multiples of 32 become f16. Needs the
+Python package gguf (and its numpy). MODEL.gguf must not exist; it appears when it is complete.
 
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk, 7 NaN or Inf in the weights.
 """
@@ -27,7 +27,7 @@ FILE_TYPES = {"bf16": "MOSTLY_BF16", "f16": "MOSTLY_F16", "f32": "ALL_F32", "q8_
 # model_type: llama.cpp's architecture, and the tensors of a layer
 FAMILIES = {"llama": ("LLAMA", 9), "mistral": ("LLAMA", 9), "qwen2": ("QWEN2", 12),
             "qwen3": ("QWEN3", 11), "smollm3": ("SMOLLM3", 9)}
-# Keys that change the maths and bring no tensors, by llama.cpp's value (see data/models/config.c)
+# Keys that change the maths but add no tensors, by llama.cpp's value (see data/models/config.c)
 NEUTRAL = {False: """alibi attention_bias mlp_bias use_mrope parallel_residual use_sliding_window
     rope_interleaved use_parallel_residual""", None: """attention_multiplier auto_map sliding_window
     attn_logit_softcapping final_logit_softcapping full_attention hidden_activation clip_qkv
@@ -36,7 +36,7 @@ NEUTRAL = {False: """alibi attention_bias mlp_bias use_mrope parallel_residual u
     "layer_types"}
 LLAMA3_WORDS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}%s| "
                 "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+")
-# What cuts a text into words before ByteLevel, and the normalizer: llama.cpp's name
+# How text is cut into words before ByteLevel, and the normalizer: llama.cpp's name
 PRE_TOKENIZERS = {(None, None): "gpt-2", ("Digits", None): "smollm",
                   (LLAMA3_WORDS % "{1,3}", None): "llama-bpe", (LLAMA3_WORDS % "", "NFC"): "qwen2"}
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
@@ -55,7 +55,7 @@ def read_json(path):
 
 
 def read_config(source):
-    """config.json with rope (an object), rope_theta and head_dim; refused for other maths."""
+    """config.json with rope (an object), rope_theta and head_dim; refuses other maths."""
     path = os.path.join(source, "config.json")
     c = read_json(path)
     family, rope = c.get("model_type"), c.get("rope_scaling") or c.get("rope_parameters") or {}
@@ -127,7 +127,7 @@ def pre_tokenizer_name(tokenizer, path):
     byte_level = last.get("type") == "ByteLevel" and not last.get("add_prefix_space") and (
         last.get("use_regex", True) == (cut in (None, "Digits")))
     if not tokenizer["model"]["merges"] and not normalizer:
-        return "gpt-2"  # without merges all give the same tokens
+        return "gpt-2"  # without merges all types give the same tokens
     if not byte_level or len(before) > 1 or (cut, normalizer.get("type")) not in PRE_TOKENIZERS:
         bad(path, "expected byte-level BPE that splits text as GPT-2, SmolLM2, Llama 3 or "
             "Qwen do, found another %s" % ("normalizer" if normalizer else "pre_tokenizer"))
@@ -149,12 +149,12 @@ def put_tokenizer(w, source, c):
     w.add_tokenizer_pre(pre_tokenizer_name(tokenizer, path))
     w.add_token_list(texts)
     w.add_token_types(types)
-    # llama.cpp wants merges, and the package writes no empty list: one that never applies
+    # llama.cpp needs merges, and the package writes no empty list: add one that never applies
     w.add_token_merges([m if isinstance(m, str) else " ".join(m)
                         for m in tokenizer["model"]["merges"]] or ["<none> <none>"])
     special = gguf.SpecialVocab(source, n_vocab=vocab_size)
     special.add_special_token.setdefault("bos", False)  # llama.cpp's default depends on the name
-    # llama.cpp ends a text at each of three, and at some more that it knows by their names
+    # llama.cpp ends a text at any of three, and at some more that it knows by name
     path, roles = os.path.join(source, "generation_config.json"), special.special_token_ids
     more = read_json(path) if os.path.exists(path) else {}
     ends = [i for ids in (c.get("eos_token_id"), more.get("eos_token_id"))

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Fine-tunes a model on chats, packed: the loss is on the answers alone.
+# Fine-tunes a model on chats, packed; the loss is only on the answers.
 #   scripts/finetune_chat.sh MODEL CHATS.jsonl [train_llama options]
-# MODEL is a Hugging Face directory with its chat template, CHATS.jsonl as data/README.md has it. A
-# template that is not known is rendered by data/prepare.py, as the error says.
+# MODEL is a Hugging Face directory with its chat template; data/README.md describes CHATS.jsonl. For
+# an unknown template, use data/prepare.py as the error says.
 set -euo pipefail
 if [ $# -lt 2 ]; then
     echo "error: expected a model and a file of chats" >&2

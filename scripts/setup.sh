@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what a build needs, and further packages, with apt, or prints the command that does.
+# Installs the packages that a build needs, and others, with apt, or prints the command that does.
 #   setup.sh [COMMAND_OR_FILE=PACKAGE ...]
 # A package counts as installed if its command is on PATH or its file (or glob pattern) exists.
 set -euo pipefail
@@ -15,7 +15,7 @@ for pair in "${build[@]}" "$@"; do
     esac
 done
 [ ${#missing[@]} -eq 0 ] && exit 0
-[ -e /usr/include/histedit.h ] || missing+=(libedit-dev)        # line editing of --chat; not needed
+[ -e /usr/include/histedit.h ] || missing+=(libedit-dev)        # line editing in --chat; optional
 install="apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends ${missing[*]}"
 sudo=
 [ "$(id -u)" -eq 0 ] || sudo=sudo

@@ -7,7 +7,7 @@ scripts/setup.sh g++=g++ clang++=clang perl=perl git=git mpirun=openmpi-bin mpic
     /usr/include/histedit.h=libedit-dev '/usr/lib/llvm-*/lib/clang/*/include/omp.h=libomp-dev' \
     curl=curl zstd=zstd clang-format=clang-format '/usr/lib/python3*/ensurepip=python3-venv'
 
-# Python packages of a few tests, which skip without them
+# Python packages that a few tests need; they skip without them
 packages=(numpy jinja2 gguf xllamacpp pyarrow)
 fetch_packages() {
     echo "fetching ${packages[*]} from PyPI"
@@ -18,7 +18,7 @@ python3 -c "import $(IFS=, && echo "${packages[*]}")" 2> /dev/null || [ -d build
     fetch_packages || echo 'not fetched: the tests that need them are skipped'
 PATH=$PWD/build/python/bin:$PATH
 
-# The lines of make with a counter; a sign of life every ten seconds
+# make's lines with a counter; a sign of life every ten seconds
 count() {
     local line status n=0
     while true; do

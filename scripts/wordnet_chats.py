@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Chats about the meanings of words, from WordNet's files, as JSONL.
+"""Makes chats about the meanings of words, from WordNet's files, as JSONL.
 
 usage: wordnet_chats.py WORDNET OUT.jsonl [--words N] [--leave-out WORD,WORD...]
 
 WORDNET is a directory with index.noun, data.noun and so on (Debian: wordnet-base,
-/usr/share/wordnet). One chat a word: its meanings, and an example of its use where there is one.
-Words are those that WordNet's authors counted in texts, in a fixed random order. The text is
+/usr/share/wordnet). There is one chat per word: its meanings, and an example of its use if there is
+one. The words are those that WordNet's authors counted in texts, in a fixed random order. The text is
 WordNet's, under the WordNet licence.
 """
 import argparse
@@ -56,7 +56,7 @@ def main():
     parser.add_argument("wordnet")
     parser.add_argument("out")
     parser.add_argument("--words", type=int, default=4000)
-    parser.add_argument("--leave-out", default="", help="words that are kept for questions")
+    parser.add_argument("--leave-out", default="", help="words held out for questions")
     args = parser.parse_args()
     try:
         words = meanings(args.wordnet)
