@@ -95,9 +95,9 @@ typedef struct {
 } LlamaScratch;
 
 typedef struct {
-    int32_t *tokens, *targets, *position_ids, *order;  // (T)
-    int32_t *cache_rows;                               // (T) generation only, else NULL
-    bool decode;                                       // attention over the cache
+    int32_t *tokens, *targets, *position_ids, *token_order;  // (T)
+    int32_t *cache_rows;                                     // (T) generation only, else NULL
+    bool decode;                                             // attention over the cache
     VarlenInfo docs;
     int32_t num_targets;
     int32_t num_real_rows;  // repad layout only, else 0
@@ -403,7 +403,7 @@ static inline void llama_backward(LlamaModel *m) {
         zero_grads_done(&m->zero, LLAMA_LAYERS + l);
     }
     zero_grads_done(&m->zero, LLAMA_NORMS);
-    embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);  // +=
+    embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->token_order, T, C);  // +=
     zero_grads_done(&m->zero, LLAMA_EMBEDDING);
 }
 
@@ -500,7 +500,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->tokens = llama_stage(m, &used, b->tokens, b->total_tokens);
     in->targets = llama_stage(m, &used, b->targets, b->total_tokens);
     in->position_ids = llama_stage(m, &used, b->position_ids, b->total_tokens);
-    in->order = llama_stage(m, &used, b->token_order, b->total_tokens);
+    in->token_order = llama_stage(m, &used, b->token_order, b->total_tokens);
     in->cache_rows = b->cache_rows ? llama_stage(m, &used, b->cache_rows, b->total_tokens) : NULL;
     in->decode = b->decode;
     in->num_targets = b->num_targets;
