@@ -887,19 +887,16 @@ static inline size_t llama_memory_needed(const LlamaConfig *config, LlamaSetting
 // least `least` and a divisor of step_tokens; 0 when none does.
 static inline int32_t llama_largest_micro_batch(const LlamaModel *m, size_t bytes, int32_t least,
                                                 int64_t step_tokens) {
-    int32_t low = 0, high = m->settings.micro_batch_tokens / 128;
+    const int32_t most = m->settings.micro_batch_tokens / 128;
     LlamaSettings settings = m->settings;
-    while (low < high) {
-        const int32_t middle = low + (high - low + 1) / 2;
-        settings.micro_batch_tokens = middle * 128;
-        if (llama_memory_needed(&m->config, settings) <= bytes)
-            low = middle;
-        else
-            high = middle - 1;
+    int32_t fits = 0;  // times 128: from its highest bit to its lowest
+    for (int32_t bit = 1 << 23; bit > 0; bit /= 2) {
+        settings.micro_batch_tokens = (fits + bit) * 128;
+        if (fits + bit <= most && llama_memory_needed(&m->config, settings) <= bytes) fits += bit;
     }
-    for (int32_t n = low * 128; n >= least && n > 0; n -= 128)
+    for (int32_t n = fits * 128; n >= least && n > 0; n -= 128)
         if (step_tokens % n == 0) return n;
-    return low * 128;
+    return fits * 128;
 }
 
 static inline void llama_fill_rope_table(LlamaModel *m) {

@@ -13,10 +13,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../../data/base/sum_tree.h"
 #include "../arena.h"
 #include "../kernels.h"
 #include "../muon.h"
-#include "ordered_sum.h"
 
 typedef struct {
     int32_t rank, num_ranks;  // num_ranks 0: alone
@@ -78,12 +78,18 @@ typedef struct {
     real *grads;
     uint16_t *master_lo;
     real *m, *v;
-    OrderedSum sum;          // of gradients, where sums are deterministic
-    int32_t leaf, end_leaf;  // of the tree: the current one, and this rank's last + 1
-    bool has_grads;          // of earlier micro-batches of this sum: the next one adds to them
-    bool last_micro_batch;   // of this rank: gradients leave as soon as a bucket is complete
-    int num_unsent;          // buckets whose gradients have not left
-    uint64_t reduced;        // last handle of comm_reduce_begin
+    // deterministic sums: this rank's current leaf and its last + 1; its partial sums so far, from
+    // left to right, the last in grads, those before it in partial
+    int32_t leaf, end_leaf;
+    SumNode nodes[SUM_MAX_NODES];
+    int num_nodes, num_partial, num_collected;
+    real *partial;    // (num_partial, num_elements)
+    real *collected;  // (num_collected, num_ranks, block) all partial sums of a block of the shard
+    size_t block;
+    bool has_grads;         // of earlier micro-batches of this sum: the next one adds to them
+    bool last_micro_batch;  // of this rank: gradients leave as soon as a bucket is complete
+    int num_unsent;         // buckets whose gradients have not left
+    uint64_t reduced;       // last handle of comm_reduce_begin
     // device, and as the host has read them: loss sum, gradient norm, clip factor; after them the
     // notes of all ranks and, on the device, loss_partials
     StepScalars *step, *step_host;
