@@ -141,12 +141,12 @@ typedef struct {
     LlamaConfig config;
     HeadShape heads;
     LlamaSettings settings;
-    // what is trained comes first; behind it, where adapters are, the frozen model
+    // the trained parameters, then, if these are adapters, the frozen model
     Parameter *tensors;
     int num_tensors, num_trained;
-    size_t num_elements;  // of what is trained, gaps included
-    size_t num_weights;   // of all
-    size_t num_decayed;   // the matrices come first
+    size_t num_elements;  // trained, gaps between parameters included
+    size_t num_weights;   // trained and frozen
+    size_t num_decayed;   // the trained matrices, which come first
     uint32_t frozen_crc;  // of the frozen model as it was read, in fp32
     floatX *weights;      // (num_weights)
     real *grads;          // (num_elements) at the same offsets
@@ -557,7 +557,7 @@ static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, 
     return zero_read_step(&m->zero);
 }
 
-// Each micro-batch is one part of the sum.
+// Each micro-batch has a partial sum of its own.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data) {
     zero_begin_losses(&m->zero);
     for (int32_t i = 0; i < data->num_micro; i++) {
@@ -577,7 +577,7 @@ static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t
                                 int32_t n) {
     LlamaScratch *s = &m->scratch;
     const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
-    // behind the batch, see llama_plan
+    // after the batch in the staging buffer
     int32_t *rows = m->staging + m->staging_ints - m->settings.micro_batch_tokens;
     assert(n <= m->settings.head_chunk);
     device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
@@ -598,7 +598,7 @@ static inline void llama_next_logits(void *model, const Batch *batch, const int3
 // ------------------------------------------------------------------------------------------------
 // Parameters: one table
 
-enum { LLAMA_ALIGN = 64 };  // elements; a boundary that every matmul library likes
+enum { LLAMA_ALIGN = 64 };  // elements: 128 bytes in bf16, 256 in fp32
 
 static inline void llama_align(LlamaModel *m) {
     m->num_weights = (m->num_weights + LLAMA_ALIGN - 1) / LLAMA_ALIGN * LLAMA_ALIGN;

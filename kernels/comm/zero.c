@@ -89,7 +89,7 @@ void zero_plan(Zero *z, ZeroSettings settings, ZeroShape shape) {
     if (settings.deterministic) plan_sum(z);
 }
 
-// The part of elements from .. to - 1 that is of this rank's shard
+// The part of elements from .. to - 1 that lies in this rank's shard
 static ShardPart own_part(const Zero *z, size_t from, size_t to) {
     return part_of_shard(z->shards, z->settings.rank, from, to);
 }
@@ -99,13 +99,13 @@ static uint16_t *low_bits(const Zero *z, size_t i) {
     return z->master_lo ? z->master_lo + (i - z->shard_first) : NULL;
 }
 
-// The element of v of weight i: those of the shard before it, without the matrices'
+// Where v has weight i: after those of the shard before it that are not a matrix's
 static size_t v_index(const Zero *z, size_t i) {
     const size_t last = i < z->matrices_last ? i : z->matrices_last;
     return i - z->shard_first - own_part(z, z->matrices_first, last).count;
 }
 
-// A sum has partial sums, added in their order, wherever other ranks may add to it.
+// Losses and norms are sums of partial sums, in a fixed order, wherever ranks share them.
 static bool has_partial_sums(const Zero *z) {
     return z->settings.num_ranks > 1 || z->settings.deterministic;
 }
@@ -185,7 +185,7 @@ StepScalars zero_read_step(Zero *z) {
 // ------------------------------------------------------------------------------------------------
 // Gradients
 
-// A sum over micro-batches begins.
+// Starts a sum over micro-batches.
 static void clear_grads(Zero *z) {
     const ZeroShape *s = &z->shape;
     z->has_grads = false;
@@ -193,7 +193,7 @@ static void clear_grads(Zero *z) {
     device_zero(z->grads + s->num_decayed, (s->num_elements - s->num_decayed) * sizeof(real));
 }
 
-// It ends: without a micro-batch, all of it is zero.
+// Ends the sum: all zeros if this rank had no micro-batch.
 static void complete_grads(Zero *z) {
     if (!z->has_grads) device_zero(z->grads, z->shape.num_elements * sizeof(real));
     z->has_grads = true;
@@ -201,15 +201,16 @@ static void complete_grads(Zero *z) {
 
 // ------------------------------------------------------------------------------------------------
 // Deterministic sums: each rank adds its leaves one after another; what can be joined is joined at
-// once, the rest waits as partial sums. After the last leaf each rank collects all partial sums of
-// its own shard and joins them in the order in which a single rank would have.
+// once, and the rest waits as partial sums. After the last leaf each rank collects all partial sums
+// of its own shard and joins them in the order in which a single rank would have.
 
 static real *partial_sum(const Zero *z, int i) {
     assert(i >= 0 && i < z->num_partial);
     return z->partial + (size_t)i * z->shape.num_elements;
 }
 
-// The gradients since the last leaf are a leaf. After the last one grads is the last partial sum.
+// The gradients since the leaf before are a leaf. After this rank's last one, its last partial sum
+// stays in grads.
 static void end_leaf(Zero *z) {
     const int before = z->num_nodes;
     const size_t n = z->shape.num_elements;
@@ -323,7 +324,7 @@ void zero_reduce(Zero *z) {
         return;
     }
     complete_grads(z);
-    // without a last micro-batch all leave now, in the same ranges and order, for the same bits
+    // if this rank had no last micro-batch, all leave now: same ranges, same order, same bits
     while (z->num_unsent > 0) send_grads(z, z->num_unsent - 1);
     comm_wait(z->reduced);
 }

@@ -38,7 +38,7 @@ typedef struct {
 } ZeroBucket;
 
 typedef struct {
-    bool train;  // else there are neither gradients nor moments
+    bool train;  // false: neither gradients nor moments
     size_t num_elements;
     size_t num_decayed;  // weight decay applies to the first ones
     // Every micro-batch adds to the gradients of the first num_added elements and of those that do
@@ -72,8 +72,8 @@ typedef struct {
     size_t *shards;                   // (num_ranks + 1) rank r's are shards[r] to shards[r+1] - 1
     size_t shard_first, shard_count;  // this rank's
     size_t matrices_first, matrices_last;  // elements first .. last - 1
-    // device: arrays of the caller's, and what this rank alone has of its shard; v leaves out what
-    // is between matrices_first and matrices_last
+    // device: the caller's arrays, and what this rank alone has of its shard; v leaves out the
+    // elements from matrices_first to matrices_last
     floatX *weights;
     real *grads;
     uint16_t *master_lo;
