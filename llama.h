@@ -95,9 +95,9 @@ typedef struct {
 } LlamaScratch;
 
 typedef struct {
-    int32_t *tokens, *targets, *position_ids, *order;  // (T)
-    int32_t *cache_rows;                               // (T) generation only, else NULL
-    bool decode;                                       // attention over the cache
+    int32_t *tokens, *targets, *position_ids, *token_order;  // (T)
+    int32_t *cache_rows;                                     // (T) generation only, else NULL
+    bool decode;                                             // attention over the cache
     VarlenInfo docs;
     int32_t num_targets;
     int32_t num_real_rows;  // repad layout only, else 0
@@ -141,12 +141,12 @@ typedef struct {
     LlamaConfig config;
     HeadShape heads;
     LlamaSettings settings;
-    // what is trained comes first; behind it, where adapters are, the frozen model
+    // the trained parameters, then, if these are adapters, the frozen model
     Parameter *tensors;
     int num_tensors, num_trained;
-    size_t num_elements;  // of what is trained, gaps included
-    size_t num_weights;   // of all
-    size_t num_decayed;   // the matrices come first
+    size_t num_elements;  // trained, gaps between parameters included
+    size_t num_weights;   // trained and frozen
+    size_t num_decayed;   // the trained matrices, which come first
     uint32_t frozen_crc;  // of the frozen model as it was read, in fp32
     floatX *weights;      // (num_weights)
     real *grads;          // (num_elements) at the same offsets
@@ -403,7 +403,7 @@ static inline void llama_backward(LlamaModel *m) {
         zero_grads_done(&m->zero, LLAMA_LAYERS + l);
     }
     zero_grads_done(&m->zero, LLAMA_NORMS);
-    embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);  // +=
+    embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->token_order, T, C);  // +=
     zero_grads_done(&m->zero, LLAMA_EMBEDDING);
 }
 
@@ -500,7 +500,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->tokens = llama_stage(m, &used, b->tokens, b->total_tokens);
     in->targets = llama_stage(m, &used, b->targets, b->total_tokens);
     in->position_ids = llama_stage(m, &used, b->position_ids, b->total_tokens);
-    in->order = llama_stage(m, &used, b->token_order, b->total_tokens);
+    in->token_order = llama_stage(m, &used, b->token_order, b->total_tokens);
     in->cache_rows = b->cache_rows ? llama_stage(m, &used, b->cache_rows, b->total_tokens) : NULL;
     in->decode = b->decode;
     in->num_targets = b->num_targets;
@@ -557,7 +557,7 @@ static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, 
     return zero_read_step(&m->zero);
 }
 
-// Each micro-batch is one part of the sum.
+// Each micro-batch has a partial sum of its own.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data) {
     zero_begin_losses(&m->zero);
     for (int32_t i = 0; i < data->num_micro; i++) {
@@ -577,7 +577,7 @@ static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t
                                 int32_t n) {
     LlamaScratch *s = &m->scratch;
     const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
-    // behind the batch, see llama_plan
+    // after the batch in the staging buffer
     int32_t *rows = m->staging + m->staging_ints - m->settings.micro_batch_tokens;
     assert(n <= m->settings.head_chunk);
     device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
@@ -598,7 +598,7 @@ static inline void llama_next_logits(void *model, const Batch *batch, const int3
 // ------------------------------------------------------------------------------------------------
 // Parameters: one table
 
-enum { LLAMA_ALIGN = 64 };  // elements; a boundary that every matmul library likes
+enum { LLAMA_ALIGN = 64 };  // elements: 128 bytes in bf16, 256 in fp32
 
 static inline void llama_align(LlamaModel *m) {
     m->num_weights = (m->num_weights + LLAMA_ALIGN - 1) / LLAMA_ALIGN * LLAMA_ALIGN;
@@ -887,19 +887,16 @@ static inline size_t llama_memory_needed(const LlamaConfig *config, LlamaSetting
 // least `least` and a divisor of step_tokens; 0 when none does.
 static inline int32_t llama_largest_micro_batch(const LlamaModel *m, size_t bytes, int32_t least,
                                                 int64_t step_tokens) {
-    int32_t low = 0, high = m->settings.micro_batch_tokens / 128;
+    const int32_t most = m->settings.micro_batch_tokens / 128;
     LlamaSettings settings = m->settings;
-    while (low < high) {
-        const int32_t middle = low + (high - low + 1) / 2;
-        settings.micro_batch_tokens = middle * 128;
-        if (llama_memory_needed(&m->config, settings) <= bytes)
-            low = middle;
-        else
-            high = middle - 1;
+    int32_t fits = 0;  // times 128: from its highest bit to its lowest
+    for (int32_t bit = 1 << 23; bit > 0; bit /= 2) {
+        settings.micro_batch_tokens = (fits + bit) * 128;
+        if (fits + bit <= most && llama_memory_needed(&m->config, settings) <= bytes) fits += bit;
     }
-    for (int32_t n = low * 128; n >= least && n > 0; n -= 128)
+    for (int32_t n = fits * 128; n >= least && n > 0; n -= 128)
         if (step_tokens % n == 0) return n;
-    return low * 128;
+    return fits * 128;
 }
 
 static inline void llama_fill_rope_table(LlamaModel *m) {

@@ -52,6 +52,32 @@ static void plan_shards(Zero *z) {
     z->shard_count = z->shards[z->settings.rank + 1] - z->shard_first;
 }
 
+// On a GPU a round of all ranks fills 32 MiB: it costs launches on every rank, however short it is.
+// On the CPU a block fits the cache. Of a small model it is a quarter of a shard, to save memory.
+static size_t block_size(size_t num_elements, int32_t num_ranks) {
+    const size_t ranks = (size_t)num_ranks, quarter = (num_elements / (16 * ranks) + 1) * 4;
+#ifdef BACKEND_CUDA
+    const size_t most = ((size_t)2 << 20) / ranks * 4;  // rows on 16-byte borders
+#else
+    const size_t most = (size_t)32 << 10;
+#endif
+    return most < quarter ? most : quarter;
+}
+
+static void plan_sum(Zero *z) {
+    const ZeroSettings *s = &z->settings;
+    z->block = block_size(z->shape.num_elements, s->num_ranks);
+    for (int32_t r = 0; r < s->num_ranks; r++) {
+        SumNode nodes[SUM_MAX_NODES];
+        int32_t first, last;
+        int most;
+        rank_block(s->num_leaves, r, s->num_ranks, &first, &last);
+        const int count = sum_block_nodes(first, last, nodes, &most);
+        if (count > z->num_collected) z->num_collected = count;
+        if (r == s->rank) z->num_partial = most;
+    }
+}
+
 void zero_plan(Zero *z, ZeroSettings settings, ZeroShape shape) {
     *z = (Zero){.settings = settings, .shape = shape};
     if (settings.num_ranks == 0) z->settings.num_ranks = 1;
@@ -60,12 +86,10 @@ void zero_plan(Zero *z, ZeroSettings settings, ZeroShape shape) {
     z->step_host = host_calloc(1, z->step_bytes, "step");
     plan_parts(z);
     plan_shards(z);
-    if (settings.deterministic)
-        ordered_sum_plan(&z->sum, shape.num_elements, settings.rank, z->settings.num_ranks,
-                         settings.num_leaves);
+    if (settings.deterministic) plan_sum(z);
 }
 
-// The part of elements from .. to - 1 that is of this rank's shard
+// The part of elements from .. to - 1 that lies in this rank's shard
 static ShardPart own_part(const Zero *z, size_t from, size_t to) {
     return part_of_shard(z->shards, z->settings.rank, from, to);
 }
@@ -75,13 +99,13 @@ static uint16_t *low_bits(const Zero *z, size_t i) {
     return z->master_lo ? z->master_lo + (i - z->shard_first) : NULL;
 }
 
-// The element of v of weight i: those of the shard before it, without the matrices'
+// Where v has weight i: after those of the shard before it that are not a matrix's
 static size_t v_index(const Zero *z, size_t i) {
     const size_t last = i < z->matrices_last ? i : z->matrices_last;
     return i - z->shard_first - own_part(z, z->matrices_first, last).count;
 }
 
-// A sum has partial sums, added in their order, wherever other ranks may add to it.
+// Losses and norms are sums of partial sums, in a fixed order, wherever ranks share them.
 static bool has_partial_sums(const Zero *z) {
     return z->settings.num_ranks > 1 || z->settings.deterministic;
 }
@@ -104,14 +128,14 @@ static void carve_muon(Zero *z, Arena *workspace) {
 void zero_carve(Zero *z, floatX *weights, real *grads, Arena *of_weights, Arena *of_grads,
                 Arena *of_optimizer, Arena *workspace) {
     const size_t n = z->shape.num_elements, own = z->shard_count;
-    const size_t partial = (size_t)z->sum.num_partial,
-                 collected = (size_t)z->sum.num_collected * (size_t)z->settings.num_ranks;
+    const size_t partial = (size_t)z->num_partial * n,
+                 collected = (size_t)z->num_collected * (size_t)z->settings.num_ranks * z->block;
     const size_t losses = (size_t)z->settings.num_losses;
     const bool train = z->shape.train;
     z->weights = weights;
     z->grads = grads;
     ARENA_BUFFER(of_weights, z->master_lo, own, master_lo_bytes() > 0);
-    ARENA_BUFFER(of_grads, z->sum.partial, partial * n, train && partial);
+    ARENA_BUFFER(of_grads, z->partial, partial, train && partial);
     ARENA_BUFFER(of_optimizer, z->m, own, train);
     ARENA_BUFFER(of_optimizer, z->v, v_index(z, z->shard_first + own), train);
     z->step = arena_take(workspace, z->step_bytes + losses * sizeof(double), 1);
@@ -121,8 +145,7 @@ void zero_carve(Zero *z, floatX *weights, real *grads, Arena *of_weights, Arena 
         device_zero(z->step, sizeof *z->step);
     }
     ARENA_BUFFER(workspace, z->norm_partials, (size_t)z->num_parts, has_partial_sums(z));
-    ARENA_BUFFER(workspace, z->sum.collected, collected * z->sum.block,
-                 z->settings.num_ranks > 1 && collected);
+    ARENA_BUFFER(workspace, z->collected, collected, z->settings.num_ranks > 1 && collected);
     if (train && z->shape.num_matrices > 0) carve_muon(z, workspace);
 }
 
@@ -162,7 +185,7 @@ StepScalars zero_read_step(Zero *z) {
 // ------------------------------------------------------------------------------------------------
 // Gradients
 
-// A sum over micro-batches begins.
+// Starts a sum over micro-batches.
 static void clear_grads(Zero *z) {
     const ZeroShape *s = &z->shape;
     z->has_grads = false;
@@ -170,19 +193,96 @@ static void clear_grads(Zero *z) {
     device_zero(z->grads + s->num_decayed, (s->num_elements - s->num_decayed) * sizeof(real));
 }
 
-// It ends: without a micro-batch, all of it is zero.
+// Ends the sum: all zeros if this rank had no micro-batch.
 static void complete_grads(Zero *z) {
     if (!z->has_grads) device_zero(z->grads, z->shape.num_elements * sizeof(real));
     z->has_grads = true;
 }
 
-// The gradients since the last leaf of the tree are a leaf.
-static void end_leaf(Zero *z) {
-    const bool last = z->leaf + 1 == z->end_leaf;
-    complete_grads(z);
-    ordered_sum_add(&z->sum, z->grads, z->leaf++, last);
-    if (!last) clear_grads(z);
+// ------------------------------------------------------------------------------------------------
+// Deterministic sums: each rank adds its leaves one after another; what can be joined is joined at
+// once, and the rest waits as partial sums. After the last leaf each rank collects all partial sums
+// of its own shard and joins them in the order in which a single rank would have.
+
+static real *partial_sum(const Zero *z, int i) {
+    assert(i >= 0 && i < z->num_partial);
+    return z->partial + (size_t)i * z->shape.num_elements;
 }
+
+// The gradients since the leaf before are a leaf. After this rank's last one, its last partial sum
+// stays in grads.
+static void end_leaf(Zero *z) {
+    const int before = z->num_nodes;
+    const size_t n = z->shape.num_elements;
+    complete_grads(z);
+    z->num_nodes = sum_add_node(z->nodes, before, (SumNode){z->leaf++, 1});
+    for (int i = before - 1; i >= z->num_nodes - 1; i--) grads_add(z->grads, partial_sum(z, i), n);
+    if (z->leaf == z->end_leaf) return;
+    device_copy(partial_sum(z, z->num_nodes - 1), z->grads, n * sizeof(real));
+    clear_grads(z);
+}
+
+// Partial sum i of `rank`, as collected
+static real *collected_sum(const Zero *z, int i, int32_t rank) {
+    const size_t row = (size_t)i * (size_t)z->settings.num_ranks + (size_t)rank;
+    return z->collected + row * z->block;
+}
+
+// From x[last] down to x[end]: each (n) is added to the one before it.
+static void add_to_left(real **x, int last, int end, size_t n) {
+    for (int i = last; i >= end; i--) grads_add(x[i - 1], x[i], n);
+}
+
+// out (n) =  the sum of the collected partial sums of all ranks
+static void join_collected(const Zero *z, real *out, size_t n) {
+    SumNode nodes[2 * SUM_MAX_NODES];
+    real *x[2 * SUM_MAX_NODES];
+    int num_nodes = 0, most;
+    for (int32_t r = 0; r < z->settings.num_ranks; r++) {
+        SumNode own[SUM_MAX_NODES];
+        int32_t first, last;
+        rank_block(z->settings.num_leaves, r, z->settings.num_ranks, &first, &last);
+        const int count = sum_block_nodes(first, last, own, &most);
+        for (int i = 0; i < count; i++) {
+            const int before = num_nodes;
+            x[before] = collected_sum(z, i, r);
+            num_nodes = sum_add_node(nodes, before, own[i]);
+            add_to_left(x, before, num_nodes, n);
+        }
+    }
+    add_to_left(x, num_nodes - 1, 1, n);
+    device_copy(out, x[0], n * sizeof(real));
+}
+
+// Block by block of the shards, as many times as the longest shard needs.
+static void collect_and_join(Zero *z) {
+    const size_t *first = z->shards, own = z->shard_count;
+    size_t longest = 0;
+    for (int32_t r = 0; r < z->settings.num_ranks; r++)
+        if (first[r + 1] - first[r] > longest) longest = first[r + 1] - first[r];
+    for (size_t at = 0; at < longest; at += z->block) {
+        // a rank with fewer partial sums resends its last one; the receiver ignores it
+        for (int i = 0; i < z->num_collected; i++)
+            comm_collect(collected_sum(z, i, 0),
+                         i < z->num_nodes - 1 ? partial_sum(z, i) : z->grads, first, at, z->block);
+        if (at < own)
+            join_collected(z, z->grads + z->shard_first + at,
+                           own - at < z->block ? own - at : z->block);
+    }
+}
+
+// This rank's shard of grads becomes the sum over all leaves.
+static void finish_sum(Zero *z) {
+    if (z->settings.num_ranks > 1)
+        collect_and_join(z);
+    else
+        for (int i = z->num_nodes - 2; i >= 0; i--)
+            grads_add(z->grads, partial_sum(z, i), z->shape.num_elements);
+    z->num_nodes = 0;
+}
+
+// ------------------------------------------------------------------------------------------------
+// The step
 
 void zero_begin_step(Zero *z) {
     const ZeroSettings *s = &z->settings;
@@ -220,11 +320,11 @@ void zero_reduce(Zero *z) {
     if (z->settings.deterministic) {
         while (z->leaf < z->end_leaf) end_leaf(z);
         complete_grads(z);  // where this rank has no leaf
-        ordered_sum_finish(&z->sum, z->grads, z->shards);
+        finish_sum(z);
         return;
     }
     complete_grads(z);
-    // without a last micro-batch all leave now, in the same ranges and order, for the same bits
+    // if this rank had no last micro-batch, all leave now: same ranges, same order, same bits
     while (z->num_unsent > 0) send_grads(z, z->num_unsent - 1);
     comm_wait(z->reduced);
 }

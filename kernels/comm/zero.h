@@ -13,10 +13,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../../data/base/sum_tree.h"
 #include "../arena.h"
 #include "../kernels.h"
 #include "../muon.h"
-#include "ordered_sum.h"
 
 typedef struct {
     int32_t rank, num_ranks;  // num_ranks 0: alone
@@ -38,7 +38,7 @@ typedef struct {
 } ZeroBucket;
 
 typedef struct {
-    bool train;  // else there are neither gradients nor moments
+    bool train;  // false: neither gradients nor moments
     size_t num_elements;
     size_t num_decayed;  // weight decay applies to the first ones
     // Every micro-batch adds to the gradients of the first num_added elements and of those that do
@@ -72,18 +72,24 @@ typedef struct {
     size_t *shards;                   // (num_ranks + 1) rank r's are shards[r] to shards[r+1] - 1
     size_t shard_first, shard_count;  // this rank's
     size_t matrices_first, matrices_last;  // elements first .. last - 1
-    // device: arrays of the caller's, and what this rank alone has of its shard; v leaves out what
-    // is between matrices_first and matrices_last
+    // device: the caller's arrays, and what this rank alone has of its shard; v leaves out the
+    // elements from matrices_first to matrices_last
     floatX *weights;
     real *grads;
     uint16_t *master_lo;
     real *m, *v;
-    OrderedSum sum;          // of gradients, where sums are deterministic
-    int32_t leaf, end_leaf;  // of the tree: the current one, and this rank's last + 1
-    bool has_grads;          // of earlier micro-batches of this sum: the next one adds to them
-    bool last_micro_batch;   // of this rank: gradients leave as soon as a bucket is complete
-    int num_unsent;          // buckets whose gradients have not left
-    uint64_t reduced;        // last handle of comm_reduce_begin
+    // deterministic sums: this rank's current leaf and its last + 1; its partial sums so far, from
+    // left to right, the last in grads, those before it in partial
+    int32_t leaf, end_leaf;
+    SumNode nodes[SUM_MAX_NODES];
+    int num_nodes, num_partial, num_collected;
+    real *partial;    // (num_partial, num_elements)
+    real *collected;  // (num_collected, num_ranks, block) all partial sums of a block of the shard
+    size_t block;
+    bool has_grads;         // of earlier micro-batches of this sum: the next one adds to them
+    bool last_micro_batch;  // of this rank: gradients leave as soon as a bucket is complete
+    int num_unsent;         // buckets whose gradients have not left
+    uint64_t reduced;       // last handle of comm_reduce_begin
     // device, and as the host has read them: loss sum, gradient norm, clip factor; after them the
     // notes of all ranks and, on the device, loss_partials
     StepScalars *step, *step_host;
