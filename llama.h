@@ -32,6 +32,7 @@
 #include "data/models/config.h"
 #include "data/models/lora.h"
 #include "data/models/weights.h"
+#include "data/runs/model_face.h"  // defines: LlamaModel
 #include "kernels/comm/comm.h"
 #include "kernels/comm/ordered_sum.h"
 #include "kernels/kernels.h"  // defines: every operation on the device
@@ -169,7 +170,7 @@ typedef struct {
 // the head. Backward completes their gradients in the reverse order.
 enum { LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };
 
-typedef struct {
+struct LlamaModel {
     LlamaConfig config;
     HeadShape heads;
     LlamaSettings settings;
@@ -218,7 +219,7 @@ typedef struct {
     int32_t *staging_host, *staging;
     size_t staging_ints;
     Arena arenas[LLAMA_NUM_ARENAS];
-} LlamaModel;
+};
 
 static inline int64_t llama_q_dim(const LlamaConfig *c) {
     return (int64_t)c->num_heads * c->head_dim;
@@ -278,10 +279,8 @@ static inline StepScalars llama_read_step(LlamaModel *m);
 
 // Sum of the losses. Validation micro-batches are distributed across ranks too.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data);
-// logits (n, V) of rows (n, ascending) of this batch, for texts that grow token by token;
-// n <= head_chunk. model: a LlamaModel.
-static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows_host,
-                                     int32_t n, float *logits_host);
+// The model as data/runs uses it: losses, generation, gradients of single batches
+static inline ModelFace llama_face(LlamaModel *m);
 // What weights.h saves: all ranks send what they hold to rank 0.
 static inline Parameters llama_parameters(LlamaModel *m);
 static inline void llama_free(LlamaModel *m);
@@ -838,13 +837,55 @@ static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t
     activations_to_host(logits_host, s->logits, (size_t)n * (size_t)V);
 }
 
-static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows_host,
+static inline void llama_next_logits(LlamaModel *m, const Batch *b, const int32_t *rows_host,
                                      int32_t n, float *logits_host) {
-    LlamaModel *m = model;
     comm_progress();
-    llama_set_batch(m, batch);
+    llama_set_batch(m, b);
     llama_forward(m);
     llama_logits(m, logits_host, rows_host, n);
+}
+
+static inline void llama_get_losses(LlamaModel *m, const Batch *b, float *losses_host) {
+    comm_progress();
+    llama_set_batch(m, b);
+    llama_forward(m);
+    llama_head_eval(m);
+    device_download(losses_host, m->scratch.losses, (size_t)b->total_tokens * sizeof(real));
+}
+
+static inline void llama_train_pass(LlamaModel *m, const Batch *b, float *losses, float *logits) {
+    const int64_t T = b->total_tokens, V = m->config.vocab_size;
+    llama_set_batch(m, b);
+    llama_forward(m);
+    for (int64_t t = 0, n; t < T && logits; t += n) {
+        n = llama_chunk_logits(m, t);
+        activations_to_host(logits + t * V, m->scratch.logits, (size_t)(n * V));
+    }
+    llama_head_train(m);
+    if (losses) device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
+    llama_backward(m);
+}
+
+static inline void llama_get_grads(LlamaModel *m, float *grads, size_t first, size_t n) {
+    comm_progress();
+    device_download(grads, m->grads + first, n * sizeof(real));
+}
+
+static inline ModelFace llama_face(LlamaModel *m) {
+    return (ModelFace){.model = m,
+                       .rank = comm_rank(),
+                       .num_ranks = comm_num_ranks(),
+                       .vocab_size = m->config.vocab_size,
+                       .text_ends = &m->config.eos,
+                       .cache_tokens = m->settings.cache_tokens,
+                       .max_rows = m->settings.head_chunk,
+                       .num_grads = m->num_elements,
+                       .get_losses = llama_get_losses,
+                       .next_logits = llama_next_logits,
+                       .begin_step = llama_begin_step,
+                       .train_pass = llama_train_pass,
+                       .get_grads = llama_get_grads,
+                       .gather = comm_all_gather_host};
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -474,7 +474,7 @@ TEST(recomputed_activations_and_full_models_have_the_same_bits) {
 }
 
 static PackingDelta packing_delta(LlamaModel *m, const Batch *b) {
-    return packing_check(packing_subject(m), b);
+    return packing_check(llama_face(m), b);
 }
 
 // --check-packing accepts differences due to rounding and nothing else.

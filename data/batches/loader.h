@@ -65,10 +65,9 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
                       Error *err);
 void step_data_free(StepData *d);
 
-// Reads the segments of a micro-batch of d's plan, each with its next token if it has one, and
-// fills *b.
-bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s, int32_t micro,
-                    Error *err);
+// Reads a segment, with the token after it if it has one, and its targets where there are loss masks
+// into tokens (2 * length + 1), to which *view then points.
+bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err);
 
 // ------------------------------------------------------------------------------------------------
 // The thread: fills two slots in turn, each after the trainer has released it
