@@ -603,27 +603,16 @@ static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *s
 
 static inline void llama_stage_documents(LlamaModel *m, size_t *used, VarlenInfo *docs,
                                          const int32_t *cu_seqlens, int32_t num_segments,
-                                         int32_t max_seqlen, const int32_t *work, size_t num_work) {
+                                         int32_t max_seqlen) {
     docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_segments + 1);
     docs->work = m->staging + *used;
     docs->num_segments = num_segments;
     docs->max_seqlen = max_seqlen;
     docs->total_tokens = cu_seqlens[num_segments];
-    if (num_work)
-        memcpy(m->staging_host + *used, work, num_work * sizeof *work);
-    else
-        num_work = attention_work_list(m->staging_host + *used, cu_seqlens, num_segments, m->heads);
-    *used += num_work;
+    *used += attention_work_list(m->staging_host + *used, cu_seqlens, num_segments, m->heads);
     assert(*used <= m->staging_ints);
 }
 
-// LoaderSettings.work_list, with the model's heads as its context.
-static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *cu_seqlens,
-                                     int num_segments) {
-    return attention_work_list(out, cu_seqlens, num_segments, *(const HeadShape *)heads);
-}
-
-// A batch without a work list gets one here.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     LlamaInputs *in = &m->in;
     size_t used = 0;
@@ -638,8 +627,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->cache_rows = b->cache_rows ? llama_stage(m, &used, b->cache_rows, b->total_tokens) : NULL;
     in->decode = b->decode;
     in->num_targets = b->num_targets;
-    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_segments, b->max_seqlen,
-                          b->work, b->num_work);
+    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_segments, b->max_seqlen);
     in->num_real_rows = b->num_real_rows;
     if (b->num_real_rows) {
         in->real_rows = llama_stage(m, &used, b->real_rows, b->num_real_rows);
@@ -648,7 +636,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
             positions_host[i] = b->position_ids[b->real_rows[i]];
         in->real_position_ids = llama_stage(m, &used, NULL, b->num_real_rows);
         llama_stage_documents(m, &used, &in->real_docs, b->real_cu_seqlens, b->num_real_segments,
-                              b->real_max_seqlen, b->real_work, b->num_real_work);
+                              b->real_max_seqlen);
     }
     device_upload(m->staging, m->staging_host, used * sizeof(int32_t));
 }
@@ -823,26 +811,20 @@ static inline double llama_validation_loss(LlamaModel *m, const StepData *data) 
     return llama_read_step(m).loss_sum;
 }
 
-// Logits of rows of the current batch, after llama_forward
-static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t *rows_host,
-                                int32_t n) {
+static inline void llama_next_logits(LlamaModel *m, const Batch *b, const int32_t *rows_host,
+                                     int32_t n, float *logits_host) {
     LlamaScratch *s = &m->scratch;
     const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
     // behind the batch, see llama_plan
     int32_t *rows = m->staging + m->staging_ints - m->settings.micro_batch_tokens;
     assert(n <= m->settings.head_chunk);
+    comm_progress();
+    llama_set_batch(m, b);
+    llama_forward(m);
     device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
     gather_rows(s->head_rows, m->acts[m->config.num_layers].norm_attn, rows, n, C);
     matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
     activations_to_host(logits_host, s->logits, (size_t)n * (size_t)V);
-}
-
-static inline void llama_next_logits(LlamaModel *m, const Batch *b, const int32_t *rows_host,
-                                     int32_t n, float *logits_host) {
-    comm_progress();
-    llama_set_batch(m, b);
-    llama_forward(m);
-    llama_logits(m, logits_host, rows_host, n);
 }
 
 static inline void llama_get_losses(LlamaModel *m, const Batch *b, float *losses_host) {
@@ -1204,7 +1186,8 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
     if (settings.num_ranks == 0) m->settings.num_ranks = 1;
     m->staging_ints = 4 * T + (T + 1) + work_ints + (settings.repad ? 3 * T + 1 + work_ints : 0);
-    m->staging_ints += settings.cache_tokens ? 2 * T : T;  // the rows of llama_logits, at the end
+    m->staging_ints +=
+        settings.cache_tokens ? 2 * T : T;  // the rows of llama_next_logits, at the end
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");

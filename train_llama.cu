@@ -75,7 +75,7 @@ typedef struct {
     OutDir *out;
     RunLog log;
     TrainingState state, last_good;  // now, and before the steps that were skipped last
-    Samples samples;
+    TextWriter samples;
     Saver saver;
     int64_t last_saved;  // step, known to rank 0; -1: none
     double save_due_ms;  // of rank 0's clock, without --save-every
@@ -232,7 +232,7 @@ static void check_ranks_still_agree(const Run *run) {
 // The model of this rank's part of the training. Without --recompute it recomputes as little as
 // fits with a 16th of the memory to spare for libraries; the same on all ranks.
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
-                       const Samples *samples, DeviceRoom *room) {
+                       const TextWriter *samples, DeviceRoom *room) {
     const int32_t leaves = d->loader_settings.plan.num_micro, val = d->most_val_micros;
     const int32_t ranks = comm_num_ranks(), most = leaves > val ? leaves : val;
     LlamaSettings s = {.micro_batch_tokens = o->micro_batch_tokens,
@@ -241,7 +241,7 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
                        .train = true,
                        .lora = o->adapters,
                        .muon = o->optimizer == OPTIMIZER_MUON,
-                       .cache_tokens = texts_cache_tokens(&samples->texts, o),
+                       .cache_tokens = texts_cache_tokens(samples),
                        .rank = comm_rank(),
                        .num_ranks = ranks,
                        .deterministic_reduction = reduces_deterministically(o),
@@ -257,14 +257,6 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
     if (o->recompute < LLAMA_NUM_RECOMPUTES) chosen = o->recompute;  // not auto
     s.recompute = (LlamaRecompute)comm_max(chosen);
     llama_plan(m, config, s);
-}
-
-// The loader thread makes the attention work lists; only the planned model knows its heads.
-static void load_work_lists(LoaderSettings *s, LlamaModel *m) {
-    const int32_t most = s->plan.micro_batch_tokens;
-    s->work_list = llama_work_list;
-    s->work_context = &m->heads;
-    s->max_work = attention_work_list_size(most, most);
 }
 
 static void print_bytes(const char *name, size_t bytes) {
@@ -792,7 +784,7 @@ static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
     static Conversation conversation;
     Error err = {0};
     must(conversation_open(&conversation, o, &err), &err);
-    const int32_t tokens = texts_cache_tokens(&conversation.texts, o);
+    const int32_t tokens = texts_cache_tokens(&conversation.writer);
     load_for_inference(m, config, o, room, tokens, tokens);
     conversation_run(&conversation, llama_face(m));
 }
@@ -884,7 +876,6 @@ int main(int argc, char **argv) {
 
     const char *weights = weights_dir(o, &at);
     plan_model(&model, &config, o, &data, &run.samples, &room);
-    load_work_lists(&data.loader_settings, &model);
     if (is_rank_0() && o->save_every != 0 && run_trains(o))  // beside the models, if on the host
         saver_open(&run.saver, model.num_elements,
                    (size_t)comm_local_ranks() * llama_memory_total(&model) *

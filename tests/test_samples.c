@@ -36,14 +36,17 @@ static ModelFace face_of(LlamaModel *m) {
     return face;
 }
 
-// Writes a text of its own, with this number and first token, that the caller frees.
+// Writes one text, with this number, that the caller frees.
 static Text write_text(TextWriter *w, ModelFace face, int number, int64_t step) {
-    TextList texts = {0};
-    texts_add(&texts, w->o, 1)->number = number;
-    texts_write(w, &texts, face, step);
-    const Text text = texts.list[0];
-    free(texts.list);
-    return text;
+    w->num_texts = 0;
+    text_add(w, 1)->number = number;
+    texts_write(w, face, step);
+    return w->texts[0];
+}
+
+static void writer_free(TextWriter *w) {  // whose texts are freed
+    w->num_texts = 0;
+    texts_free(w);
 }
 
 static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out, size_t most) {
@@ -63,7 +66,6 @@ static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out,
 static void check_greedy(const char *name, const TokenIds *ends, bool tight) {
     SafetensorsSet set;
     LlamaModel m;
-    TextList texts = {0};
     int32_t tokens[256], cu[MAX_TEXTS + 1], expected[MAX_TEXTS * NEW_TOKENS];
     const char *dir = printed("tests/golden/%s", name);
     MUST(safetensors_open(&set, printed("%s/expected.safetensors", dir), &err));
@@ -77,18 +79,18 @@ static void check_greedy(const char *name, const TokenIds *ends, bool tight) {
     TextWriter w = {.o = &o};
     open_model(&m, dir, tight ? longest : 256, o.max_seqlen);
     for (int i = 0; i < n; i++) {
-        const Text *text = texts_add(&texts, &o, cu[i + 1] - cu[i]);
+        const Text *text = text_add(&w, cu[i + 1] - cu[i]);
         memcpy(text->tokens, tokens + cu[i], (size_t)text->length * sizeof(int32_t));
     }
     ModelFace model = face_of(&m);
     if (ends) model.text_ends = ends;
     most_docs = 0;
-    texts_write(&w, &texts, model, 1);
+    texts_write(&w, model, 1);
     int num_ended = 0;
     CHECK_MSG(n == 7 && (tight ? most_docs < n : most_docs == n), "%d texts, %d in one batch", n,
               most_docs);
     for (int i = 0; i < n; i++) {
-        const Text *text = &texts.list[i];
+        const Text *text = &w.texts[i];
         const int32_t prompt = cu[i + 1] - cu[i];
         bool ended = false;
         for (int k = 0; k < NEW_TOKENS && prompt + k < o.max_seqlen && !ended; k++) {
@@ -101,8 +103,7 @@ static void check_greedy(const char *name, const TokenIds *ends, bool tight) {
         }
     }
     CHECK(!ends || num_ended >= ends->n);
-    texts_free(&texts);
-    batch_free(&w.batch);
+    texts_free(&w);
     safetensors_close(&set);
     llama_free(&m);
 }
@@ -158,7 +159,7 @@ TEST(padding_and_special_tokens_are_never_sampled) {
     const Text text = write_text(&w, fake_model(ROW, 96, &end), 0, 1);
     CHECK(text.ended && text.length == 2 && text.tokens[1] == END);
     free(text.tokens);
-    batch_free(&w.batch);
+    writer_free(&w);
 }
 
 // Of one prompt at one step, each text has its own random numbers, and other ones at another step.
@@ -176,7 +177,7 @@ TEST(texts_of_a_prompt_differ) {
             for (int k = 0; k < i; k++) CHECK(memcmp(first[i], first[k], sizeof first[i]) != 0);
             free(text.tokens);
         }
-        batch_free(&w.batch);
+        writer_free(&w);
     }
 }
 
@@ -203,19 +204,18 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int32_t n = (int32_t)strlen(cases[i][0]);
         const Options o = {.max_seqlen = n, .sample_tokens = 1, .top_p = 1};
-        Samples samples = {.writer = {.o = &o, .printer.tokenizer = &t}};
-        const Text *text = texts_add(&samples.texts, &o, n);
+        TextWriter w = {.o = &o, .printer.tokenizer = &t};
+        const Text *text = text_add(&w, n);
         for (int32_t k = 0; k < n; k++) {
             const unsigned char byte = (unsigned char)cases[i][0][k];
             text->tokens[k] = byte == 'S' ? SPECIAL_TOKEN : byte == 'U' ? UNKNOWN : byte;
         }
         const char *expected = printed("--- sample 1 after step 1\n%s\n", cases[i][1]);
         capture_begin();
-        samples_report(&samples, fake_model(UNKNOWN + 1, n, &none), 1, &log);
+        samples_report(&w, fake_model(UNKNOWN + 1, n, &none), 1, &log);
         const char *shown = capture_end();
         CHECK_MSG(strcmp(shown, expected) == 0, "'%s', expected '%s'", shown, expected);
-        texts_free(&samples.texts);
-        batch_free(&samples.writer.batch);
+        texts_free(&w);
     }
 }
 
@@ -228,26 +228,24 @@ TEST(a_continued_text_is_that_of_its_whole_beginning) {
     const TokenIds none = {0};
     LlamaModel m;
     const Options o = greedy(96);
-    TextWriter w = {.o = &o};
-    TextList texts = {0}, wholes = {0};
+    TextWriter w = {.o = &o}, other = {.o = &o};
     open_model(&m, "tests/golden/gqa3_tied", 96, 96);
     ModelFace model = face_of(&m);
     model.text_ends = &none;
-    Text *text = texts_add(&texts, &o, 7);
+    Text *text = text_add(&w, 7);
     for (int32_t k = 0; k < 7; k++) text->tokens[k] = 3 * k + 1;
-    texts_write(&w, &texts, model, 1);
+    texts_write(&w, model, 1);
     CHECK(text->length == 7 + NEW_TOKENS && text->num_cached == text->length - 1);
     memcpy(text->tokens + text->length, more, sizeof more);
     text->prompt_length = text->length += 5;
-    const Text *whole = texts_add(&wholes, &o, text->length);
+    const Text *whole = text_add(&other, text->length);
     memcpy(whole->tokens, text->tokens, (size_t)text->length * sizeof(int32_t));
-    texts_write(&w, &texts, model, 1);
-    texts_write(&w, &wholes, model, 1);
+    texts_write(&w, model, 1);
+    texts_write(&other, model, 1);
     CHECK(text->length == whole->length);
     CHECK(memcmp(text->tokens, whole->tokens, (size_t)text->length * sizeof(int32_t)) == 0);
-    texts_free(&texts);
-    texts_free(&wholes);
-    batch_free(&w.batch);
+    texts_free(&w);
+    texts_free(&other);
     llama_free(&m);
 }
 

@@ -44,15 +44,6 @@ static void step_data_reserve(StepData *d, int32_t n, int32_t micro_batch_tokens
         batch_init(&d->micro[d->num_allocated++], micro_batch_tokens, micro_batch_tokens);
 }
 
-// The work list of one micro-batch into *work, which is allocated once; returns the int32 used.
-static size_t step_data_work(int32_t **work, const LoaderSettings *s, const int32_t *cu_seqlens,
-                             int32_t num_segments) {
-    if (!*work) *work = host_calloc(s->max_work, sizeof(int32_t), "attention work lists");
-    const size_t used = s->work_list(s->work_context, *work, cu_seqlens, num_segments);
-    assert(used <= s->max_work);
-    return used;
-}
-
 bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err) {
     const int32_t n = c->length - 1 + c->has_next;
     int32_t *targets = ds->masked ? tokens + n + 1 : NULL;
@@ -79,10 +70,6 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
     assert(batch_is_valid(b, ds->vocab_size));
     d->local_tokens += b->total_tokens;
-    if (s->work_list) b->num_work = step_data_work(&b->work, s, b->cu_seqlens, b->num_segments);
-    if (s->work_list && b->num_real_segments > 0)
-        b->num_real_work =
-            step_data_work(&b->real_work, s, b->real_cu_seqlens, b->num_real_segments);
     return true;
 }
 

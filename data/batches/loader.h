@@ -18,11 +18,6 @@ typedef struct {
     int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1: a single process
     int32_t source;           // > 0: documents of this source alone, counted from 1
     bool deterministic_reduction;  // a rank's micro-batches are contiguous, not chosen by work
-    // Writes the attention work list of cu_seqlens (num_segments + 1) into out (max_work), and
-    // returns the int32 used; called by the thread that loads. NULL: batches have no work lists.
-    size_t (*work_list)(void *context, int32_t *out, const int32_t *cu_seqlens, int num_segments);
-    void *work_context;
-    size_t max_work;  // int32 that a micro-batch may need; follows from plan.micro_batch_tokens
 } LoaderSettings;
 
 typedef struct {

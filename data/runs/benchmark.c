@@ -10,7 +10,7 @@
 #include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "scorer.h"
+#include "evaluate.h"
 
 // ------------------------------------------------------------------------------------------------
 // Questions

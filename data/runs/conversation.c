@@ -18,15 +18,14 @@ static bool append_prompt(Conversation *c, Text *text, const char *prompt, Error
     const int32_t before = text->length;
     Parts turn = {0};
     if (c->o->chat) chat_ask(&c->chat, c->system, prompt, text->length == 0, text->ended, &turn);
-    const bool ok =
-        text_append(text, c->o, &c->tokenizer, turn.bytes ? (char *)turn.bytes : prompt, err);
+    const bool ok = text_append(&c->writer, text, turn.bytes ? (char *)turn.bytes : prompt, err);
     c->prompt_tokens += text->length - before;
     parts_free(&turn);
     return ok;
 }
 
 static bool add_prompt(Conversation *c, const char *prompt, Error *err) {
-    return append_prompt(c, texts_add(&c->texts, c->o, 0), prompt, err);
+    return append_prompt(c, text_add(&c->writer, 0), prompt, err);
 }
 
 static char *cut_end(char *text, char end) {
@@ -43,7 +42,7 @@ static bool add_lines(Conversation *c, const char *path, Error *err) {
     for (char *line; ok && (line = strsep(&rest, "\n"));)
         if (cut_end(line, '\r')[0]) ok = add_prompt(c, line, err);
     free(lines);
-    if (ok && c->texts.n == 0) ok = bad_input(err, "%s: expected a prompt a line", path);
+    if (ok && c->writer.num_texts == 0) ok = bad_input(err, "%s: expected a prompt a line", path);
     return ok;
 }
 
@@ -90,7 +89,7 @@ bool conversation_open(Conversation *c, const Options *o, Error *err) {
     if (prompt && strcmp(prompt, "-") != 0) return add_prompt(c, prompt, err);
     c->asks_terminal = !prompt && isatty(STDIN_FILENO);
     if (!c->asks_terminal) return add_standard_input(c, err);
-    texts_add(&c->texts, o, o->max_seqlen);
+    text_add(&c->writer, o->max_seqlen);
     fprintf(stderr, "%s %s; temperature %g, up to %d tokens\n%s\n", o->model,
             o->chat ? "answers" : "continues each text", o->temperature, o->sample_tokens,
             commands);
@@ -107,10 +106,10 @@ static bool is_command(const char *message, const char *name) {
 
 static void answer(Conversation *c, const char *message, ModelFace model, int64_t turn) {
     Error err = {0};
-    Text *text = c->texts.list;
+    Text *text = c->writer.texts;
     if (!c->o->chat) text_begin_again(text, 0);
     if (!append_prompt(c, text, message, &err)) return error_print(&err);
-    texts_write(&c->writer, &c->texts, model, turn);
+    texts_write(&c->writer, model, turn);
     if (stop_signal) {
         text_print(&c->writer.printer, NULL, 0, true);
         printf("\n");
@@ -122,7 +121,7 @@ static void answer(Conversation *c, const char *message, ModelFace model, int64_
 
 static void run_terminal(Conversation *c, ModelFace model) {
     Ask person;
-    text_begin_again(c->texts.list, 0);
+    text_begin_again(c->writer.texts, 0);
     ask_open(&person);
     for (int64_t turn = 0;; turn++) {
         stop_signal = 0;
@@ -134,9 +133,9 @@ static void run_terminal(Conversation *c, ModelFace model) {
         if (stop_signal)
             printf("%s%s\n", message ? "" : "\n", commands);
         else if (is_command(message, "/reset"))
-            text_begin_again(c->texts.list, 0);
+            text_begin_again(c->writer.texts, 0);
         else if (is_command(message, "/system")) {
-            text_begin_again(c->texts.list, 0);
+            text_begin_again(c->writer.texts, 0);
             free(c->system);
             c->system = message[7] ? host_copy(message + 8, "a message") : NULL;
         } else if (message[0])
@@ -153,12 +152,11 @@ void conversation_run(Conversation *c, ModelFace model) {
     if (c->asks_terminal)
         run_terminal(c, model);
     else
-        texts_write(w, &c->texts, model, 0);
+        texts_write(w, model, 0);
     fprintf(stderr, "%ld prompt token%s in %.2f s, then %ld token%s in %.2f s: %.1f tokens/s\n",
             c->prompt_tokens, text_plural(c->prompt_tokens), w->prompt_ms * 1e-3, w->later_tokens,
             text_plural(w->later_tokens), w->later_ms * 1e-3,
             w->later_ms > 0 ? (double)w->later_tokens / w->later_ms * 1e3 : 0);
-    texts_free(&c->texts);
+    texts_free(w);
     tokenizer_free(&c->tokenizer);
-    batch_free(&w->batch);
 }

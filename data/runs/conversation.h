@@ -10,11 +10,10 @@
 
 typedef struct {
     const Options *o;
-    TextWriter writer;
+    TextWriter writer;    // of all prompts; a terminal continues one text
     Tokenizer tokenizer;  // without BOS for a chat
     ChatTemplate chat;
-    char *system;    // of a conversation; NULL: as the template has it
-    TextList texts;  // of all prompts; a terminal continues one text
+    char *system;  // of a conversation; NULL: as the template has it
     bool asks_terminal;
     int64_t prompt_tokens;
 } Conversation;

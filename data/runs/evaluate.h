@@ -1,4 +1,5 @@
-// --eval: loss and perplexity of a model on every document of a data set, by document length.
+// How well a model predicts documents: the losses that --eval and --bench sum, and --eval's table by
+// document length.
 #ifndef UNPAD_EVALUATE_H
 #define UNPAD_EVALUATE_H
 
@@ -7,8 +8,31 @@
 #include "model_face.h"
 #include "run_options.h"
 
-// Prints the table. o: max_seqlen, micro_batch_tokens, long_docs, and seed, which orders documents.
-// A segment of a split document is computed alone and counts in the row of its document.
+// Packs documents one after another into micro-batches, which the ranks take in turn.
+typedef struct {
+    const Options *o;
+    ModelFace model;
+    Batch batch;
+    float *losses;  // (micro_batch_tokens)
+    DocView *docs;  // (num_docs) of this rank's micro-batch, and
+    double **sums;  // where the losses of each are added
+    int num_docs;
+    int32_t tokens;  // in the micro-batch so far, which is packed by
+    int32_t turn;    // this rank
+} Scorer;
+
+void scorer_open(Scorer *s, const Options *o, ModelFace model);
+
+// Gives the next document, of at most micro_batch_tokens, its place. NULL: another rank scores it;
+// else the caller fills in the result, whose losses are added to *sum by a later call.
+DocView *scorer_next(Scorer *s, int32_t length, double *sum);
+
+// Scores the rest; values (n) =  their sums over all ranks. NULL: after a failure, only frees.
+void scorer_close(Scorer *s, double *values, size_t n);
+
+// --eval: prints loss and perplexity of all documents. o: max_seqlen, micro_batch_tokens, long_docs,
+// and seed, which orders them. Segments of a split document are computed alone and count in the row
+// of the document.
 bool evaluate(Dataset *data, const Options *o, ModelFace model, Error *err);
 
 #endif

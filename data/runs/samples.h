@@ -6,15 +6,10 @@
 #include "run_data.h"
 #include "text_writer.h"
 
-typedef struct {
-    TextWriter writer;
-    TextList texts;
-} Samples;
-
 // Reads or encodes the prompts. One that cannot be encoded is an error (exit 2).
-bool samples_open(Samples *s, const Options *o, Data *data, Error *err);
+bool samples_open(TextWriter *w, const Options *o, Data *data, Error *err);
 
 // Writes, prints and logs one round.
-void samples_report(Samples *s, ModelFace model, int64_t step, RunLog *log);
+void samples_report(TextWriter *w, ModelFace model, int64_t step, RunLog *log);
 
 #endif

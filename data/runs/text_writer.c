@@ -15,32 +15,30 @@
 // Texts
 
 // A text may grow to this length.
-static int32_t text_most(const Text *text, const Options *o) {
-    const int32_t most = text->prompt_length + o->sample_tokens;
-    return most < o->max_seqlen ? most : o->max_seqlen;
+static int32_t text_most(const TextWriter *w, const Text *text) {
+    const int32_t most = text->prompt_length + w->o->sample_tokens;
+    return most < w->o->max_seqlen ? most : w->o->max_seqlen;
 }
 
-Text *texts_add(TextList *texts, const Options *o, int32_t prompt_length) {
-    const size_t n = (size_t)texts->n;
-    texts->list = host_grow(texts->list, &texts->capacity, n + 1, sizeof(Text), "texts");
-    assert(prompt_length <= o->max_seqlen);
-    texts->list[n] = (Text){.prompt_length = prompt_length,
-                            .length = prompt_length,
-                            .number = texts->n++,
-                            .tokens = host_calloc((size_t)o->max_seqlen, sizeof(int32_t), "texts")};
-    return &texts->list[n];
+static bool text_can_grow(const TextWriter *w, const Text *text) {
+    return !text->ended && text->length < text_most(w, text);
 }
 
-void texts_free(TextList *texts) {
-    for (int i = 0; i < texts->n; i++) free(texts->list[i].tokens);
-    free(texts->list);
+Text *text_add(TextWriter *w, int32_t prompt_length) {
+    const size_t n = (size_t)w->num_texts;
+    w->texts = host_grow(w->texts, &w->text_capacity, n + 1, sizeof(Text), "texts");
+    Text *text = &w->texts[n];
+    assert(prompt_length <= w->o->max_seqlen);
+    *text = (Text){.prompt_length = prompt_length, .length = prompt_length, .number = w->num_texts};
+    text->tokens = host_calloc((size_t)w->o->max_seqlen, sizeof(int32_t), "texts");
+    w->num_texts++;
+    return text;
 }
 
-bool text_append(Text *text, const Options *o, const Tokenizer *tokenizer, const char *prompt,
-                 Error *err) {
+bool text_append(const TextWriter *w, Text *text, const char *prompt, Error *err) {
     const int64_t n =
-        tokenizer_encode(tokenizer, prompt, strlen(prompt), text->tokens + text->length,
-                         o->max_seqlen - 1 - text->length, err);
+        tokenizer_encode(w->printer.tokenizer, prompt, strlen(prompt), text->tokens + text->length,
+                         w->o->max_seqlen - 1 - text->length, err);
     if (n == 0)
         error_set(err, EXIT_USAGE, "leave it out, or give some text",
                   "prompt: expected at least one token, found none");
@@ -56,10 +54,16 @@ void text_begin_again(Text *text, int32_t length) {
     text->ended = false;
 }
 
-int32_t texts_cache_tokens(const TextList *texts, const Options *o) {
+int32_t texts_cache_tokens(const TextWriter *w) {
     int64_t tokens = 0;
-    for (int i = 0; i < texts->n; i++) tokens += text_most(&texts->list[i], o);
-    return (int32_t)(tokens < o->micro_batch_tokens ? tokens : o->micro_batch_tokens);
+    for (int i = 0; i < w->num_texts; i++) tokens += text_most(w, &w->texts[i]);
+    return (int32_t)(tokens < w->o->micro_batch_tokens ? tokens : w->o->micro_batch_tokens);
+}
+
+void texts_free(TextWriter *w) {
+    for (int i = 0; i < w->num_texts; i++) free(w->texts[i].tokens);
+    free(w->texts);
+    batch_free(&w->batch);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -169,33 +173,16 @@ static float sample_uniform(uint64_t seed, int64_t step, int text, int position)
 
 enum { MAX_GROUP = 64 };
 
-typedef struct {
-    TextWriter *writer;
-    const ModelFace *model;
-    int64_t step;
-    Text *texts;  // (num_texts)
-    int num_texts;
-    float *logits;      // (num_texts, vocab_size)
-    HeapItem *scratch;  // (vocab_size)
-    bool has_headings;
-    int current;      // the text that is printed, and
-    int32_t printed;  // how far; -1: not even its heading
-} TextGroup;
-
-static bool can_grow(const TextGroup *g, const Text *text) {
-    return !text->ended && text->length < text_most(text, g->writer->o);
-}
-
 // Packs what is not in the cache of each text that has room for one more token; rows: the last row
 // of each. Returns how many these are.
-static int32_t group_pack(const TextGroup *g, Text **growing, int32_t *rows) {
-    Batch *b = &g->writer->batch;
+static int32_t group_pack(TextWriter *w, Text **growing, int32_t *rows) {
+    Batch *b = &w->batch;
     DocView docs[MAX_GROUP];
     int32_t n = 0;
     b->decode = false;
-    for (int i = 0; i < g->num_texts; i++) {
-        Text *text = &g->texts[i];
-        if (!can_grow(g, text)) continue;
+    for (int i = 0; i < w->group_size; i++) {
+        Text *text = &w->group[i];
+        if (!text_can_grow(w, text)) continue;
         const int32_t done = text->num_cached;
         docs[n] = (DocView){text->tokens + done, text->length - done, -1, NULL};
         b->decode |= done > 0;
@@ -222,105 +209,104 @@ static bool ends_turn(const TextWriter *w, const Text *text) {
 
 // What no text should have: ids without a token, as a vocabulary that is padded has them, and
 // special tokens but for those that end a text or a turn.
-static void forbid_tokens(const TextWriter *w, const ModelFace *model, float *logits) {
+static void forbid_tokens(const TextWriter *w, float *logits) {
     const Tokenizer *t = w->printer.tokenizer;
-    for (int32_t id = 0; t && id < model->vocab_size; id++) {
+    for (int32_t id = 0; t && id < w->model->vocab_size; id++) {
         size_t n;
         tokenizer_bytes(t, id, &n);
         const bool is_text = n > 0 && !t->special[id];
         if (!is_text && !(w->turn_end_length == 1 && id == w->turn_end[0]) &&
-            !token_ids_have(model->text_ends, id))
+            !token_ids_have(w->model->text_ends, id))
             logits[id] = -INFINITY;
     }
 }
 
 // Adds one token to each text that has room for one; returns how many have.
-static int32_t group_grow(const TextGroup *g) {
-    const TextWriter *w = g->writer;
+static int32_t group_grow(TextWriter *w) {
     const Options *o = w->o;
-    const ModelFace *model = g->model;
+    const int32_t V = w->model->vocab_size;
     Text *growing[MAX_GROUP];
     int32_t rows[MAX_GROUP];
-    const int32_t n = group_pack(g, growing, rows);
-    if (n > 0) model->next_logits(model->model, &w->batch, rows, n, g->logits);
+    const int32_t n = group_pack(w, growing, rows);
+    if (n > 0) w->model->next_logits(w->model->model, &w->batch, rows, n, w->logits);
     for (int i = 0; i < n; i++) {
         Text *text = growing[i];
+        float *logits = w->logits + (size_t)i * (size_t)V;
         const float uniform =
-            sample_uniform((uint64_t)o->seed, g->step, text->number, text->length);
-        float *own = g->logits + (size_t)i * (size_t)model->vocab_size;
-        forbid_tokens(w, model, own);
+            sample_uniform((uint64_t)o->seed, w->step, text->number, text->length);
+        forbid_tokens(w, logits);
         const int32_t id =
-            sample_token(own, model->vocab_size, o->temperature, o->top_p, uniform, g->scratch);
+            sample_token(logits, V, o->temperature, o->top_p, uniform, w->candidates);
         text->tokens[text->length++] = id;
-        text->ended = token_ids_have(model->text_ends, id) || ends_turn(w, text);
+        text->ended = token_ids_have(w->model->text_ends, id) || ends_turn(w, text);
     }
     return n;
 }
 
 // Prints what the last pass has added: the texts in order, each from the end of its prompt, as far
 // as they have grown.
-static void group_print(TextGroup *g) {
-    TextWriter *w = g->writer;
-    for (; g->current < g->num_texts; g->current++) {
-        const Text *text = &g->texts[g->current];
-        if (g->printed < 0 && g->has_headings) printf("--- %d\n", text->number + 1);
-        if (g->printed < 0) g->printed = text->prompt_length;
-        const bool grows = can_grow(g, text);
+static void group_print(TextWriter *w) {
+    for (; w->current < w->group_size; w->current++) {
+        const Text *text = &w->group[w->current];
+        if (w->printed < 0 && w->num_texts > 1) printf("--- %d\n", text->number + 1);
+        if (w->printed < 0) w->printed = text->prompt_length;
+        const bool grows = text_can_grow(w, text);
         // what may become the end of a turn is not shown yet; as one token it never is
         const bool holds_back = w->turn_end_length > 1 && (grows || ends_turn(w, text));
-        const int64_t shown = text->length - (holds_back ? w->turn_end_length : 0);
-        text_print(&w->printer, text->tokens + g->printed, shown - g->printed, !grows);
-        if (shown > g->printed) g->printed = (int32_t)shown;
+        const int32_t shown = text->length - (holds_back ? (int32_t)w->turn_end_length : 0);
+        text_print(&w->printer, text->tokens + w->printed, shown - w->printed, !grows);
+        if (shown > w->printed) w->printed = shown;
         if (grows) break;
         printf("\n");
-        g->printed = -1;
+        w->printed = -1;
     }
     fflush(stdout);
 }
 
-static void group_write(TextGroup *g) {
-    TextWriter *w = g->writer;
-    g->current = 0;
-    g->printed = -1;
+static void group_write(TextWriter *w) {
+    w->current = 0;
+    w->printed = -1;
     for (bool first_pass = true;; first_pass = false) {
         const double start_ms = now_ms();
-        const int32_t n = group_grow(g);
+        const int32_t n = group_grow(w);
         if (n == 0) return;
         *(first_pass ? &w->prompt_ms : &w->later_ms) += now_ms() - start_ms;
         if (!first_pass) w->later_tokens += n;
-        if (w->printer.to) group_print(g);
+        if (w->printer.to) group_print(w);
         if (stop_signal) return;
     }
 }
 
-// Takes as many of the texts (n) as fit into the cache at their full length; gives each its rows.
-static void group_take(TextGroup *g, Text *texts, int n) {
+// The next group: as many texts as fit into the cache at their full length. Gives each its rows.
+static void group_take(TextWriter *w, Text *texts, int num_texts) {
     int32_t tokens = 0;
-    g->texts = texts;
-    g->num_texts = 0;
-    while (g->num_texts < n && g->num_texts < g->model->max_rows && g->num_texts < MAX_GROUP) {
-        const int32_t most = text_most(&texts[g->num_texts], g->writer->o);
-        if (most > g->model->cache_tokens - tokens) break;
-        texts[g->num_texts++].first_row = tokens;
+    int n = 0;
+    for (; n < num_texts && n < w->model->max_rows && n < MAX_GROUP; n++) {
+        const int32_t most = text_most(w, &texts[n]);
+        if (most > w->model->cache_tokens - tokens) break;
+        texts[n].first_row = tokens;
         tokens += most;
     }
-    assert(g->num_texts > 0);
+    assert(n > 0);
+    w->group = texts;
+    w->group_size = n;
 }
 
-void texts_write(TextWriter *w, const TextList *texts, ModelFace model, int64_t step) {
+void texts_write(TextWriter *w, ModelFace model, int64_t step) {
     const size_t V = (size_t)model.vocab_size;
-    TextGroup g = {.writer = w, .model = &model, .step = step, .has_headings = texts->n > 1};
-    g.logits = host_calloc((texts->n < MAX_GROUP ? (size_t)texts->n : MAX_GROUP) * V, sizeof(float),
-                           "texts");
-    g.scratch = host_calloc(V, sizeof(HeapItem), "texts");
+    const size_t most = w->num_texts < MAX_GROUP ? (size_t)w->num_texts : MAX_GROUP;
+    w->model = &model;
+    w->step = step;
+    w->logits = host_calloc(most * V, sizeof(float), "texts");
+    w->candidates = host_calloc(V, sizeof(HeapItem), "texts");
     if (!w->batch.tokens) {
         batch_init(&w->batch, model.cache_tokens, model.cache_tokens);
         w->batch.cache_rows = host_calloc((size_t)model.cache_tokens, sizeof(int32_t), "texts");
     }
-    for (int first = 0; first < texts->n; first += g.num_texts) {
-        group_take(&g, texts->list + first, texts->n - first);
-        group_write(&g);
+    for (int first = 0; first < w->num_texts; first += w->group_size) {
+        group_take(w, w->texts + first, w->num_texts - first);
+        group_write(w);
     }
-    free(g.logits);
-    free(g.scratch);
+    free(w->logits);
+    free(w->candidates);
 }

@@ -23,26 +23,6 @@ typedef struct {
     int32_t num_cached, first_row;
 } Text;
 
-typedef struct {
-    Text *list;  // (n)
-    int n;
-    size_t capacity;
-} TextList;
-
-// Adds a text whose prompt, prompt_length <= max_seqlen tokens, the caller fills in.
-Text *texts_add(TextList *texts, const Options *o, int32_t prompt_length);
-void texts_free(TextList *texts);
-
-// Appends the tokens of a prompt, and leaves space for one more token.
-bool text_append(Text *text, const Options *o, const Tokenizer *tokenizer, const char *prompt,
-                 Error *err);
-
-// Keeps the first `length` tokens of a text.
-void text_begin_again(Text *text, int32_t length);
-
-// Tokens that the cache needs for as many texts at one time as fit into micro_batch_tokens.
-int32_t texts_cache_tokens(const TextList *texts, const Options *o);
-
 // Prints tokens as text: without special tokens and control characters, ids where there is no
 // tokenizer. A character that is spread over several tokens is printed when it is complete, and
 // bytes that form no character as U+FFFD.
@@ -65,17 +45,42 @@ int32_t sample_token(const float *logits, int32_t V, float temperature, float to
 enum { MAX_TURN_END = 64 };
 
 typedef struct {
-    const Options *o;                // max_seqlen, sample_tokens, temperature, top_p, seed
-    TextPrinter printer;             // prints texts as they grow; to NULL: nothing is printed
+    const Options *o;     // max_seqlen, micro_batch_tokens, sample_tokens, temperature, top_p, seed
+    TextPrinter printer;  // prints texts as they grow; to NULL: nothing is printed
+    Text *texts;          // (num_texts)
+    int num_texts;
+    size_t text_capacity;
     int32_t turn_end[MAX_TURN_END];  // (turn_end_length) tokens that end a turn of a chat
     int64_t turn_end_length;
-    Batch batch;  // made when it is first needed
     // the first pass of a group takes the prompts, every other one token of each text
     int64_t later_tokens;
     double prompt_ms, later_ms;
+    // while texts_write runs
+    Batch batch;
+    const ModelFace *model;
+    int64_t step;
+    float *logits;         // (num_texts, vocab_size)
+    HeapItem *candidates;  // (vocab_size)
+    Text *group;           // (group_size) of the texts
+    int group_size;
+    int current;      // the text of the group that is printed, and
+    int32_t printed;  // how far; -1: not even its heading
 } TextWriter;
 
+// Adds a text whose prompt, prompt_length <= max_seqlen tokens, the caller fills in.
+Text *text_add(TextWriter *w, int32_t prompt_length);
+
+// Appends the tokens of a prompt, and leaves space for one more token.
+bool text_append(const TextWriter *w, Text *text, const char *prompt, Error *err);
+
+// Keeps the first `length` tokens of a text.
+void text_begin_again(Text *text, int32_t length);
+
+// Tokens that the cache needs for as many texts at one time as fit into micro_batch_tokens.
+int32_t texts_cache_tokens(const TextWriter *w);
+
 // Continues the texts, which hold their prompts, to their ends. Each is at most cache_tokens long.
-void texts_write(TextWriter *w, const TextList *texts, ModelFace model, int64_t step);
+void texts_write(TextWriter *w, ModelFace model, int64_t step);
+void texts_free(TextWriter *w);
 
 #endif
