@@ -34,10 +34,10 @@
 #include "data/models/weights.h"
 #include "data/runs/model_face.h"  // defines: LlamaModel
 #include "kernels/comm/comm.h"
-#include "kernels/comm/ordered_sum.h"
+#include "kernels/comm/zero.h"
+#include "kernels/arena.h"
 #include "kernels/kernels.h"  // defines: every operation on the device
 #include "kernels/lora.h"
-#include "kernels/muon.h"
 
 // ------------------------------------------------------------------------------------------------
 // Types
@@ -93,10 +93,6 @@ typedef struct {
     floatX *head_rows;  // (head_chunk, C)   rows gathered for sampling
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
     floatX *lora_h, *lora_dh;                               // (T, LORA_MOST*r)
-    // with other ranks, or sums in order: one sum for each part of the step
-    double *norm_partials;  // (num_parts) squares of a part of the gradients
-    double *loss_partials;  // (num_losses)
-    MuonScratch muon;
 } LlamaScratch;
 
 typedef struct {
@@ -122,11 +118,6 @@ enum { LLAMA_NUM_ARENAS = 5 };
 static const char *const llama_arena_names[] = {"weights", "gradients", "optimizer", "activations",
                                                 "workspace"};
 
-typedef struct {
-    char *base;  // NULL while only measured
-    size_t bytes;
-} Arena;
-
 // What a model is planned for; 0 is off, or the default that a comment names.
 typedef struct {
     int32_t micro_batch_tokens;  // of the largest micro-batch
@@ -139,65 +130,28 @@ typedef struct {
     int32_t cache_tokens;  // generation: tokens whose keys and values are kept
     int32_t head_chunk;    // tokens whose logits exist at one time; 0: see llama_head_chunk
     size_t io_chunk;       // elements that pass the host at a time; 0: 2^20
-    // A step is shared with other ranks, which hold a shard of the optimizer state each (ZeRO-1).
-    // Gradients are summed over all micro-batches of all ranks; deterministic_reduction does it
-    // along the tree of sum_tree.h, so that the bits do not depend on the number of ranks.
-    int32_t rank, num_ranks;  // num_ranks 0: alone
-    bool deterministic_reduction;
-    int32_t num_leaves;  // of the tree
-    int32_t num_losses;  // parts that a sum of losses can have
+    ZeroSettings ranks;    // that share each step
 } LlamaSettings;
 
-// What each rank tells all others with its losses, so that a step needs no exchange for it: the
-// time of its micro-batches in the step before, and the signal that asks it to stop, 0: none.
-typedef struct {
-    double passes_ms, signal;
-} RankNote;
-
-// A part of the parameter arenas that one rank updates and sums the squares of, so that the bits do
-// not depend on the number of ranks: a block of what AdamW updates, or a whole matrix of Muon's.
-typedef struct {
-    size_t first;  // element
-    double cost;   // of its update, in FLOPs
-} LlamaPart;
-
-// One unit of overlapped communication: a contiguous range of the parameter arenas.
-typedef struct {
-    size_t first, last;  // elements first .. last - 1
-    uint64_t weights;    // handle of comm_gather_begin
-} LlamaBucket;
-// In the order in which forward uses them: LLAMA_LAYERS + l is layer l, and after the last layer
-// the head. Backward completes their gradients in the reverse order.
+// Weights are gathered and gradients reduced in buckets, in the order in which forward uses them:
+// LLAMA_LAYERS + l is layer l, and after the last layer the head. Backward completes them in the
+// reverse order.
 enum { LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };
 
 struct LlamaModel {
     LlamaConfig config;
     HeadShape heads;
     LlamaSettings settings;
-    OrderedSum sum;    // of the gradients, where sums are in order
-    LlamaPart *parts;  // (num_parts + 1), the last is empty
-    int num_parts;
-    // this rank updates elements shard[rank] to shard[rank + 1], whole parts; it has master_lo, m
-    // and v of the held_count from held_first on
-    size_t *shard;  // (num_ranks + 1)
-    size_t held_first, held_count;
-    LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers + 1); NULL without other ranks
-    bool last_micro_batch;  // of this step: gradients of a bucket leave as soon as they are there
-    uint64_t reduced;       // last handle of comm_reduce_begin
     // what is trained comes first; behind it, where adapters are, the frozen model
     Parameter *tensors;
     int num_tensors, num_trained;
-    size_t num_elements;           // of what is trained, gaps included: of a parameter arena
-    size_t num_weights;            // of all
-    size_t num_decayed;            // the matrices come first in the arena
-    size_t muon_first, muon_last;  // elements first .. last - 1 are Muon's
-    uint32_t frozen_crc;           // of the frozen model as it was read, in fp32
-    // parameter arenas: same offsets in each; master_lo, m and v begin at held_first, and v leaves
-    // out what is Muon's
-    floatX *weights;  // (num_weights)
-    uint16_t *master_lo;
-    real *grads, *m, *v;
-    bool has_grads;  // else the next micro-batch overwrites them: see llama_clear_grads
+    size_t num_elements;  // of what is trained, gaps included
+    size_t num_weights;   // of all
+    size_t num_decayed;   // the matrices come first
+    uint32_t frozen_crc;  // of the frozen model as it was read, in fp32
+    floatX *weights;      // (num_weights)
+    real *grads;          // (num_elements) at the same offsets
+    Zero zero;            // their sum over micro-batches and ranks, and the update
     // views
     floatX *embed_tokens, *norm, *lm_head;  // (V,C), (C), (V,C)
     real *dembed_tokens, *dnorm, *dlm_head;
@@ -208,12 +162,7 @@ struct LlamaModel {
     LlamaScratch scratch;
     real *rope_table;    // (max_seqlen + 1, D/2, 2): the last row rotates nothing
     int32_t *unrotated;  // (T) position_ids of that row, for the backward of layers without RoPE
-    // device, and as the host has read them: loss sum, gradient norm, clip factor; behind them the
-    // notes (num_ranks) and, on the device, loss_partials
-    StepScalars *step, *step_host;
-    RankNote note;     // of this rank, for the next sum of losses
-    double *loss_sum;  // device: where the losses of the micro-batch are added
-    real *loss_scale;  // device: 1 / targets of the step
+    real *loss_scale;    // device: 1 / targets of the step
     // the current micro-batch
     LlamaInputs in;
     int32_t *staging_host, *staging;
@@ -260,22 +209,16 @@ static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err
 // device_timer_ms is the time of the micro-batches.
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                            float grad_clip);
-// It begins a step of this many targets in all,
+// It begins a step of this many targets, of all ranks.
 static inline void llama_begin_step(LlamaModel *m, int64_t num_targets);
-// for each micro-batch makes these five calls: the batch must satisfy batch_is_valid, and may be
-// reused as soon as llama_set_batch returns;
+// Each micro-batch takes zero_begin_micro_batch and these five calls. The batch must satisfy
+// batch_is_valid, and may be reused as soon as llama_set_batch returns.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b);
 static inline void llama_forward(LlamaModel *m);     // up to the final norm
 static inline void llama_head_train(LlamaModel *m);  // losses, and the head's backward
 static inline void llama_backward(LlamaModel *m);    // llama_forward's list from bottom to top
 static inline void llama_add_losses(LlamaModel *m);  // to those of the step
-// then this rank's shard of the gradients becomes the sum over all ranks,
-static inline void llama_reduce_grads(LlamaModel *m);
-// gradient norm, clip factor, AdamW and Muon, on the device: a non-finite loss or norm changes
-// nothing; the gradients are no longer what they were,
-static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip);
-// and the host waits for the loss sum, gradient norm, clip factor and the ranks' notes.
-static inline StepScalars llama_read_step(LlamaModel *m);
+// Then zero_reduce, zero_update and zero_read_step end the step.
 
 // Sum of the losses. Validation micro-batches are distributed across ranks too.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data);
@@ -288,12 +231,9 @@ static inline void llama_free(LlamaModel *m);
 // ------------------------------------------------------------------------------------------------
 // Forward and backward
 
-// Defined below: attention in every layout, and the exchange with other ranks
+// Defined below: attention in every layout
 static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a);
 static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a);
-static inline void llama_await_weights(LlamaModel *m, int bucket);
-static inline void llama_grads_done(LlamaModel *m, int bucket);
-static inline void llama_complete_grads(LlamaModel *m);
 
 // Queries and keys of layer l as attention takes them, from their projections
 static inline void llama_rotate(LlamaModel *m, int l) {
@@ -305,6 +245,24 @@ static inline void llama_rotate(LlamaModel *m, int l) {
     if (llama_has_rope(c, l)) rope_forward(a->qkv, m->in.position_ids, m->rope_table, T, m->heads);
 }
 
+// What is cheap in a layer, for forward and for llama_restore_layer
+static inline void llama_norm_attn(LlamaModel *m, int l) {
+    LlamaActs *a = &m->acts[l];
+    rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->layers[l].input_layernorm,
+                    m->config.rms_norm_eps, m->in.docs.total_tokens, m->config.hidden_size);
+}
+
+static inline void llama_norm_mlp(LlamaModel *m, int l) {
+    LlamaActs *a = &m->acts[l];
+    rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, m->layers[l].post_attention_layernorm,
+                    m->config.rms_norm_eps, m->in.docs.total_tokens, m->config.hidden_size);
+}
+
+static inline void llama_activate(LlamaModel *m, int l) {
+    LlamaActs *a = &m->acts[l];
+    swiglu_forward(a->swiglu, a->gate_up, m->in.docs.total_tokens, m->config.intermediate_size);
+}
+
 // Layer l from its resid_attn up to its last matmul, which llama_forward adds.
 static inline void llama_forward_layer(LlamaModel *m, int l) {
     const LlamaConfig *c = &m->config;
@@ -313,9 +271,8 @@ static inline void llama_forward_layer(LlamaModel *m, int l) {
     const int64_t T = m->in.docs.total_tokens, F = c->intermediate_size;
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
-    const float eps = c->rms_norm_eps;
 
-    rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T, C);
+    llama_norm_attn(m, l);                                              // (T, C)
     matmul_forward(a->proj, a->norm_attn, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
     if (c->qkv_bias) bias_forward(a->proj, w->qkv_bias, T, qkv_dim);
     lora_forward(&w->lora[LORA_QKV], a->proj, a->norm_attn, T, C, qkv_dim);
@@ -323,25 +280,20 @@ static inline void llama_forward_layer(LlamaModel *m, int l) {
     llama_attention_forward(m, a);                                                     // (T, H*D)
     matmul_forward_add(a->resid_mlp, a->resid_attn, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
     lora_forward(&w->lora[LORA_O], a->resid_mlp, a->attn, T, q_dim, C);
-    rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T, C);
+    llama_norm_mlp(m, l);                                                   // (T, C)
     matmul_forward(a->gate_up, a->norm_mlp, w->gate_up_proj, T, C, 2 * F);  // (T, 2F)
     lora_forward(&w->lora[LORA_GATE_UP], a->gate_up, a->norm_mlp, T, C, 2 * F);
-    swiglu_forward(a->swiglu, a->gate_up, T, F);  // (T, F)
+    llama_activate(m, l);  // (T, F)
 }
 
 // For backward: the activations of layer l that it has not kept, bit for bit.
 static inline void llama_restore_layer(LlamaModel *m, int l) {
-    const LlamaLayer *w = &m->layers[l];
-    LlamaActs *a = &m->acts[l];
-    const int64_t T = m->in.docs.total_tokens;
-    const int C = m->config.hidden_size;
-    const float eps = m->config.rms_norm_eps;
     if (m->settings.recompute == LLAMA_RECOMPUTE_FULL) llama_forward_layer(m, l);
     if (m->settings.recompute != LLAMA_RECOMPUTE_ON) return;
     if (m->config.qk_norm) llama_rotate(m, l);
-    rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T, C);
-    rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T, C);
-    swiglu_forward(a->swiglu, a->gate_up, T, m->config.intermediate_size);
+    llama_norm_attn(m, l);
+    llama_norm_mlp(m, l);
+    llama_activate(m, l);
 }
 
 // Leaves the final norm's output in norm_attn of the last LlamaActs.
@@ -351,18 +303,18 @@ static inline void llama_forward(LlamaModel *m) {
     const int64_t T = m->in.docs.total_tokens, F = c->intermediate_size;
     const int C = c->hidden_size;
 
-    llama_await_weights(m, LLAMA_EMBEDDING);
+    zero_await_weights(&m->zero, LLAMA_EMBEDDING);
     embedding_forward(a->resid_attn, m->in.tokens, m->embed_tokens, T, C);  // (T, C)
-    llama_await_weights(m, LLAMA_NORMS);
+    zero_await_weights(&m->zero, LLAMA_NORMS);
     for (int l = 0; l < c->num_layers; l++, a++) {
-        llama_await_weights(m, LLAMA_LAYERS + l);
+        zero_await_weights(&m->zero, LLAMA_LAYERS + l);
         llama_forward_layer(m, l);
         matmul_forward_add(a[1].resid_attn, a->resid_mlp, a->swiglu, m->layers[l].down_proj, T, F,
                            C);  // (T, C)
         lora_forward(&m->layers[l].lora[LORA_DOWN], a[1].resid_attn, a->swiglu, T, F, C);
     }
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->norm, c->rms_norm_eps, T, C);
-    llama_await_weights(m, llama_head_bucket(c));
+    zero_await_weights(&m->zero, llama_head_bucket(c));
 }
 
 // scratch.logits (n,V) =  those of the n rows from t on. All (T,V) never exist at one time.
@@ -391,7 +343,7 @@ static inline void llama_head_train(LlamaModel *m) {
     const int64_t T = m->in.docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     const floatX *norm = m->acts[m->config.num_layers].norm_attn;
     for (int64_t t = 0, n; t < T; t += n) {
-        const bool sum = m->has_grads || t > 0;
+        const bool sum = m->zero.has_grads || t > 0;
         n = llama_chunk_logits(m, t);
         cross_entropy_forward_backward(s->losses + t, s->logits, m->in.targets + t, m->loss_scale,
                                        n, V);
@@ -401,7 +353,7 @@ static inline void llama_head_train(LlamaModel *m) {
 }
 
 static inline void llama_add_losses(LlamaModel *m) {
-    losses_sum(m->loss_sum, m->scratch.losses, m->in.docs.total_tokens);
+    losses_sum(m->zero.loss_sum, m->scratch.losses, m->in.docs.total_tokens);
 }
 
 // Starts from scratch.dnorm, which llama_head_train left.
@@ -413,10 +365,10 @@ static inline void llama_backward(LlamaModel *m) {
     const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
-    if (T == 0) llama_complete_grads(m);  // no operation below would overwrite them
-    const bool sum = m->has_grads;        // of several micro-batches
+    const bool sum = m->zero.has_grads;  // of several micro-batches
+    if (T == 0) return;                  // no operation below would overwrite what is left there
 
-    llama_grads_done(m, llama_head_bucket(c));
+    zero_grads_done(&m->zero, llama_head_bucket(c));
     device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
     rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, a->resid_attn, m->norm, a->rstd_attn, T,
                      C);  // +=
@@ -447,12 +399,11 @@ static inline void llama_backward(LlamaModel *m) {
         lora_backward(&w->lora[LORA_QKV], s->dnorm, s->dqkv, a->norm_attn, sum, T, C, qkv_dim);
         rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
                          a->rstd_attn, T, C);  // +=
-        llama_grads_done(m, LLAMA_LAYERS + l);
+        zero_grads_done(&m->zero, LLAMA_LAYERS + l);
     }
-    llama_grads_done(m, LLAMA_NORMS);
+    zero_grads_done(&m->zero, LLAMA_NORMS);
     embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);  // +=
-    llama_grads_done(m, LLAMA_EMBEDDING);
-    m->has_grads = true;
+    zero_grads_done(&m->zero, LLAMA_EMBEDDING);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -502,92 +453,6 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
                        a->lse, rope ? in->real_position_ids : m->unrotated, table, &in->real_docs,
                        m->heads);
     scatter_rows(s->dqkv, s->real_dqkv, in->real_rows, n, T, qkv_dim);
-}
-
-// ------------------------------------------------------------------------------------------------
-// Communication overlapped with compute: weights arrive in the order in which forward uses them,
-// gradients leave in the order in which the backward pass of the last micro-batch completes them.
-// With a single rank none of this does anything.
-
-static inline bool llama_has_partial_sums(const LlamaModel *m) {
-    return m->settings.num_ranks > 1 || m->settings.deterministic_reduction;
-}
-
-// Of a step, what the host reads: scalars and notes
-static inline size_t llama_result_bytes(const LlamaModel *m) {
-    return sizeof(StepScalars) + (size_t)m->settings.num_ranks * sizeof(RankNote);
-}
-
-static inline RankNote *llama_notes(StepScalars *step) { return (RankNote *)(step + 1); }
-
-// Later work waits until the weights of this bucket have arrived.
-static inline void llama_await_weights(LlamaModel *m, int bucket) {
-    if (m->buckets) comm_wait(m->buckets[bucket].weights);
-}
-
-static inline void llama_await_all_weights(LlamaModel *m) {
-    llama_await_weights(m, llama_head_bucket(&m->config));  // the last one sent
-}
-
-static inline void llama_send_weights(LlamaModel *m) {
-    for (int i = 0; m->buckets && i <= llama_head_bucket(&m->config); i++) {
-        LlamaBucket *b = &m->buckets[i];
-        b->weights = comm_gather_begin(m->weights, m->shard, b->first, b->last);
-    }
-}
-
-// Gradients of a bucket are those of the whole micro-batch.
-static inline void llama_grads_done(LlamaModel *m, int bucket) {
-    comm_progress();  // long micro-batches too, while others wait for this rank
-    if (m->last_micro_batch)
-        m->reduced = comm_reduce_begin(m->grads, m->shard, m->buckets[bucket].first,
-                                       m->buckets[bucket].last);
-}
-
-// The backward that follows is the last of this step.
-static inline void llama_last_micro_batch(LlamaModel *m) {
-    m->last_micro_batch = m->settings.num_ranks > 1 && !m->settings.deterministic_reduction;
-}
-
-// This rank's shard of the gradients becomes the sum. Where there was no last micro-batch, all
-// leave now: in the same ranges and order, so that the bits are the same.
-static inline void llama_await_grads(LlamaModel *m) {
-    if (!m->last_micro_batch) {
-        llama_last_micro_batch(m);
-        for (int i = llama_head_bucket(&m->config); i >= 0; i--) llama_grads_done(m, i);
-    }
-    comm_wait(m->reduced);
-    m->last_micro_batch = false;
-}
-
-// A sum over micro-batches begins. The first overwrites the gradients of matrices.
-static inline void llama_clear_grads(LlamaModel *m) {
-    const LlamaConfig *c = &m->config;
-    m->has_grads = false;
-    device_zero(m->grads + m->num_decayed, (m->num_elements - m->num_decayed) * sizeof(real));
-    if (m->dembed_tokens && !c->tie_word_embeddings)
-        device_zero(m->dembed_tokens, (size_t)c->vocab_size * c->hidden_size * sizeof(real));
-}
-
-// It ends: zeros if there was no micro-batch.
-static inline void llama_complete_grads(LlamaModel *m) {
-    if (!m->has_grads) device_zero(m->grads, m->num_elements * sizeof(real));
-    m->has_grads = true;
-}
-
-// Where sums are in order: the gradients since the last leaf of the tree are leaf `leaf`.
-static inline void llama_end_leaf(LlamaModel *m, int32_t leaf, bool last) {
-    llama_complete_grads(m);
-    ordered_sum_add(&m->sum, m->grads, leaf, last);
-    if (!last) llama_clear_grads(m);
-}
-
-static inline void llama_reduce_grads(LlamaModel *m) {
-    llama_complete_grads(m);
-    if (m->settings.deterministic_reduction)
-        ordered_sum_finish(&m->sum, m->grads, m->shard);
-    else if (m->settings.num_ranks > 1)
-        llama_await_grads(m);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -644,139 +509,28 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
 // ------------------------------------------------------------------------------------------------
 // The step around them
 
-static inline void llama_zero_sums(LlamaModel *m) {
-    device_zero(m->step,
-                llama_result_bytes(m) + (size_t)m->settings.num_losses * sizeof *m->loss_sum);
-    if (!llama_has_partial_sums(m)) return;
-    device_zero(m->scratch.norm_partials, (size_t)m->num_parts * sizeof(double));
-    m->loss_sum = m->scratch.loss_partials + m->settings.rank;
-}
-
 static inline void llama_begin_step(LlamaModel *m, int64_t num_targets) {
     const real loss_scale = (real)1 / (real)num_targets;
     assert(num_targets > 0 && m->settings.train);
-    llama_clear_grads(m);
     device_upload(m->loss_scale, &loss_scale, sizeof loss_scale);
-    llama_zero_sums(m);
+    zero_begin_step(&m->zero);
 }
 
-// Losses from here on are part `part` of the sum, which no other rank adds to.
-static inline void llama_select_loss_partial(LlamaModel *m, int32_t part) {
-    if (llama_has_partial_sums(m)) m->loss_sum = m->scratch.loss_partials + part;
-}
-
-static inline void llama_sum_losses(LlamaModel *m) {
-    if (!llama_has_partial_sums(m)) return;
-    RankNote *notes = llama_notes(m->step);
-    device_upload(notes + m->settings.rank, &m->note, sizeof m->note);
-    comm_sum_in_order(&m->step->loss_sum, &notes->passes_ms, 2 * (size_t)m->settings.num_ranks,
-                      (size_t)m->settings.num_losses);
-}
-
-// The norm of the summed gradients: each rank sums the squares of its shard, part by part.
-static inline void llama_grad_norm(LlamaModel *m) {
-    double *sum = &m->step->norm_squared, *partials = m->scratch.norm_partials;
-    if (!llama_has_partial_sums(m)) {
-        global_norm_squared(sum, m->grads, m->num_elements);
-        return;
-    }
-    for (int i = 0; i < m->num_parts; i++) {
-        const size_t at = m->parts[i].first;
-        if (at >= m->held_first && at < m->held_first + m->held_count)
-            global_norm_squared(partials + i, m->grads + at, m->parts[i + 1].first - at);
-    }
-    comm_sum_in_order(sum, partials, 0, (size_t)m->num_parts);
-}
-
-// The low bits from weight `first` on, which this rank updates; NULL where there are none
-static inline uint16_t *llama_low_bits(const LlamaModel *m, size_t first) {
-    return m->master_lo ? m->master_lo + (first - m->held_first) : NULL;
-}
-
-// How many of elements offset .. offset + n - 1 this rank updates: from *first on
-static inline size_t llama_held(const LlamaModel *m, size_t offset, size_t n, size_t *first) {
-    const size_t end = m->held_first + m->held_count;
-    const size_t last = offset + n < end ? offset + n : end;
-    *first = offset > m->held_first ? offset : m->held_first;
-    return *first < last ? last - *first : 0;
-}
-
-// The element of v of weight i: those before it that this rank updates, without Muon's
-static inline size_t llama_v_index(const LlamaModel *m, size_t i) {
-    size_t first;
-    const size_t last = i < m->muon_last ? i : m->muon_last;
-    if (last <= m->muon_first) return i - m->held_first;
-    return i - m->held_first - llama_held(m, m->muon_first, last - m->muon_first, &first);
-}
-
-static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t offset, size_t last) {
-    size_t first;
-    const size_t n = llama_held(m, offset, last - offset, &first);
-    if (n > 0)
-        adamw_update(m->weights + first, llama_low_bits(m, first), m->m + (first - m->held_first),
-                     m->v + llama_v_index(m, first), m->grads + first, m->step, hyper, n);
-}
-
-static inline void llama_update_matrices(LlamaModel *m, AdamW hyper) {
-    size_t first;
-    for (const Parameter *t = m->tensors; t < m->tensors + m->num_tensors; t++)
-        if (t->moments == 1 && llama_held(m, t->offset, t->count, &first))  // then all of it
-            muon_update(m->weights + first, llama_low_bits(m, first),
-                        m->m + (first - m->held_first), m->grads + first, m->step, hyper.lr,
-                        hyper.weight_decay, t->rows, t->cols, m->scratch.muon);
-}
-
-// The other ranks' weights come from them (ZeRO-1).
-static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
-    assert(m->settings.train && hyper.t >= 1);
-    llama_sum_losses(m);
-    llama_grad_norm(m);
-    clip_scale(m->step, grad_clip);
-    llama_update_span(m, hyper, 0, m->muon_first);
-    llama_update_matrices(m, hyper);
-    llama_update_span(m, hyper, m->muon_last, m->num_decayed);
-    hyper.weight_decay = 0;
-    llama_update_span(m, hyper, m->num_decayed, m->num_elements);
-    llama_send_weights(m);
-}
-
-static inline StepScalars llama_read_step(LlamaModel *m) {
-    device_download(m->step_host, m->step, llama_result_bytes(m));
-    return *m->step_host;
-}
-
-static inline void llama_train_micro_batch(LlamaModel *m, const Batch *b) {
-    comm_phase("forward", -1);
+// A micro-batch: losses (T) =, logits (T, V) =, if not NULL. train: adds its gradients to the step's.
+static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *losses,
+                              float *logits) {
+    const int64_t T = b->total_tokens, V = m->config.vocab_size;
+    if (train) comm_phase("forward", -1);
     llama_set_batch(m, b);
     llama_forward(m);
-    llama_head_train(m);
-    comm_phase("backward", -1);
-    llama_backward(m);
-    llama_add_losses(m);
-}
-
-// Gradients and losses of micro-batches first .. last - 1 of this rank
-static inline void llama_train_micro_batches(LlamaModel *m, const StepData *data, int32_t first,
-                                             int32_t last) {
-    for (int32_t i = first; i < last; i++) {
-        if (i + 1 == data->num_micro) llama_last_micro_batch(m);
-        llama_train_micro_batch(m, &data->micro[i]);
+    for (int64_t t = 0, n; t < T && logits; t += n) {
+        n = llama_chunk_logits(m, t);
+        activations_to_host(logits + t * V, m->scratch.logits, (size_t)(n * V));
     }
-}
-
-// Gradients of this rank's micro-batches, leaf by leaf of the tree that fixes the order of the sum.
-static inline void llama_train_leaves(LlamaModel *m, const StepData *data) {
-    const LlamaSettings *s = &m->settings;
-    int32_t first, last, i = 0;
-    rank_block(s->num_leaves, s->rank, s->num_ranks, &first, &last);
-    for (int32_t leaf = first, end; leaf < last; leaf++, i = end) {
-        for (end = i; end < data->num_micro; end++)
-            if (sum_leaf(data->own_micros[end], data->plan.num_micro, s->num_leaves) != leaf) break;
-        llama_select_loss_partial(m, leaf);
-        llama_train_micro_batches(m, data, i, end);
-        llama_end_leaf(m, leaf, leaf + 1 == last);
-    }
-    assert(i == data->num_micro);
+    (train ? llama_head_train : llama_head_eval)(m);
+    if (losses) device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
+    if (train) comm_phase("backward", -1);
+    if (train) llama_backward(m);
 }
 
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
@@ -784,31 +538,31 @@ static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, 
     comm_phase("forward", hyper.t);
     llama_begin_step(m, data->plan.num_targets);
     device_timer_start();
-    if (m->settings.deterministic_reduction)
-        llama_train_leaves(m, data);
-    else
-        llama_train_micro_batches(m, data, 0, data->num_micro);
+    for (int32_t i = 0; i < data->num_micro; i++) {
+        zero_begin_micro_batch(&m->zero, data->own_micros[i], data->plan.num_micro,
+                               i + 1 == data->num_micro);
+        llama_pass(m, &data->micro[i], true, NULL, NULL);
+        llama_add_losses(m);
+    }
     device_timer_stop();
     comm_phase("reduce", -1);
-    llama_reduce_grads(m);
+    zero_reduce(&m->zero);
     comm_phase("update", -1);
-    llama_update(m, hyper, grad_clip);
-    return llama_read_step(m);
+    zero_update(&m->zero, hyper, grad_clip);
+    return zero_read_step(&m->zero);
 }
 
 // Each micro-batch is one part of the sum.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data) {
-    llama_zero_sums(m);
+    zero_begin_losses(&m->zero);
     for (int32_t i = 0; i < data->num_micro; i++) {
         comm_phase("validate", -1);
-        llama_select_loss_partial(m, data->own_micros[i]);
-        llama_set_batch(m, &data->micro[i]);
-        llama_forward(m);
-        llama_head_eval(m);
+        zero_select_losses(&m->zero, data->own_micros[i]);
+        llama_pass(m, &data->micro[i], false, NULL, NULL);
         llama_add_losses(m);
     }
-    llama_sum_losses(m);
-    return llama_read_step(m).loss_sum;
+    zero_sum_losses(&m->zero);
+    return zero_read_step(&m->zero).loss_sum;
 }
 
 static inline void llama_next_logits(LlamaModel *m, const Batch *b, const int32_t *rows_host,
@@ -827,27 +581,6 @@ static inline void llama_next_logits(LlamaModel *m, const Batch *b, const int32_
     activations_to_host(logits_host, s->logits, (size_t)n * (size_t)V);
 }
 
-static inline void llama_get_losses(LlamaModel *m, const Batch *b, float *losses_host) {
-    comm_progress();
-    llama_set_batch(m, b);
-    llama_forward(m);
-    llama_head_eval(m);
-    device_download(losses_host, m->scratch.losses, (size_t)b->total_tokens * sizeof(real));
-}
-
-static inline void llama_train_pass(LlamaModel *m, const Batch *b, float *losses, float *logits) {
-    const int64_t T = b->total_tokens, V = m->config.vocab_size;
-    llama_set_batch(m, b);
-    llama_forward(m);
-    for (int64_t t = 0, n; t < T && logits; t += n) {
-        n = llama_chunk_logits(m, t);
-        activations_to_host(logits + t * V, m->scratch.logits, (size_t)(n * V));
-    }
-    llama_head_train(m);
-    if (losses) device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
-    llama_backward(m);
-}
-
 static inline void llama_get_grads(LlamaModel *m, float *grads, size_t first, size_t n) {
     comm_progress();
     device_download(grads, m->grads + first, n * sizeof(real));
@@ -862,10 +595,9 @@ static inline ModelFace llama_face(LlamaModel *m) {
                        .cache_tokens = m->settings.cache_tokens,
                        .max_rows = m->settings.head_chunk,
                        .num_grads = m->num_elements,
-                       .get_losses = llama_get_losses,
                        .next_logits = llama_next_logits,
                        .begin_step = llama_begin_step,
-                       .train_pass = llama_train_pass,
+                       .pass = llama_pass,
                        .get_grads = llama_get_grads,
                        .gather = comm_all_gather_host};
 }
@@ -879,67 +611,50 @@ static inline void llama_align(LlamaModel *m) {
     m->num_weights = (m->num_weights + LLAMA_ALIGN - 1) / LLAMA_ALIGN * LLAMA_ALIGN;
 }
 
-#define LLAMA_ADAPTER_OF "base_model.model."  // before the names of a model's tensors, in PEFT
 enum { NO_LAYER = -1, INIT_ONES = 0, INIT_ZEROS = -1 };  // INIT_ZEROS: a bias
 
-// The next parameter of the table. *weight and *grad are set to it where the arenas exist; weight
-// NULL: it is part of the view of the one before, which it follows without a gap. Frozen weights
-// have no gradient.
-static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad, int layer,
-                                    const char *name, int64_t rows, int64_t cols, float init_std) {
+// Places the next parameter of the table, whose name and shape are set. *weight and *grad point to
+// it where the arenas exist; weight NULL: it is part of the view of the one before, and follows it
+// without a gap. Frozen weights have no gradient.
+static inline void llama_place_tensor(LlamaModel *m, floatX **weight, real **grad) {
     Parameter *t = &m->tensors[m->num_tensors++];
-    const char *kind = init_std == INIT_ZEROS ? "bias" : "weight";
-    if (layer == NO_LAYER)
-        snprintf(t->name, sizeof t->name, "%s.%s", name, kind);
-    else
-        snprintf(t->name, sizeof t->name, "model.layers.%d.%s.%s", layer, name, kind);
     if (weight) llama_align(m);
-    t->rows = rows;
-    t->cols = cols;
     t->offset = m->num_weights;
-    t->count = (size_t)rows * (size_t)(cols ? cols : 1);
-    t->decay = cols != 0;
-    t->moments = m->settings.muon && layer != NO_LAYER && cols ? 1 : 2;
-    t->init_std = init_std;
+    t->count = (size_t)t->rows * (size_t)(t->cols ? t->cols : 1);
+    t->decay = t->cols != 0;
     m->num_weights += t->count;
     if (weight && m->weights) *weight = m->weights + t->offset;
     if (weight && m->grads) *grad = t->offset < m->num_elements ? m->grads + t->offset : NULL;
 }
 
-// Adapters of layer l, named and initialised as PEFT does: for each group of linear layers with one
-// input their A, uniform in +-1/sqrt(cols), and then their B, zero: training starts from the model.
+static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad, int layer,
+                                    const char *name, int64_t rows, int64_t cols, float init_std) {
+    Parameter *t = &m->tensors[m->num_tensors];
+    const char *kind = init_std == INIT_ZEROS ? "bias" : "weight";
+    if (layer == NO_LAYER)
+        snprintf(t->name, sizeof t->name, "%s.%s", name, kind);
+    else
+        snprintf(t->name, sizeof t->name, "model.layers.%d.%s.%s", layer, name, kind);
+    t->rows = rows;
+    t->cols = cols;
+    t->moments = m->settings.muon && layer != NO_LAYER && cols ? 1 : 2;
+    t->init_std = init_std;
+    llama_place_tensor(m, weight, grad);
+}
+
+// Adapters of layer l: for each group of linear layers with one input all A, then all B
 static inline void llama_add_adapters(LlamaModel *m, int l) {
-    const LlamaConfig *c = &m->config;
-    const LoraConfig *lora = &m->settings.lora;
-    const int64_t C = c->hidden_size, F = c->intermediate_size, q_dim = llama_q_dim(c),
-                  kv_dim = (int64_t)c->num_kv_heads * c->head_dim, r = m->settings.lora.rank;
-    const int64_t rows[LORA_TARGETS] = {q_dim, kv_dim, kv_dim, C, F, F, C},
-                  cols[LORA_TARGETS] = {C, C, C, q_dim, C, C, F};
+    const LoraConfig *c = &m->settings.lora;
     for (int g = 0; g < LORA_GROUPS; g++) {
         Lora *a = &m->layers[l].lora[g];
-        *a = (Lora){.rank = (int)r,
-                    .scale = lora_scale(lora),
+        *a = (Lora){.rank = c->rank,
+                    .scale = lora_scale(c),
                     .h = m->scratch.lora_h,
                     .dh = m->scratch.lora_dh};
-        for (int b = 0; b < 2; b++) {  // A, then B
-            int64_t column = 0;
-            a->num = 0;
-            for (int t = lora_group_first[g]; t < lora_group_first[g + 1]; column += rows[t++]) {
-                Parameter *p = &m->tensors[m->num_tensors];
-                if (!lora->target[t]) continue;
-                llama_add_tensor(m,
-                                 a->num > 0 ? NULL
-                                 : b        ? &a->B
-                                            : &a->A,
-                                 b ? &a->dB : &a->dA, l, "", b ? rows[t] : r, b ? r : cols[t],
-                                 INIT_ZEROS);
-                if (!b) p->init_bound = 1 / sqrtf((float)cols[t]);
-                snprintf(p->name, sizeof p->name,
-                         LLAMA_ADAPTER_OF "model.layers.%d.%s.%s.lora_%c.weight", l,
-                         g < LORA_GATE_UP ? "self_attn" : "mlp", lora_target_names[t], "AB"[b]);
-                a->column[a->num] = column, a->rows[a->num++] = rows[t];
-            }
-        }
+        a->num = lora_group_parameters(m->tensors + m->num_tensors, a->column, a->rows, c,
+                                       &m->config, l, g);
+        for (int i = 0; i < a->num; i++) llama_place_tensor(m, i == 0 ? &a->A : NULL, &a->dA);
+        for (int i = 0; i < a->num; i++) llama_place_tensor(m, i == 0 ? &a->B : NULL, &a->dB);
     }
 }
 
@@ -1006,16 +721,9 @@ static inline void llama_build_tensors(LlamaModel *m) {
 // ------------------------------------------------------------------------------------------------
 // Memory: one table of buffers, first to measure each arena and then to carve it
 
-// `count` elements of `size` bytes, 256-byte aligned; NULL while only measuring.
-static inline void *arena_take(Arena *a, size_t count, size_t size) {
-    const size_t first = (a->bytes + 255) / 256 * 256;
-    a->bytes = first + count * size;
-    return a->base ? a->base + first : NULL;
-}
-
 // A row of the table: a buffer of count_ elements in an arena, where the condition holds
 #define LLAMA_BUFFER(arena_, pointer_, count_, exists_) \
-    if (exists_) pointer_ = arena_take(&m->arenas[arena_], count_, sizeof *(pointer_))
+    ARENA_BUFFER(&m->arenas[arena_], pointer_, count_, exists_)
 
 // Sets the bytes of every arena and, where it exists, all that lies in it.
 static inline void llama_carve(LlamaModel *m) {
@@ -1024,20 +732,15 @@ static inline void llama_carve(LlamaModel *m) {
                  F = (size_t)c->intermediate_size, H = (size_t)c->num_heads;
     const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
     const size_t V = (size_t)c->vocab_size, chunk = (size_t)m->settings.head_chunk;
-    const size_t n = m->num_elements, held = m->held_count;
-    const size_t rank = (size_t)m->settings.lora.rank, partial = (size_t)m->sum.num_partial,
-                 collected = (size_t)m->sum.num_collected * (size_t)m->settings.num_ranks;
-    const bool train = m->settings.train, repad = m->settings.repad,
-               ranks = llama_has_partial_sums(m), muon = train && m->settings.muon;
+    const size_t rank = (size_t)m->settings.lora.rank;
+    const bool train = m->settings.train, repad = m->settings.repad;
     LlamaScratch *s = &m->scratch;
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) m->arenas[i].bytes = 0;
 
     LLAMA_BUFFER(LLAMA_WEIGHTS, m->weights, m->num_weights, true);
-    LLAMA_BUFFER(LLAMA_WEIGHTS, m->master_lo, held, master_lo_bytes() > 0);
-    LLAMA_BUFFER(LLAMA_GRADS, m->grads, n, train);
-    LLAMA_BUFFER(LLAMA_GRADS, m->sum.partial, partial * n, train && partial);
-    LLAMA_BUFFER(LLAMA_OPTIMIZER, m->m, held, train);
-    LLAMA_BUFFER(LLAMA_OPTIMIZER, m->v, llama_v_index(m, m->held_first + held), train);
+    LLAMA_BUFFER(LLAMA_GRADS, m->grads, m->num_elements, train);
+    zero_carve(&m->zero, m->weights, m->grads, m->arenas + LLAMA_WEIGHTS, m->arenas + LLAMA_GRADS,
+               m->arenas + LLAMA_OPTIMIZER, m->arenas + LLAMA_WORKSPACE);
 
     for (int l = 0; l <= c->num_layers; l++) {
         LlamaActs *a = &m->acts[l];
@@ -1065,11 +768,6 @@ static inline void llama_carve(LlamaModel *m) {
     }
     LLAMA_BUFFER(LLAMA_ACTIVATIONS, s->losses, T, true);
 
-    // the scalars of a step, then what is summed over the ranks: one download
-    m->step =
-        arena_take(&m->arenas[LLAMA_WORKSPACE],
-                   llama_result_bytes(m) + (size_t)m->settings.num_losses * sizeof(double), 1);
-    if (m->step) s->loss_partials = (double *)(llama_notes(m->step) + m->settings.num_ranks);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->loss_scale, 1, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->staging, m->staging_ints, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->rope_table, llama_rope_table_size(m) + (size_t)c->head_dim,
@@ -1090,14 +788,6 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dqkv, T * qkv_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->lora_h, T * LORA_MOST * rank, rank > 0);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->lora_dh, T * LORA_MOST * rank, rank > 0 && train);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->norm_partials, m->num_parts, ranks);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.norm_squared, 1, muon);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.x, C * (F > q_dim ? F : q_dim), muon);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.next, C * (F > q_dim ? F : q_dim), muon);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.gram, C * C, muon);  // no shorter side is above C
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.poly, C * C, muon);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, m->sum.collected, collected * m->sum.block,
-                 m->settings.num_ranks > 1 && collected);
 }
 
 // Logits of one chunk take about 192 MiB: the head's weights and their gradient pass through memory
@@ -1113,51 +803,6 @@ static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSettings
     return chunk < s->micro_batch_tokens ? (int32_t)chunk : s->micro_batch_tokens;
 }
 
-// Blocks of what AdamW updates: so many in all
-enum { LLAMA_BLOCKS = 256, ADAMW_FLOPS = 2800 };  // of an element: 28 bytes take as long on a GPU
-
-static inline void llama_add_blocks(LlamaModel *m, size_t first, size_t last) {
-    const size_t block = (m->num_elements + LLAMA_BLOCKS * 64 - 1) / (LLAMA_BLOCKS * 64) * 64;
-    for (size_t n; first < last; first += n) {
-        n = last - first < block ? last - first : block;
-        m->parts[m->num_parts++] = (LlamaPart){first, (double)n * ADAMW_FLOPS};
-    }
-}
-
-static inline void llama_plan_parts(LlamaModel *m) {
-    size_t end = 0;  // of the parts so far
-    m->parts =
-        host_calloc((size_t)(LLAMA_BLOCKS + 2 * m->num_tensors + 2), sizeof(LlamaPart), "parts");
-    for (const Parameter *t = m->tensors; t < m->tensors + m->num_tensors; t++) {
-        if (t->moments > 1) continue;
-        llama_add_blocks(m, end, t->offset);
-        if (m->muon_last == 0) m->muon_first = t->offset;
-        m->parts[m->num_parts++] = (LlamaPart){t->offset, muon_flops(t->rows, t->cols)};
-        m->muon_last = end = t->offset + t->count;
-    }
-    llama_add_blocks(m, end, m->num_elements);
-    m->parts[m->num_parts].first = m->num_elements;
-}
-
-// Whole parts in their order to each rank: its shard ends nearest to its share of the cost.
-static inline void llama_plan_shards(LlamaModel *m) {
-    const LlamaSettings *s = &m->settings;
-    const int ranks = s->num_ranks;
-    double all = 0, before = 0;
-    llama_plan_parts(m);
-    for (int i = 0; i < m->num_parts; i++) all += m->parts[i].cost;
-    m->shard = host_calloc((size_t)ranks + 1, sizeof(size_t), "shards");
-    for (int r = 0, i = 0; r <= ranks; r++) {
-        while (i < m->num_parts && before + 0.5 * m->parts[i].cost < all * r / ranks)
-            before += m->parts[i++].cost;
-        m->shard[r] = m->parts[i].first;
-    }
-    m->held_first = m->shard[s->rank];
-    m->held_count = m->shard[s->rank + 1] - m->held_first;
-    if (s->deterministic_reduction)
-        ordered_sum_plan(&m->sum, m->num_elements, s->rank, s->num_ranks, s->num_leaves);
-}
-
 // The trained matrices of layer l begin here; behind the last layer the head's, none if it is the
 // embedding or frozen
 static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
@@ -1165,15 +810,28 @@ static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
     return m->tensors[m->settings.lora.rank ? tensors * l : 1 + LLAMA_LAYER_MATRICES * l].offset;
 }
 
-static inline void llama_plan_buckets(LlamaModel *m) {
-    const int L = m->config.num_layers;
-    m->buckets = host_calloc((size_t)L + LLAMA_LAYERS + 1, sizeof(LlamaBucket), "buckets");
-    m->buckets[LLAMA_EMBEDDING].last = llama_layer_offset(m, 0);
-    m->buckets[LLAMA_NORMS] = (LlamaBucket){.first = m->num_decayed, .last = m->num_elements};
+// How the elements are shared with other ranks: what Muon updates, what is sent at one time.
+static inline ZeroShape llama_zero_shape(const LlamaModel *m) {
+    const LlamaConfig *c = &m->config;
+    const int L = c->num_layers;
+    const bool separate = !c->tie_word_embeddings && m->num_trained == m->num_tensors;
+    ZeroShape s = {.train = m->settings.train,
+                   .num_elements = m->num_elements,
+                   .num_decayed = m->num_decayed,
+                   .num_added = separate ? m->tensors[0].count : 0,
+                   .num_buckets = LLAMA_LAYERS + L + 1};
+    s.matrices = host_calloc((size_t)m->num_tensors, sizeof(ZeroMatrix), "matrices");
+    s.buckets = host_calloc((size_t)s.num_buckets, sizeof(ZeroBucket), "buckets");
+    for (const Parameter *t = m->tensors; t < m->tensors + m->num_tensors; t++)
+        if (t->moments == 1)
+            s.matrices[s.num_matrices++] = (ZeroMatrix){t->offset, t->rows, t->cols};
+    s.buckets[LLAMA_EMBEDDING].last = llama_layer_offset(m, 0);
+    s.buckets[LLAMA_NORMS] = (ZeroBucket){.first = m->num_decayed, .last = m->num_elements};
     for (int l = 0; l <= L; l++)
-        m->buckets[LLAMA_LAYERS + l] =
-            (LlamaBucket){.first = llama_layer_offset(m, l),
-                          .last = l < L ? llama_layer_offset(m, l + 1) : m->num_decayed};
+        s.buckets[LLAMA_LAYERS + l] =
+            (ZeroBucket){.first = llama_layer_offset(m, l),
+                         .last = l < L ? llama_layer_offset(m, l + 1) : m->num_decayed};
+    return s;
 }
 
 static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSettings settings) {
@@ -1181,13 +839,13 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
     const size_t work_ints = attention_work_list_size((int64_t)T, (int64_t)T);
     assert(T > 0 && settings.max_seqlen > 0);
     *m = (LlamaModel){.config = *config, .settings = settings};
-    m->heads = (HeadShape){config->num_heads, config->num_kv_heads, config->head_dim};
+    m->heads = (HeadShape){.num_heads = config->num_heads,
+                           .num_kv_heads = config->num_kv_heads,
+                           .head_dim = config->head_dim};
     m->settings.head_chunk = llama_head_chunk(config, &settings);
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
-    if (settings.num_ranks == 0) m->settings.num_ranks = 1;
     m->staging_ints = 4 * T + (T + 1) + work_ints + (settings.repad ? 3 * T + 1 + work_ints : 0);
-    m->staging_ints +=
-        settings.cache_tokens ? 2 * T : T;  // the rows of llama_next_logits, at the end
+    m->staging_ints += settings.cache_tokens ? 2 * T : T;  // and at the end the rows to sample from
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");
@@ -1195,8 +853,7 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
         host_calloc((LLAMA_LAYER_MATRICES + LLAMA_LAYER_VECTORS + 2 * LORA_TARGETS) * layers + 3,
                     sizeof(Parameter), "tensors");
     llama_build_tensors(m);
-    llama_plan_shards(m);
-    if (m->settings.num_ranks > 1) llama_plan_buckets(m);
+    zero_plan(&m->zero, settings.ranks, llama_zero_shape(m));
     llama_carve(m);
 }
 
@@ -1220,10 +877,7 @@ static inline void llama_free(LlamaModel *m) {
     free(m->dlayers);
     free(m->acts);
     free(m->staging_host);
-    free(m->step_host);
-    free(m->parts);
-    free(m->shard);
-    free(m->buckets);
+    zero_free(&m->zero);
     *m = (LlamaModel){0};
 }
 
@@ -1255,22 +909,14 @@ static inline int32_t llama_largest_micro_batch(const LlamaModel *m, size_t byte
     return low * 128;
 }
 
-// As Hugging Face computes it: frequencies and angles in fp32
 static inline void llama_fill_rope_table(LlamaModel *m) {
     const size_t D = (size_t)m->config.head_dim, count = llama_rope_table_size(m);
-    const double scale = rope_attention_factor(&m->config);
     real *table = host_calloc(count + D, sizeof(real), "rope table");
-    for (size_t i = 0; i < D; i += 2) {
-        const float freq = rope_frequency(&m->config, (int)i / 2);
-        for (int32_t pos = 0; pos < m->settings.max_seqlen; pos++) {
-            const float angle = (float)pos * freq;
-            real *pair = table + (size_t)pos * D + i;
-            pair[0] = (real)(scale * cos((double)angle));
-            pair[1] = (real)(scale * sin((double)angle));
-        }
-        table[count + i] = 1;
-    }
+    double *turns = rope_turns(&m->config, m->settings.max_seqlen);
+    for (size_t i = 0; i < count; i++) table[i] = (real)turns[i];
+    for (size_t i = 0; i < D; i += 2) table[count + i] = 1;
     device_upload(m->rope_table, table, (count + D) * sizeof(real));
+    free(turns);
     free(table);
 }
 
@@ -1291,53 +937,27 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
     assert(llama_memory_total(m) == planned);
     llama_build_tensors(m);
     m->staging_host = host_calloc(m->staging_ints, sizeof(int32_t), "batch staging");
-    m->step_host = host_calloc(1, llama_result_bytes(m), "step");
     llama_fill_rope_table(m);
-    device_zero(m->step, sizeof(StepScalars));
     if (m->unrotated)
         device_zero(m->unrotated, (size_t)m->settings.micro_batch_tokens * sizeof(int32_t));
-    m->loss_sum = &m->step->loss_sum;
     return true;
 }
 
 // ------------------------------------------------------------------------------------------------
 // Weights and moments from and to files, as fp32. Every rank loads; rank 0 saves.
 
-static inline real *llama_moment(const LlamaModel *m, ParameterArena arena, size_t first) {
-    assert(sizeof(real) == sizeof(float));  // the fp64 build keeps no moments in files
-    return arena == ARENA_M ? m->m + (first - m->held_first) : m->v + llama_v_index(m, first);
-}
-
 static inline void llama_put(void *model, ParameterArena arena, size_t offset, const float *values,
                              size_t n) {
     LlamaModel *m = model;
-    size_t first;
-    const size_t count = llama_held(m, offset, n, &first);
     comm_progress();
     if (offset >= m->num_elements)
         m->frozen_crc = crc32c(m->frozen_crc, values, n * sizeof *values);
-    if (arena == ARENA_WEIGHTS && count < n)
-        weights_from_host(m->weights + offset, NULL, values, n);  // without low bits
-    if (count == 0) return;
-    values += first - offset;
-    if (arena == ARENA_WEIGHTS)
-        weights_from_host(m->weights + first, llama_low_bits(m, first), values, count);
-    else
-        device_upload(llama_moment(m, arena, first), values, count * sizeof(float));
+    zero_put(&m->zero, (ZeroArray)arena, offset, values, n);
 }
 
-// They come from the ranks that hold them to rank 0: all ranks call.
 static inline void llama_get(void *model, ParameterArena arena, size_t offset, float *values,
                              size_t n) {
-    const LlamaModel *m = model;
-    size_t first;
-    const size_t count = llama_held(m, offset, n, &first), at = first - offset;
-    if (count && arena == ARENA_WEIGHTS)
-        weights_to_host(values + at, m->weights + first, llama_low_bits(m, first), count);
-    else if (count)
-        device_download(values + at, llama_moment(m, arena, first), count * sizeof(float));
-    if (m->settings.num_ranks > 1)
-        comm_merge(values, n * sizeof(float), at * sizeof(float), count * sizeof(float));
+    zero_get(&((LlamaModel *)model)->zero, (ZeroArray)arena, offset, values, n);
 }
 
 static inline Parameters llama_parameters(LlamaModel *m) {
@@ -1347,46 +967,18 @@ static inline Parameters llama_parameters(LlamaModel *m) {
         llama_put,  llama_get};
 }
 
-// Weights of the frozen model with the adapters added. All ranks call, for those that hold them.
-static inline void llama_get_merged(void *model, ParameterArena arena, size_t offset, float *values,
-                                    size_t n) {
-    const LlamaModel *m = model;
-    const Parameter *t = m->tensors + m->num_trained, *ab[2] = {NULL, NULL};
-    char name[sizeof t->name + 32];
-    while (offset >= t->offset + t->count) t++;
-    snprintf(name, sizeof name, LLAMA_ADAPTER_OF "%s", t->name);
-    const size_t stem = strlen(name) - strlen("weight");
-    for (const Parameter *a = m->tensors; a < m->tensors + m->num_trained; a++)
-        if (t->cols && strncmp(a->name, name, stem) == 0)
-            ab[a->name[stem + strlen("lora_")] - 'A'] = a;
-    weights_to_host(values, m->weights + offset, NULL, n);
-    if (!ab[0]) return;
-    const size_t cols = (size_t)t->cols, r = (size_t)ab[0]->rows, first = offset - t->offset,
-                 row = first / cols, rows = (first + n - 1) / cols - row + 1;
-    float *A = host_calloc(ab[0]->count + rows * r, sizeof *A, "adapters"), *B = A + ab[0]->count;
-    llama_get(model, arena, ab[0]->offset, A, ab[0]->count);
-    llama_get(model, arena, ab[1]->offset + row * r, B, rows * r);
-    for (size_t i = first; i < first + n; i++)
-        for (size_t k = 0; k < r; k++)
-            values[i - first] += lora_scale(&m->settings.lora) * B[(i / cols - row) * r + k] *
-                                 A[k * cols + i % cols];
-    free(A);
-}
-
-// The frozen model, or what it becomes with the adapters
-static inline Parameters llama_frozen_parameters(LlamaModel *m, bool merged) {
+static inline Parameters llama_frozen_parameters(LlamaModel *m) {
     Parameters p = llama_parameters(m);
     p.list += m->num_trained;
     p.num = m->num_tensors - m->num_trained;
     p.file = NULL;
-    if (merged) p.get = llama_get_merged;
     return p;
 }
 
 // Does the directory hold these parameters, and `base` the frozen ones? dir NULL: random ones
 static inline bool llama_check(LlamaModel *m, const char *dir, const char *base, Error *err) {
     return (m->num_trained == m->num_tensors ||
-            weights_check(llama_frozen_parameters(m, false), base, err)) &&
+            weights_check(llama_frozen_parameters(m), base, err)) &&
            (!dir || weights_check(llama_parameters(m), dir, err));
 }
 
@@ -1396,11 +988,6 @@ static inline void llama_init(LlamaModel *m, uint64_t seed) {
 
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
     return parameters_load(llama_parameters(m), false, dir, err);
-}
-
-static inline bool llama_load_frozen(LlamaModel *m, const char *dir, Error *err) {
-    m->frozen_crc = 0;
-    return parameters_load(llama_frozen_parameters(m, false), false, dir, err);
 }
 
 static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err) {

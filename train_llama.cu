@@ -52,7 +52,7 @@
 #include "kernels/kernels.h"  // defines: the device
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
 
-enum { MAX_SKIPS = 5, SAVE_MINUTES = 10 };
+enum { MAX_SKIPS = 5 };
 enum { SAVE_NOW = -1 };  // in the place of a signal's number
 static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 
@@ -62,7 +62,8 @@ static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 // Device memory beside the model's arenas
 typedef struct {
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
-    size_t free_bytes;     // before any rank has allocated its model; 0: unknown
+    size_t usable_bytes;   // 15/16 of what was free at the start, the rest is left to libraries;
+                           // 0: unknown
     size_t recompute_bytes[LLAMA_NUM_RECOMPUTES];  // what the model takes with each --recompute
 } DeviceRoom;
 
@@ -93,7 +94,7 @@ static void load_or_init(LlamaModel *m, const char *dir, const Options *o) {
     if (!dir) llama_init(m, (uint64_t)o->seed);
     if (is_rank_0() && (dir || lora))
         line_show(stderr, "loading the weights of %s ...", lora ? o->model : dir);
-    if (lora) must(llama_load_frozen(m, o->model, &err), &err);
+    if (lora) must(parameters_load(llama_frozen_parameters(m), false, o->model, &err), &err);
     if (dir) must(llama_load(m, dir, &err), &err);
     line_erase(stderr);
 }
@@ -131,11 +132,13 @@ static void describe_work(void *model, char *text, size_t capacity) {
                  docs->num_segments, docs->max_seqlen, docs->total_tokens);
 }
 
-// Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing.
-static DeviceRoom open_device(const Options *o, LlamaModel *m) {
-    const DeviceOptions options = {.threads = o->threads, .bf16_matmul = o->bf16_matmul};
+// Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing, or the right sizes.
+static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel *m) {
+    const DeviceOptions options = {o->threads, o->bf16_matmul, reduces_deterministically(o)};
     const char *missing = device_init(&options);
     if (missing && o->bf16_matmul) exit_with(EXIT_USAGE, "leave --bf16-matmul out", "%s", missing);
+    if (!missing)
+        missing = device_refuses(c->hidden_size, c->intermediate_size, c->vocab_size, c->head_dim);
     if (missing)
         exit_with(EXIT_DEVICE_ERROR, "make BACKEND=cpu builds a trainer that needs no GPU", "%s",
                   missing);
@@ -144,7 +147,8 @@ static DeviceRoom open_device(const Options *o, LlamaModel *m) {
                   "auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
                   "--attention: expected kernels that this device can run");
     device_on_error(describe_work, m);
-    const DeviceRoom room = {device_memory().bytes_now, device_memory_free(), {0}};
+    const size_t free_bytes = device_memory_free(comm_local_ranks());
+    const DeviceRoom room = {device_memory().bytes_now, free_bytes - free_bytes / 16, {0}};
     comm_barrier();  // every rank has read it before one allocates its model
     return room;
 }
@@ -190,13 +194,13 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
 
 // All weights as this rank computes with them: CRC in full precision if it holds every low half.
 static void rank_field_weights(RankFields *f, const LlamaModel *m) {
-    const bool exact = m->master_lo && m->held_count == m->num_weights;
+    const uint16_t *low = m->zero.shard_count == m->num_weights ? m->zero.master_lo : NULL;
     float *chunk = host_calloc(m->settings.io_chunk, sizeof(float), "weights");
     uint32_t crc = 0;
     for (size_t at = 0, n; at < m->num_weights; at += n) {
         n = m->num_weights - at < m->settings.io_chunk ? m->num_weights - at : m->settings.io_chunk;
         comm_progress();
-        weights_to_host(chunk, m->weights + at, exact ? m->master_lo + at : NULL, n);
+        weights_to_host(chunk, m->weights + at, low ? low + at : NULL, n);
         crc = crc32c(crc, chunk, n * sizeof(float));
     }
     free(chunk);
@@ -216,7 +220,7 @@ static void check_ranks_still_agree(const Run *run) {
     RankFields own = {0};
     if (comm_num_ranks() == 1) return;
     comm_phase("compare", -1);
-    llama_await_all_weights(run->model);
+    zero_await_weights(&run->model->zero, llama_head_bucket(&run->model->config));  // the last
     rank_field(&own, "data position", &run->state.cursor, sizeof run->state.cursor);
     rank_field(&own, "skipped steps", &run->state.skips_in_a_row, sizeof run->state.skips_in_a_row);
     rank_field_weights(&own, run->model);
@@ -229,8 +233,7 @@ static void check_ranks_still_agree(const Run *run) {
 // ------------------------------------------------------------------------------------------------
 // The model's memory: planned, printed and checked before anything is allocated
 
-// The model of this rank's part of the training. Without --recompute it recomputes as little as
-// fits with a 16th of the memory to spare for libraries; the same on all ranks.
+// The model of this rank. Without --recompute it recomputes as little as fits, alike on all ranks.
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
                        const TextWriter *samples, DeviceRoom *room) {
     const int32_t leaves = d->loader_settings.plan.num_micro, val = d->most_val_micros;
@@ -242,17 +245,16 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
                        .lora = o->adapters,
                        .muon = o->optimizer == OPTIMIZER_MUON,
                        .cache_tokens = texts_cache_tokens(samples),
-                       .rank = comm_rank(),
-                       .num_ranks = ranks,
-                       .deterministic_reduction = reduces_deterministically(o),
-                       .num_leaves = leaves,
-                       .num_losses = most > ranks ? most : ranks};
-    const size_t free_bytes = room->free_bytes, usable = free_bytes - free_bytes / 16;
+                       .ranks = {.rank = comm_rank(),
+                                 .num_ranks = ranks,
+                                 .deterministic = reduces_deterministically(o),
+                                 .num_leaves = leaves,
+                                 .num_losses = most > ranks ? most : ranks}};
     int chosen = LLAMA_RECOMPUTE_FULL;
     for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
         s.recompute = (LlamaRecompute)i;
         room->recompute_bytes[i] = llama_memory_needed(config, s);
-        if (free_bytes == 0 || room->recompute_bytes[i] <= usable) chosen = i;
+        if (!room->usable_bytes || room->recompute_bytes[i] <= room->usable_bytes) chosen = i;
     }
     if (o->recompute < LLAMA_NUM_RECOMPUTES) chosen = o->recompute;  // not auto
     s.recompute = (LlamaRecompute)comm_max(chosen);
@@ -282,7 +284,7 @@ static void print_model(const LlamaModel *m, const Options *o, const char *weigh
 }
 
 static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
-    printf("memory%s\n", m->settings.num_ranks > 1 ? " of rank 0" : "");
+    printf("memory%s\n", m->zero.settings.num_ranks > 1 ? " of rank 0" : "");
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
         print_bytes(llama_arena_names[i], m->arenas[i].bytes);
     if (room->backend_bytes) print_bytes("kernels", room->backend_bytes);
@@ -290,25 +292,14 @@ static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
 }
 
 static void print_ranks(const LlamaModel *m) {
-    const int32_t ranks = m->settings.num_ranks;
+    const int32_t ranks = m->zero.settings.num_ranks;
     if (ranks == 1) return;
     printf("ranks   %d, micro-batches %s, optimizer state sharded: rank 0 updates %.1f %%\n", ranks,
-           m->settings.deterministic_reduction
+           m->zero.settings.deterministic
                ? "in fixed order, for the same bits on any number of ranks"
                : "distributed by cost",
-           100.0 * (double)m->held_count / (double)m->num_elements);
+           100.0 * (double)m->zero.shard_count / (double)m->num_elements);
     rank_places_print();
-}
-
-// When checkpoints come, the first of them above all
-static void print_saves(const Options *o) {
-    if (o->save_every < 0)
-        printf("saves   every %d minutes of training, and after the last step", SAVE_MINUTES);
-    else if (o->save_every > 0 && o->save_every < o->steps)
-        printf("saves   every %ld steps, and after the last one", o->save_every);
-    else
-        printf("saves   after the last step, none before it");
-    printf("; Ctrl-C saves too\n");
 }
 
 static void print_plan(const Run *run, const DeviceRoom *room, const char *weights) {
@@ -318,12 +309,11 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     const LlamaModel *m = run->model;
     const PlanSettings *plan = &d->loader_settings.plan;
     print_model(m, o, weights);
-    if (o->steps > 0) run_options_print_rates(o);
     data_summary_print(&d->train_summary, "train   ");
     data_summary_print(&d->val_summary, "val     ");
     if (d->has_val) print_validation_set(o->val_every == 0 ? NULL : &d->val_set, &d->val);
     must(plan_print(plan, (Layout)o->layout, &d->train_summary, run->state.cursor, &err), &err);
-    if (run_trains(o)) print_saves(o);
+    if (o->steps > 0) run_options_print(o);
     print_ranks(m);
     for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++)
         printf("%s%s %.1f MiB%s", i == 0 ? "recompute " : ", ", llama_recompute_names[i],
@@ -335,21 +325,22 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
 }
 
 static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Options *o) {
-    const size_t free_bytes = room->free_bytes, total = llama_memory_total(m);
-    if (free_bytes == 0 || total <= free_bytes) return;
+    const size_t usable = room->usable_bytes, total = llama_memory_total(m);
+    if (usable == 0 || total <= usable) return;
     char hint[160];
-    const int32_t fits = llama_largest_micro_batch(m, free_bytes, o->max_seqlen, o->batch_tokens);
+    const int32_t fits = llama_largest_micro_batch(m, usable, o->max_seqlen, o->batch_tokens);
     if (fits >= o->max_seqlen)
         snprintf(hint, sizeof hint, "--micro-batch-tokens %d fits", fits);
     else
         snprintf(hint, sizeof hint,
                  "even --micro-batch-tokens %d does not fit: take a smaller model or --max-seqlen",
                  o->max_seqlen);
-    const double total_mib = (double)total / 1048576.0, free_mib = (double)free_bytes / 1048576.0;
+    const double total_mib = (double)total / 1048576.0, usable_mib = (double)usable / 1048576.0;
     if (!o->dry_run)
-        exit_with(device_memory_code(), hint, "memory: expected %.1f MiB free, found %.1f MiB",
-                  total_mib, free_mib);
-    warning("this machine has %.1f MiB free of %.1f MiB: %s", free_mib, total_mib, hint);
+        exit_with(device_memory_code(), hint,
+                  "memory: expected %.1f MiB within 15/16 of what is free, found %.1f MiB",
+                  total_mib, usable_mib);
+    warning("this machine has %.1f MiB to spare for %.1f MiB: %s", usable_mib, total_mib, hint);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -363,10 +354,10 @@ static SaveJob save_job(const Run *run) {
 // A save while training waits. All ranks; the return value is meaningful on rank 0 only.
 static bool save_and_wait(Run *run, const char *name, Error *err) {
     LlamaModel *m = run->model;
-    const bool merge = name && run->o->lora_merge;
-    comm_phase("save", run->state.cursor.step);
-    const Parameters p = merge ? llama_frozen_parameters(m, true) : llama_parameters(m);
+    LoraMerge merge = {llama_frozen_parameters(m), llama_parameters(m), &run->o->adapters};
+    const Parameters p = name && run->o->lora_merge ? lora_merged(&merge) : merge.adapters;
     const SaveJob job = save_job(run);
+    comm_phase("save", run->state.cursor.step);
     const bool ok = save_checkpoint(&job, name, p, err);
     comm_barrier();  // here the other ranks wait and see that rank 0 is alive
     return ok || !is_rank_0();
@@ -417,8 +408,8 @@ static AdamW adamw_of_step(const Options *o, int64_t step) {
 static StepBalance read_notes(Run *run, const StepData *data) {
     StepBalance b = {.planned = data->imbalance};
     LlamaModel *m = run->model;
-    const RankNote *notes = llama_notes(m->step_host);
-    const int32_t ranks = m->settings.num_ranks;
+    const RankNote *notes = zero_notes(m->zero.step_host);
+    const int32_t ranks = m->zero.settings.num_ranks;
     double sum = 0;
     if (ranks == 1) return (StepBalance){0};
     for (int32_t r = 0; r < ranks; r++) {
@@ -428,7 +419,7 @@ static StepBalance read_notes(Run *run, const StepData *data) {
         if (notes[r].signal == SAVE_NOW) run->save_is_due = true;
     }
     b.measured = sum > 0 ? notes[b.slowest_rank].passes_ms * ranks / sum : 0;
-    m->note.passes_ms = (double)device_timer_ms();
+    m->zero.note.passes_ms = (double)device_timer_ms();
     return b;
 }
 
@@ -448,7 +439,7 @@ static bool pauses_after(const Run *run, int64_t step) {
 static bool stop_requested(Run *run) {
     const bool asks_save =
         run->o->save_every < 0 && is_rank_0() && now_ms() >= run->save_due_ms && !stop_signal;
-    run->model->note.signal = asks_save ? SAVE_NOW : stop_signal;
+    run->model->zero.note.signal = asks_save ? SAVE_NOW : stop_signal;
     run->save_is_due = asks_save && comm_num_ranks() == 1;
     if (comm_num_ranks() == 1) run->stopped_by = (int)stop_signal;
     return run->stopped_by != 0;
@@ -488,9 +479,9 @@ static void validate(Run *run, int64_t step) {
 }
 
 static void print_samples(Run *run) {
-    const ModelFace model = llama_face(run->model);
+    const int64_t step = run->state.cursor.step;
     comm_phase("sample", -1);
-    if (is_rank_0()) samples_report(&run->samples, model, run->state.cursor.step, &run->log);
+    if (is_rank_0()) samples_report(&run->samples, llama_face(run->model), step, &run->log);
     comm_barrier();  // here the other ranks wait and see that rank 0 is alive
 }
 
@@ -507,12 +498,8 @@ static void pause_training(Run *run, int64_t step) {
 // --replay-every, before a step: on a sound machine its gradients have the same bits twice.
 static void replay(LlamaModel *m, const StepData *data, int64_t step) {
     Error err = {0};
-    char where[48];
     comm_phase("forward", step);
-    snprintf(where, sizeof where, "rank %d, step %ld", comm_rank(), step);
-    const bool same = packing_replay(llama_face(m), llama_parameters(m), data->micro,
-                                     data->num_micro, data->plan.num_targets, &err);
-    must(same || error_prefix(&err, where), &err);
+    must(packing_replay(llama_face(m), llama_parameters(m), data, step, &err), &err);
 }
 
 // Other layouts also compute pairs across documents or padding: their useful work is not known.
@@ -808,12 +795,10 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
 
 static void infer(const Options *o, LlamaModel *m) {
     run_options_complete_inference(comm_num_ranks());
-    const DeviceRoom room = open_device(o, m);
     const LlamaConfig config = load_config(o, &(ResumePoint){0}, true);
-    if (o->eval)
-        evaluate_model(m, &config, o, &room);
-    else
-        generate(m, &config, o, &room);
+    const DeviceRoom room = open_device(o, &config, m);
+    if (o->eval) return evaluate_model(m, &config, o, &room);
+    generate(m, &config, o, &room);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -861,10 +846,10 @@ int main(int argc, char **argv) {
     }
     const ResumePoint at = find_resume(o, &out);
     json_auto_t *stored = run_options_complete(&at, comm_num_ranks());
-    DeviceRoom room = open_device(o, &model);
 
     // inputs are proven good before anything is written
     const LlamaConfig config = load_config(o, &at, option_given(run_option_table, "model"));
+    DeviceRoom room = open_device(o, &config, &model);
     tokenize_texts(o, &out, &at, config.vocab_size);
     if (is_rank_0())
         options_print_changes(run_option_table, stored, run_options_of_a_start, stdout);

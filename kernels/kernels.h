@@ -18,9 +18,8 @@
 //
 // Requirements. The CPU takes any sizes with even D. CUDA needs C, F, K and N to be multiples of 8,
 // C <= 16384 in RMSNorm, N <= 16384 in bias_backward, D a multiple of 16 in RoPE, D <= 256 in
-// qk_norm, and D = 64 or 128 in attention. An unsupported shape, like any device error, ends the
-// program with exit code 11 and names the values. Token ids, positions, targets and row indices are
-// not checked: the caller guarantees their ranges.
+// qk_norm, and D = 64 or 128 in attention. An unsupported shape, like any device error, is named
+// and ends with exit code 11. Token ids, positions, targets and row indices must be in range.
 #ifndef UNPAD_KERNELS_H
 #define UNPAD_KERNELS_H
 
@@ -67,14 +66,17 @@ typedef float real;
 typedef struct {
     int threads;      // CPU threads; 0: all cores this process may use
     int bf16_matmul;  // CPU: 1: round matmul inputs to bf16, accumulate in fp32
+    int collects;     // 1: several ranks will call comm_collect
 } DeviceOptions;
 
-// Call first in main: may re-exec the process with environment variables that the device's
-// libraries read at load time.
+// Call first in main, which must never exit with 1: that is taken for a library's failure. May
+// re-exec the process with environment variables that the device's libraries read at load time.
 void device_prepare_process(char **argv);
 // Selects the device and its fastest code paths; call before any function below. Returns NULL, or
 // one line (static) that names the missing requirement.
 const char *device_init(const DeviceOptions *options);
+// NULL, or one line (static) that names what it cannot run of a model by its key in config.json
+const char *device_refuses(int C, int F, int V, int D);
 // One line for humans, valid until exit: "cpu, 2 threads, matmul avx512 8x48"
 const char *device_describe(void);
 // Callback that adds context to device error messages: `describe` writes one NUL-terminated line of
@@ -90,10 +92,8 @@ void device_free(void *p);  // p from device_malloc, or NULL; waits for all work
 void device_zero(void *p, size_t bytes);
 // Asynchronous, in order with operations; src_host may be reused as soon as the call returns.
 void device_upload(void *dst, const void *src_host, size_t bytes);
-// Waits for all work enqueued so far; dst_host is complete when the call returns.
-void device_download(void *dst_host, const void *src, size_t bytes);
-// Device to device, asynchronous; the ranges must not overlap.
-void device_copy(void *dst, const void *src, size_t bytes);
+void device_download(void *dst_host, const void *src, size_t bytes);  // waits for all work
+void device_copy(void *dst, const void *src, size_t bytes);           // on the device, asynchronous
 void device_synchronize(void);  // waits for all enqueued work; a training step only downloads
 // One timer: start and stop enqueue marks on the stream, ms is the time between the last two in
 // milliseconds. device_timer_ms does not wait: call it after a wait that follows the stop.
@@ -109,8 +109,8 @@ typedef struct {
     uint64_t waits;                  // times the host has waited: once per step, for its loss
 } DeviceMemory;
 DeviceMemory device_memory(void);
-// Bytes that can still be allocated, divided by the ranks that share them; 0: unknown.
-size_t device_memory_free(void);
+// Bytes that can still be allocated, 0: unknown. Memory of the host is shared by local_ranks.
+size_t device_memory_free(int local_ranks);
 int device_memory_code(void);  // exit code where it is refused: the host's or a GPU's
 
 // Weights and activations (n elements) are fp32 on the host. On CUDA a weight is a bf16 plus 16 low

@@ -27,6 +27,13 @@ FILE_TYPES = {"bf16": "MOSTLY_BF16", "f16": "MOSTLY_F16", "f32": "ALL_F32", "q8_
 # model_type: llama.cpp's architecture, and the tensors of a layer
 FAMILIES = {"llama": ("LLAMA", 9), "mistral": ("LLAMA", 9), "qwen2": ("QWEN2", 12),
             "qwen3": ("QWEN3", 11), "smollm3": ("SMOLLM3", 9)}
+# Keys that change the maths and bring no tensors, by llama.cpp's value (see data/models/config.c)
+NEUTRAL = {False: """alibi attention_bias mlp_bias use_mrope parallel_residual use_sliding_window
+    rope_interleaved use_parallel_residual""", None: """attention_multiplier auto_map sliding_window
+    attn_logit_softcapping final_logit_softcapping full_attention hidden_activation clip_qkv
+    mup_scale""", 1: """embedding_multiplier logit_scale logits_scaling partial_rotary_factor
+    scale_emb residual_multiplier rotary_pct scale_depth""", "silu": "hidden_act", "full_attention":
+    "layer_types"}
 LLAMA3_WORDS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}%s| "
                 "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+")
 # What cuts a text into words before ByteLevel, and the normalizer: llama.cpp's name
@@ -48,26 +55,29 @@ def read_json(path):
 
 
 def read_config(source):
-    """config.json with rope (an object), rope_theta and head_dim, refused if llama.cpp has other
-    maths."""
+    """config.json with rope (an object), rope_theta and head_dim; refused for other maths."""
     path = os.path.join(source, "config.json")
     c = read_json(path)
     family, rope = c.get("model_type"), c.get("rope_scaling") or c.get("rope_parameters") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     llama, layers = family in ("llama", "mistral"), range(1, c["num_hidden_layers"] + 1)
-    interval = c.get("no_rope_layer_interval", 4)
-    no_rope = c.get("no_rope_layers") or [int(i % interval != 0) for i in layers]
+    no_rope = [int(family != "smollm3" or i % 4 != 0) for i in layers]
     if family not in FAMILIES:
         bad(path, "expected a model_type of %s, found %s" % (", ".join(FAMILIES), family))
     if kind not in ("default", "linear") and not (llama and kind == "llama3"):
         bad(path, "expected RoPE that llama.cpp has for %s, found %s" % (family, kind))
-    if c.get("attention_bias") or c.get("mlp_bias") or c.get("use_sliding_window") or (
-            family == "mistral" and c.get("sliding_window", 4096)):
-        bad(path, "expected no attention_bias, mlp_bias and sliding_window, found one")
-    if family == "smollm3" and no_rope != [int(i % 4 != 0) for i in layers]:
-        bad(path, "expected every fourth layer without RoPE, found others")
-    c["rope"] = {**rope, "rope_type": kind}
-    c["rope_theta"] = c.get("rope_theta") or rope["rope_theta"]
+    maths = {**c, **rope, "sliding_window": c.get("sliding_window", 4096 if family == "mistral" else
+                                                  None) if llama else None}
+    wrong = [(key, value, maths[key]) for value, keys in NEUTRAL.items() for key in keys.split()
+             if maths.get(key, value) not in (value, None, ["full_attention"] * len(layers))]
+    if wrong:
+        bad(path, "%s: expected %s, found %s" % wrong[0])
+    if no_rope != (c.get("no_rope_layers") or no_rope) or c.get("no_rope_layer_interval", 4) != 4:
+        bad(path, "expected every fourth layer without RoPE in SmolLM3, found others")
+    theta = rope.get("rope_theta") or c["rope_theta"]
+    if c.get("rope_theta", theta) != theta or c.get("rope_scaling") and c.get("rope_parameters"):
+        bad(path, "expected one RoPE, found rope_theta, rope_scaling or rope_parameters twice")
+    c["rope"], c["rope_theta"] = {**rope, "rope_type": kind}, theta
     c["head_dim"] = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
     return c
 
@@ -263,8 +273,7 @@ def export(source, path, kind):
     if not gguf:
         fail(USAGE, "needs the Python package gguf", "pip install gguf")
     if os.path.lexists(path):
-        fail(USAGE, "%s: expected a new file, found one" % path,
-             "remove it, or choose another name")
+        fail(USAGE, "%s: expected a new file, found one" % path, "remove it, or give another")
     c, weights = read_config(source), list_weights(source)
     names = gguf_names(c, weights, source)
     w = gguf.GGUFWriter(None, FAMILIES[c["model_type"]][0].lower())

@@ -24,14 +24,17 @@ LAYER_NAMES = {
     "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+KEYS = """block_count context_length embedding_length feed_forward_length vocab_size rope.freq_base
+    attention.head_count attention.head_count_kv attention.key_length attention.value_length
+    attention.layer_norm_rms_epsilon rope.dimension_count""".split()  # others change the maths
 TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
 def hf_name(name):
     parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER_NAMES:
+    if len(parts) == 4 and parts[::3] == ["blk", "weight"] and parts[2] in LAYER_NAMES:
         return "model.layers.%s.%s.weight" % (parts[1], LAYER_NAMES[parts[2]])
-    if len(parts) == 2 and parts[0] in TOP_NAMES:
+    if len(parts) == 2 and parts[0] in TOP_NAMES and parts[1] == "weight":
         return TOP_NAMES[parts[0]] + ".weight"
     fail(BAD_INPUT, "expected the tensors of a Llama model, found %s" % name, ONLY)
 
@@ -45,8 +48,7 @@ class Gguf:
         try:
             reader = gguf.GGUFReader(path)
         except Exception as e:  # OSError, ValueError, and what numpy makes of a cut file
-            fail(BAD_INPUT, "%s: expected a GGUF file: %s" % (path, e),
-                 "download it again")
+            fail(BAD_INPUT, "%s: expected a GGUF file: %s" % (path, e), "download it again")
         self.tensors, self.fields = reader.tensors, reader.fields
         self.dequantize = gguf.quants.dequantize
 
@@ -63,21 +65,23 @@ def model_config(model, tied):
             t.name for t in model.tensors]:
         fail(BAD_INPUT, "expected a Llama without RoPE scaling", ONLY)
     heads, hidden = model.get("llama.attention.head_count"), model.get("llama.embedding_length")
+    head_dim = model.get("llama.attention.key_length", hidden // heads)
+    for key in model.fields:
+        odd = key.endswith(("value_length", "dimension_count")) and model.get(key) != head_dim
+        if odd or key.startswith("llama.") and key[6:] not in KEYS:
+            fail(BAD_INPUT, "%s: expected what Llama has, found %s" % (key, model.get(key)), ONLY)
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama",
         "hidden_size": hidden, "intermediate_size": model.get("llama.feed_forward_length"),
         "num_hidden_layers": model.get("llama.block_count"), "num_attention_heads": heads,
         "num_key_value_heads": model.get("llama.attention.head_count_kv", heads),
-        "head_dim": model.get("llama.attention.key_length", hidden // heads),
-        "vocab_size": len(model.get("tokenizer.ggml.tokens")),
+        "head_dim": head_dim, "vocab_size": len(model.get("tokenizer.ggml.tokens")),
         "max_position_embeddings": model.get("llama.context_length"),
         "rope_theta": model.get("llama.rope.freq_base", 10000.0), "rope_scaling": None,
         # stored as a float32
         "rms_norm_eps": float("%.6g" % model.get("llama.attention.layer_norm_rms_epsilon")),
         "hidden_act": "silu", "initializer_range": hidden ** -0.5,
-        "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
-        "tie_word_embeddings": tied, "use_cache": True, "torch_dtype": "bfloat16",
-        **token_ids(model),
+        "tie_word_embeddings": tied, "torch_dtype": "bfloat16", **token_ids(model),
     }
 
 
@@ -165,8 +169,7 @@ def convert(source, out):
         write_safetensors(model, config, os.path.join(partial, "model.safetensors"))
         os.rename(partial, out)
     except OSError as e:
-        fail(DISK, "%s: %s" % (e.filename or out, e.strerror),
-             "check the space and the permissions")
+        fail(DISK, "%s: %s" % (e.filename or out, e.strerror), "check the space and permissions")
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

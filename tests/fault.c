@@ -2,8 +2,8 @@
 // fail or fall short.
 //
 // Link with one -Wl,--wrap=NAME for each of these (and -U_FORTIFY_SOURCE, which would rename some):
-//   io     open fopen close write pwrite pread ftruncate fsync rename unlink rmdir mkdir opendir
-//          lstat fstat stat
+//   io     open openat fopen fdopen close write pwrite pread ftruncate fsync rename unlink unlinkat
+//          mkdir opendir fdopendir lstat fstat fstatat stat
 //   alloc  malloc calloc realloc aligned_alloc strdup
 //   device calls of CUDA, cuBLASLt and NCCL, and launches: in the emulator, without --wrap
 // Only calls from our own objects are wrapped, not those of libc, Jansson and the sanitizers. A
@@ -88,6 +88,18 @@ __attribute__((unused)) static int fault_open_fds(void) {
 static void (*fault_watch)(const char *call, int fd, const char *path, const char *path2,
                            const void *data, size_t n, off_t at);
 
+// Of a name in an open directory; below the working directory it begins there.
+__attribute__((unused)) static const char *fault_path(int at, const char *name) {
+    static _Thread_local char path[8192];
+    char link[40], here[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", at);
+    const ssize_t n = at == AT_FDCWD ? -1 : readlink(link, path, 4096);
+    if (n < 0) return name;
+    snprintf(path + n, sizeof path - (size_t)n, "/%s", name);
+    const size_t above = getcwd(here, sizeof here) ? strlen(here) : 0;
+    return above && strncmp(path, here, above) == 0 && path[above] == '/' ? path + above + 1 : path;
+}
+
 // The return addresses, hashed, of the functions of this program that led here: as far as frame
 // pointers go, so not beyond a library that calls back, or the start of a thread.
 __attribute__((noinline, no_sanitize("address"))) static uint64_t fault_place(void) {
@@ -139,7 +151,10 @@ int emu_fault(const char *call) { return fault_now(FAULT_DEVICE, call); }
 FAULT_WRAP_PATH(rename, (const char *path, const char *to), (path, to), to)
 FAULT_WRAP_PATH(mkdir, (const char *path, mode_t mode), (path, mode), NULL)
 FAULT_WRAP_PATH(unlink, (const char *path), (path), NULL)
-FAULT_WRAP_PATH(rmdir, (const char *path), (path), NULL)
+FAULT_WRAP_SEEN(int, unlinkat, FAULT_IO, -1, (int at, const char *name, int flags),
+                (at, name, flags),
+                fault_watch(flags &AT_REMOVEDIR ? "rmdir" : "unlink", -1, fault_path(at, name),
+                            NULL, NULL, 0, 0))
 FAULT_WRAP_SEEN(ssize_t, pwrite, FAULT_IO, -1, (int fd, const void *data, size_t n, off_t offset),
                 (fd, data, n, offset), fault_watch("data", fd, "", NULL, data, n, offset))
 FAULT_WRAP_SEEN(int, ftruncate, FAULT_IO, -1, (int fd, off_t size), (fd, size),
@@ -147,7 +162,12 @@ FAULT_WRAP_SEEN(int, ftruncate, FAULT_IO, -1, (int fd, off_t size), (fd, size),
 FAULT_WRAP(int, stat, FAULT_IO, -1, (const char *path, struct stat *st), (path, st))
 FAULT_WRAP(int, lstat, FAULT_IO, -1, (const char *path, struct stat *st), (path, st))
 FAULT_WRAP(int, fstat, FAULT_IO, -1, (int fd, struct stat *st), (fd, st))
+FAULT_WRAP(int, fstatat, FAULT_IO, -1, (int at, const char *name, struct stat *st, int flags),
+           (at, name, st, flags))
+FAULT_WRAP(int, openat, FAULT_IO, -1, (int at, const char *name, int flags, ...), (at, name, flags))
 FAULT_WRAP(DIR *, opendir, FAULT_IO, NULL, (const char *path), (path))
+FAULT_WRAP(DIR *, fdopendir, FAULT_IO, NULL, (int fd), (fd))
+FAULT_WRAP(FILE *, fdopen, FAULT_IO, NULL, (int fd, const char *mode), (fd, mode))
 FAULT_WRAP(FILE *, fopen, FAULT_IO, NULL, (const char *path, const char *mode), (path, mode))
 FAULT_WRAP(void *, malloc, FAULT_ALLOC, NULL, (size_t n), (n))
 FAULT_WRAP(void *, calloc, FAULT_ALLOC, NULL, (size_t count, size_t size), (count, size))

@@ -724,7 +724,8 @@ static void prepare_muon(Run *r, double *const *x) {
 #define END {.T = -1}
 #define TC(T_, C_) {.T = T_, .C = C_}
 #define TCV(T_, C_, V_) {.T = T_, .C = C_, .V = V_}
-#define HEADS(T_, ...) {.T = T_, .heads = {__VA_ARGS__}}
+#define H(H_, Hkv_, D_) {.num_heads = H_, .num_kv_heads = Hkv_, .head_dim = D_}
+#define HEADS(T_, ...) {.T = T_, .heads = H(__VA_ARGS__)}
 
 static const Shape row_shapes[] = {
     TCV(34, 192, 40), TCV(0, 64, 40), TCV(1, 64, 40), TCV(5, 576, 40), TCV(3, 8, 40),
@@ -744,56 +745,59 @@ static const Shape embedding_shapes[] = {
 static const Shape head_shapes[] = {
     HEADS(34, 3, 1, 64), HEADS(0, 3, 1, 64), HEADS(5, 9, 3, 64), HEADS(5, 32, 8, 128),
     HEADS(1, 16, 8, 128), HEADS(5, 1, 1, 16), HEADS(5, 5, 1, 80), HEADS(3, 2, 2, 256),
-    {.T = 9, .heads = {2, 1, 128}, .scale = 1e-3}, HEADS(2100, 1, 1, 64),
+    {.T = 9, .heads = H(2, 1, 128), .scale = 1e-3}, HEADS(2100, 1, 1, 64),
     ODD(HEADS(7, 2, 1, 6), HEADS(9, 5, 5, 34), HEADS(6, 2, 1, 150)) END};
 static const Shape head_bench[] = {HEADS(4096, 9, 3, 64), END};
 
 // Of random documents, beside these shapes
 static const HeadShape random_heads[] = {
-    {1, 1, 64}, {3, 1, 64}, {4, 1, 64}, {2, 2, 64}, {6, 2, 64}, {5, 1, 64}, {2, 1, 64}, {1, 1, 128},
-    {3, 1, 128}, {4, 2, 128},
-    ODD({1, 1, 8}, {2, 2, 16}, {4, 1, 8}, {9, 3, 8}, {5, 5, 6}, {15, 5, 8}, {3, 1, 24})};
+    H(1, 1, 64), H(3, 1, 64), H(4, 1, 64), H(2, 2, 64), H(6, 2, 64), H(5, 1, 64), H(2, 1, 64),
+    H(1, 1, 128), H(3, 1, 128), H(4, 2, 128),
+    ODD(H(1, 1, 8), H(2, 2, 16), H(4, 1, 8), H(9, 3, 8), H(5, 5, 6), H(15, 5, 8), H(3, 1, 24))};
 static const Shape attention_shapes[] = {
     // every kernel once: whole and partial tiles, empty documents at the start, middle and end
-    {.heads = {3, 1, 64}, DOCS(0, 1, 63, 0, 64, 65, 129, 0)},
-    {.heads = {4, 1, 128}, DOCS(0, 1, 63, 0, 64, 65, 129, 0)},
-    {.heads = {3, 1, 128}, DOCS(193, 1, 128)},
-    {.heads = {1, 1, 64}, DOCS(1, 2, 63, 64, 65, 127, 128, 129, 193)},
-    {.heads = {4, 1, 64}, DOCS(2, 63, 64, 65, 127, 128)},
-    {.heads = {6, 2, 64}, DOCS(63, 64, 65, 127)}, {.heads = {2, 2, 64}, DOCS(0, 0, 0)},
-    {.heads = {2, 2, 64}, DOCS(130, 0)}, {.heads = {5, 1, 64}, DOCS(17, 200)},
-    {.heads = {2, 1, 128}, DOCS(1, 1, 1, 1, 1, 1, 1, 1, 1, 1)},
-    {.heads = {1, 1, 64}, DOCS(640, 3)}, {.heads = {2, 1, 128}, DOCS(3, 400)},
-    {.heads = {3, 1, 64}, DOCS(220, 217, 295)},
+    {.heads = H(3, 1, 64), DOCS(0, 1, 63, 0, 64, 65, 129, 0)},
+    {.heads = H(4, 1, 128), DOCS(0, 1, 63, 0, 64, 65, 129, 0)},
+    {.heads = H(3, 1, 128), DOCS(193, 1, 128)},
+    {.heads = H(1, 1, 64), DOCS(1, 2, 63, 64, 65, 127, 128, 129, 193)},
+    {.heads = H(4, 1, 64), DOCS(2, 63, 64, 65, 127, 128)},
+    {.heads = H(6, 2, 64), DOCS(63, 64, 65, 127)}, {.heads = H(2, 2, 64), DOCS(0, 0, 0)},
+    {.heads = H(2, 2, 64), DOCS(130, 0)}, {.heads = H(5, 1, 64), DOCS(17, 200)},
+    {.heads = H(2, 1, 128), DOCS(1, 1, 1, 1, 1, 1, 1, 1, 1, 1)},
+    {.heads = H(1, 1, 64), DOCS(640, 3)}, {.heads = H(2, 1, 128), DOCS(3, 400)},
+    {.heads = H(3, 1, 64), DOCS(220, 217, 295)},
     // large scores: most rows are one spike, exp underflows for the rest
-    {.heads = {3, 1, 64}, .scale = 5, DOCS(65, 3, 129)},
-    {.heads = {2, 1, 128}, .scale = 3, DOCS(65, 3, 129)},
+    {.heads = H(3, 1, 64), .scale = 5, DOCS(65, 3, 129)},
+    {.heads = H(2, 1, 128), .scale = 3, DOCS(65, 3, 129)},
     // from one key on a row is all but one-hot: at the first, a middle, the last key of a tile
-    {.heads = {2, 1, 64}, .spike = 1, DOCS(150)}, {.heads = {2, 1, 64}, .spike = 64, DOCS(150)},
-    {.heads = {2, 1, 128}, .spike = 65, DOCS(150)}, {.heads = {2, 1, 128}, .spike = 129, DOCS(150)},
-    ODD({.heads = {1, 1, 2}, .scale = 8, DOCS(2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2)},
-        {.heads = {1, 1, 8}, DOCS(3, 1100, 2)}, {.heads = {9, 3, 8}, DOCS(1, 0, 2, 7, 64, 65, 33)},
-        {.heads = {5, 5, 6}, DOCS(129, 16)}, {.heads = {2, 2, 16}, .scale = 25, DOCS(200, 17)},
-        {.heads = {3, 1, 24}, DOCS(0, 66, 3)}, {.heads = {32, 8, 8}, DOCS(66, 3)}) END};
+    {.heads = H(2, 1, 64), .spike = 1, DOCS(150)}, {.heads = H(2, 1, 64), .spike = 64, DOCS(150)},
+    {.heads = H(2, 1, 128), .spike = 65, DOCS(150)},
+    {.heads = H(2, 1, 128), .spike = 129, DOCS(150)},
+    ODD({.heads = H(1, 1, 2), .scale = 8, DOCS(2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2)},
+        {.heads = H(1, 1, 8), DOCS(3, 1100, 2)},
+        {.heads = H(9, 3, 8), DOCS(1, 0, 2, 7, 64, 65, 33)},
+        {.heads = H(5, 5, 6), DOCS(129, 16)}, {.heads = H(2, 2, 16), .scale = 25, DOCS(200, 17)},
+        {.heads = H(3, 1, 24), DOCS(0, 66, 3)}, {.heads = H(32, 8, 8), DOCS(66, 3)}) END};
 // On a real GPU, which has more SMs than the shapes above have items: CTAs take several in turn
 #define TEN(n) n, n, n, n, n, n, n, n, n, n
-static const Shape many_items[] = {{.heads = {24, 8, 64}, DOCS(TEN(65), TEN(65), TEN(65), TEN(65))},
-    {.heads = {8, 8, 128}, DOCS(TEN(65), TEN(65), TEN(65), TEN(65))}};
+static const Shape many_items[] = {
+    {.heads = H(24, 8, 64), DOCS(TEN(65), TEN(65), TEN(65), TEN(65))},
+    {.heads = H(8, 8, 128), DOCS(TEN(65), TEN(65), TEN(65), TEN(65))}};
 static const Shape attention_bench[] = {
-    {.heads = {9, 3, 64}, DOCS(220, 217, 295, 183, 130, 350)}, {.heads = {9, 3, 64}, DOCS(2048)},
-    {.heads = {9, 3, 64}, DOCS(512, 512, 512, 512)},
-    {.heads = {9, 3, 64}, DOCS(64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64)},
+    {.heads = H(9, 3, 64), DOCS(220, 217, 295, 183, 130, 350)}, {.heads = H(9, 3, 64), DOCS(2048)},
+    {.heads = H(9, 3, 64), DOCS(512, 512, 512, 512)},
+    {.heads = H(9, 3, 64), DOCS(64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64)},
 #ifdef BACKEND_CUDA
-    {.heads = {9, 3, 64}, DOCS(8192, 8192)},
+    {.heads = H(9, 3, 64), DOCS(8192, 8192)},
 #endif
-    {.heads = {32, 8, 128}, DOCS(1000)}, END};
+    {.heads = H(32, 8, 128), DOCS(1000)}, END};
 
 static const Shape decode_shapes[] = {
-    {.heads = {3, 1, 64}, DOCS(5, 1, 33)}, {.heads = {9, 3, 64}, DOCS(1, 2, 63, 64, 65)},
-    {.heads = {1, 1, 64}, DOCS(0, 333, 7)}, {.heads = {32, 8, 128}, DOCS(17, 4)},
-    {.heads = {6, 6, 128}, DOCS(70)}, {.heads = {2, 2, 64}, DOCS(0)},
-    ODD({.heads = {2, 2, 6}, DOCS(200, 3)}, {.heads = {5, 1, 34}, DOCS(65, 1)}) END};
-static const Shape decode_bench[] = {{.heads = {9, 3, 64}, DOCS(512, 512)}, END};
+    {.heads = H(3, 1, 64), DOCS(5, 1, 33)}, {.heads = H(9, 3, 64), DOCS(1, 2, 63, 64, 65)},
+    {.heads = H(1, 1, 64), DOCS(0, 333, 7)}, {.heads = H(32, 8, 128), DOCS(17, 4)},
+    {.heads = H(6, 6, 128), DOCS(70)}, {.heads = H(2, 2, 64), DOCS(0)},
+    ODD({.heads = H(2, 2, 6), DOCS(200, 3)}, {.heads = H(5, 1, 34), DOCS(65, 1)}) END};
+static const Shape decode_bench[] = {{.heads = H(9, 3, 64), DOCS(512, 512)}, END};
 
 // On the CPU test_ops.c adds sizes around the edges of the register tile.
 static const Shape product_shapes[] = {

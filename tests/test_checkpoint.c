@@ -148,10 +148,14 @@ TEST(any_operations_leave_what_is_expected) {
             const uint32_t what = test_rng_below(op % 15 ? 8 : 9);
             const char *path = printed("%s/step-%08d", out_dir(), k);
             const char *state = printed("%s/state.json", path);
-            if (what == 0) MUST(dir_create_all(printed("%s.tmp-%d/old", path, getpid()), &err));
+            if (what == 0) {
+                MUST(dir_create_all(printed("%s.tmp-%d", path, getpid()), &err));
+                put_file(printed("%s.tmp-%d/old.json", path, getpid()), "x", 1);
+            }
             if (what < 3) must_save(k, NULL), of[k] = GOOD;
             if (what == 0) {  // the manifest is not what the directory happens to have first
-                CHECK(!path_exists(printed("%s/old", path)));
+                CHECK(!path_exists(printed("%s/old.json", path)));
+                MUST(checkpoint_recover(out_dir(), false, &err));
                 CHECK(rename(state, scratch("x")) == 0 && rename(scratch("x"), state) == 0);
             }
             if (what == 3) must_save(k, "final"), final = k;
@@ -169,7 +173,7 @@ TEST(any_operations_leave_what_is_expected) {
                           ? rename(path, other) == 0
                           : dir_create_all(other, &err) && (of[k] || rmdir(other) == 0));
                 MUST(dir_create_all(printed("%s.tmp-4711", path), &err));
-                MUST(checkpoint_recover(out_dir(), &err));
+                MUST(checkpoint_recover(out_dir(), true, &err));
             }
             if (what == 7) MUST(checkpoint_prune(out_dir(), k, keep, &err));
             for (int i = k, kept = 0; what == 7 && keep > 0 && i > 0; i--)
@@ -205,9 +209,65 @@ TEST(names_that_are_not_ours_are_left_alone) {
     fresh_run(1);
     for (char *rest = others, *name; (name = strsep(&rest, " ")); n++)
         MUST(dir_create_all(printed("%s/%s", out_dir(), name), &err));
-    MUST(checkpoint_recover(out_dir(), &err) && checkpoint_prune(out_dir(), 1, 1, &err));
+    MUST(checkpoint_recover(out_dir(), true, &err) && checkpoint_prune(out_dir(), 1, 1, &err));
     CHECK(newest() == 1 && damaged_seen == 0);
     CHECK(count_names("") == 2 + 1 + n);
+}
+
+// Others' files and directories under the names of leftovers stay, even where a save needs the
+// name; what killed runs leave goes, or gets its name back.
+TEST(leftovers_are_known_by_what_they_hold) {
+    char own[2][64];
+    const char *dirs[] = {"final.old-1", "step-00000003.old-2", "step-00000002.tmp-3", own[0],
+                          own[1]};
+    snprintf(own[0], sizeof *own, "step-00000002.tmp-%d", getpid());
+    snprintf(own[1], sizeof *own, "step-00000001.old-%d", getpid());
+    const char *probes[] = {".probe-1",  "prose\n", ".probe-2", "probe\nprobe", ".probed-x", "",
+                            ".probe-4-", "probe\n", ".probe",   "probe\n",      ".probe-",   ""};
+    const char *ours[] = {".probe-77", "", ".probed-7", "probe\n", ".probe-8", "pro"};
+    fresh_run(1);
+    for (int i = 0; i < 5; i++) {
+        MUST(dir_create_all(printed("%s/%s", out_dir(), dirs[i]), &err));
+        put_file(printed("%s/%s/notes", out_dir(), dirs[i]), "x", 1);
+    }
+    put_file(scratch("out/final.old-1/manifest.json"), "{}", 2);
+    for (int i = 0; i < 12; i += 2)
+        put_file(printed("%s/%s", out_dir(), probes[i]), probes[i + 1], strlen(probes[i + 1]));
+    for (int i = 0; i < 6; i += 2)
+        put_file(printed("%s/%s", out_dir(), ours[i]), ours[i + 1], strlen(ours[i + 1]));
+    put_file(scratch("out/.probe-9"), "pr\0\0\0\0", 6);  // after a power cut
+    must_save(4, NULL);
+    CHECK(rename(scratch("out/step-00000004"), scratch("out/step-00000004.old-5")) == 0);
+    put_file(scratch("out/step-00000004.old-5/notes"), "of a user, in our checkpoint", 28);
+    MUST(checkpoint_recover(out_dir(), false, &err) && dir_probe(out_dir(), &err));
+    CHECK(newest() == 4 && damaged_seen == 0);
+    must_save(1, NULL);
+    must_save(2, NULL);
+    MUST(checkpoint_prune(out_dir(), 4, 1, &err));
+    CHECK(newest() == 4 && count_names("step-00000001") == 1);
+    for (int i = 0; i < 5; i++)
+        CHECK_MSG(path_exists(printed("%s/%s/notes", out_dir(), dirs[i])), "%s", dirs[i]);
+    CHECK_MSG(count_names("") == 2 + 1 + 5 + 6, "%d names", count_names(""));
+}
+
+// Of a checkpoint that is elsewhere the link goes, and nothing behind it.
+TEST(nothing_behind_links_is_removed) {
+    const char *names[] = {"final", "step-00000001", "step-00000002", "step-00000009.tmp-1",
+                           "final.old-1"};
+    const int left[] = {3, 5, 2, 0};
+    for (int what = 0; what < 4; what++) {
+        fresh_run(1);
+        MUST(dir_remove_tree(scratch("behind"), &err));
+        CHECK(rename(scratch("out/step-00000001"), scratch("behind")) == 0);
+        for (int i = 0; i < 5; i++)
+            CHECK(symlink(scratch("behind"), printed("%s/%s", out_dir(), names[i])) == 0);
+        if (what == 0) MUST(checkpoint_recover(out_dir(), false, &err));
+        if (what == 1) must_save(2, NULL), must_save(3, "final");
+        if (what == 2) MUST(checkpoint_prune(out_dir(), 2, 1, &err));
+        if (what == 3) MUST(checkpoint_remove_all(out_dir(), &err));
+        MUST(checkpoint_verify(scratch("behind"), NULL, &err));
+        CHECK(count_names("") == 2 + left[what]);
+    }
 }
 
 // ---- Damage -------------------------------------------------------------------------------------
@@ -300,7 +360,7 @@ TEST(every_io_call_of_a_save_fails_in_turn) {
             CHECK(ok || err.code == EXIT_DISK || err.code == EXIT_BAD_INPUT);
             CHECK_MSG(fault_open_fds() == fds, "%s: file descriptor leak", victim);
             CHECK(!replaces || persistent || path_exists(scratch("out/step-00000002")));
-            CHECK_MSG(checkpoint_recover(out_dir(), &again), "%s", again.what);
+            CHECK_MSG(checkpoint_recover(out_dir(), true, &again), "%s", again.what);
             const int64_t step = newest();
             CHECK_MSG(damaged_seen == 0 && (step == 2 || (step == 1 && !ok)), "newest %ld", step);
             CHECK(count_names(".tmp-") == 0 && count_names(".old-") == 0);
@@ -311,12 +371,11 @@ TEST(every_io_call_of_a_save_fails_in_turn) {
 
 // From I/O call number nth on, all fail; 0: none.
 static bool convert(const char *text, long nth, Error *err) {
-    static volatile sig_atomic_t no_signal;
     const char *in = scratch("text.txt"), *spec = in;
     put_file(in, text, strlen(text));
     OutDir out = {.path = out_dir()};
     const Options o = {.threads = 1};
-    const Texts t = {&o, "demo", 264, true, false, &out, &no_signal};
+    const Texts t = {&o, "demo", 264, true, false, &out};
     fault_arm(FAULT_IO, nth, EIO, true);
     const bool ok = texts_to_shards(&spec, "tokens", 0.01, &t, err);
     const bool made = ok && strcmp(spec, in) != 0;  // else it is refused as shards, later

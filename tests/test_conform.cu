@@ -1,7 +1,8 @@
 // Every wrapper in kernels/cuda/ptx.cuh, which holds all inline PTX and which an emulated build
 // replaces, on the emulator and on a GPU: against formulas, and the maps of ldmatrix, mma.sync and
-// wgmma, also of what attention_sm90.cuh builds on them, against dev/witnesses/layout.txt, which
-// NVIDIA's CuTe headers have printed. What tensor cores compute: test_tensor_cores.cu.
+// wgmma, also of what attention_sm90.cuh builds on them, against layout.txt of
+// dev/results/witnesses, which NVIDIA's CuTe headers have printed. What tensor cores compute:
+// test_tensor_cores.cu.
 #include <cuda.h>
 #include <math.h>
 #include <string>
@@ -224,8 +225,9 @@ TEST(setmaxnreg) {
 static std::vector<std::string> words_of(const char *kind, const char *name) {
     std::vector<std::string> words;
     char line[1024];
-    FILE *f = fopen("dev/witnesses/layout.txt", "r");
-    CHECK_MSG(f != NULL, "dev/witnesses/layout.txt: run this program from the repository root");
+    const char *path = "dev/results/witnesses/layout.txt";
+    FILE *f = fopen(path, "r");
+    CHECK_MSG(f != NULL, "%s: run this program from the repository root", path);
     const std::string wanted = std::string(kind) + " " + name + " ";
     while (fgets(line, sizeof line, f)) {
         if (strncmp(line, wanted.c_str(), wanted.size()) != 0) continue;
@@ -233,7 +235,7 @@ static std::vector<std::string> words_of(const char *kind, const char *name) {
             words.push_back(w);
     }
     fclose(f);
-    CHECK_MSG(!words.empty(), "dev/witnesses/layout.txt has no %s", wanted.c_str());
+    CHECK_MSG(!words.empty(), "dev/results/witnesses/layout.txt has no %s", wanted.c_str());
     return words;
 }
 

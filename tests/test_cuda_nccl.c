@@ -167,7 +167,7 @@ TEST(asynchronous_calls_follow_earlier_work_and_precede_their_wait) {
 }
 
 int main(int argc, char **argv) {
-    const DeviceOptions options = {0, 0};
+    const DeviceOptions options = {0};
     comm_init();
     missing = device_init(&options);
     if (!missing && comm_num_ranks() == 1) missing = comm_connect_alone();

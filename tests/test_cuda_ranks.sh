@@ -99,6 +99,10 @@ if [ -n "$emulated" ]; then
         "${run[@]}" --attention sm80 --out t --steps 2 --val-every 0
     check_python communication_overlaps_with_other_layers << 'PY'
 calls = re.findall(r"EMU TRACE stream (\d) (\w+)", open("trace0.txt").read())
+free = calls.index(("0", "cudaMemGetInfo"))     # NCCL has taken its buffers before: not of all kinds
+before = [name for _, name in calls[:free] if name.startswith("nccl")]
+assert before == ["ncclReduce", "ncclBroadcast", "ncclAllReduce"], before
+calls = calls[free:]
 def places(name, first, last):
     return [i for i in range(first, last) if calls[i][1] == name]
 reduce, gather = places("ncclReduce", 0, len(calls)), places("ncclBroadcast", 0, len(calls))

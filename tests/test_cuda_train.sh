@@ -46,6 +46,31 @@ if [[ $cuda = *emu* ]]; then
         [ "$next" = - ] || outcome "recompute_auto_not_$name" 0 "$next [0-9.]+ MiB \(chosen\)" \
             env EMU_MEMORY=$((memory - (2 << 20))) "$cuda" "${large[@]}"
     done <<< "$totals"
+    # less than that to spare is too little, for the hint as well
+    check plan_of_half "$cuda" "${large[@]}" --micro-batch-tokens 32768 --recompute full
+    memory=$(awk '$1 == "total" { printf "%d", 2^20 * ($2 + 1) }' out.txt)
+    EMU_MEMORY=$memory outcome too_little_to_spare 0 '^warning: this machine .*-tokens 16384 fits' \
+        "$cuda" "${large[@]}" --micro-batch-tokens 32768
+    EMU_MEMORY=$memory outcome the_hint_leaves_as_much 0 ' --micro-batch-tokens 16384 fits' "$cuda" "${large[@]}"
+    # the page cache of an integrated device is not used memory
+    EMU_PAGE_CACHE=$(((8191 - ${kernels%.*}) << 20)) expect an_integrated_device 0 '^done' \
+        "$cuda" "${common[@]}" --out integrated --steps 0 --val-every 0
+    # shapes that the kernels do not have: refused before anything is read, made or written
+    while read -r key value expected; do
+        sed "s/\"$key\": [0-9]*/\"$key\": $value/" tiny/config.json > refused.json
+        mkdir -p refused-model && mv refused.json refused-model/config.json
+        for what in "${common[*]} --out refused" "${common[*]} --dry-run" '--generate --prompt x' '--eval --val corpus'; do
+            expect "no_${key}_$value" 11 "^error: config.json: $key: expected $expected .*, found $value" \
+                "$cuda" $what --model refused-model
+        done
+    done << 'SIZES'
+vocab_size 266 a multiple of 8
+hidden_size 60 a multiple of 8
+hidden_size 16392 at most 16384
+intermediate_size 100 a multiple of 8
+head_dim 48 64 or 128
+SIZES
+    check refused_models_write_nothing test ! -e refused
 fi
 
 cp -r packed resumed

@@ -108,7 +108,7 @@ bug gemm_one_arrival_per_group no   4      7    no    yes   'WRONG|DEADLOCK|EMU'
 judge every_run_ended_with_a_report "$(head -3 "$broken")"
 
 # The table of operations: any thread runs first and copies complete at any time, which some of these
-# schedules need to expose a missing barrier. And as predicted for GPUs (dev/witnesses): products of whole
+# schedules need to expose a missing barrier. And as predicted for GPUs (dev/results/witnesses): products of whole
 # numbers are the same with the rounding of tensor cores.
 all_pass=' 0 failed, 0 skipped$'
 for seed in $(seq "${SEEDS:-1}"); do

@@ -174,7 +174,31 @@ PY
 }
 refuses another_type_of_model 3 'changed/config.json: expected a model_type of llama' f16 'c["model_type"] = "gemma"'
 refuses yarn 3 'found yarn' f16 'c["rope_scaling"] = {"type": "yarn", "factor": 2}'
-refuses biases 3 'expected no attention_bias' f16 'c["attention_bias"] = True'
+refuses another_activation 3 'json: hidden_act: expected silu, found gelu' f16 'c["hidden_act"] = "gelu"'
+refuses a_window 3 'json: sliding_window: expected None, found 128' f16 'c["sliding_window"] = 128'
+refuses two_ropes 3 'expected one RoPE' f16 'c["rope_parameters"] = {"rope_type": "default", "rope_theta": 7}'
+refuses ropes_by_layer 3 'json: full_attention: expected None' f16 'c["rope_parameters"] = {"full_attention": {"rope_theta": 7}}; del c["rope_theta"]'
+# each key that the trainer refuses, but dropout, the order of a sum, YaRN's, and what brings other tensors
+check_python exporter_refuses_what_the_trainer_does "$root" << 'PY'
+sys.path.append(sys.argv[1] + "/scripts")
+import export_gguf
+table = re.search(r"\} neutral\[\] = \{(.*?)\n\};", open(sys.argv[1] + "/data/models/config.c").read(), re.S).group(1)
+keys = set(re.findall(r'"([a-z_]{4,})"', table)) - set("""false true null silu full_attention pretraining_tp
+    attention_dropout embd_pdrop hidden_dropout resid_pdrop truncate mscale mscale_all_dim attention_out_bias bias
+    is_encoder_decoder qk_layernorm qk_norm qkv_bias use_bias use_qk_norm num_experts num_local_experts
+    quantization_config""".split())
+config = json.load(open("llama/final/config.json"))
+os.mkdir("other")
+for key in sorted(keys):
+    json.dump({**config, key: "other"}, open("other/config.json", "w"))
+    try: export_gguf.read_config("other")
+    except SystemExit as e: assert e.code == 3
+    else: raise AssertionError(key)
+assert len(keys) > 20, keys
+PY
+LC_ALL=C sed 's/llama.attention.value_length/llama.attention.output_scale/' there.gguf > scaled.gguf
+expect refuses_a_gguf_of_more_than_llama 3 'llama.attention.output_scale: expected' python3 "$root/scripts/gguf_to_hf.py" scaled.gguf cut
+refuses biases 3 'json: attention_bias: expected False' f16 'c["attention_bias"] = True'
 refuses a_missing_layer 3 'expected 29 tensors of a llama, found 20' f16 'c["num_hidden_layers"] = 3'
 refuses another_pre_tokenizer 3 'tokenizer.json: .*pre_tokenizer' f16 \
     't["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = False'

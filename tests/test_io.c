@@ -187,6 +187,14 @@ TEST(dir_create_all_and_remove_tree) {
     MUST(dir_remove_tree(scratch("a"), &err) && !path_exists(scratch("a")));
     CHECK(path_exists(scratch("outside/keep")));  // links are not followed
     MUST(dir_remove_tree(scratch("a"), &err));
+    CHECK(symlink(scratch("outside"), scratch("a")) == 0);  // not even the one that is named
+    MUST(dir_remove_tree(scratch("a"), &err) && !path_exists(scratch("a")));
+    CHECK(path_exists(scratch("outside/keep")));
+    Error file = {0}, deep = {0};
+    CHECK(!dir_remove_tree(scratch("outside/keep"), &file) && file.code == EXIT_DISK);
+    MUST(dir_create_all(scratch("a/1/2/3/4/5/6/7/8"), &err) && dir_remove_tree(scratch("a"), &err));
+    MUST(dir_create_all(scratch("a/1/2/3/4/5/6/7/8/9/10"), &err));
+    CHECK(!dir_remove_tree(scratch("a"), &deep) && strstr(deep.what, "nested too deep"));
 }
 
 // The lock is of the open file: a second one of the same process is refused as another process is.
@@ -207,6 +215,18 @@ TEST(a_locked_directory_names_its_owner_and_is_missed) {
     CHECK(path_exists(scratch("place/.lock")));  // unlinked, two could hold locks of two files
     MUST(dir_lock(&lock, place, &err) && lock.works);
     dir_unlock(&lock);
+    Error link = {0}, fifo = {0};
+    uint64_t n;
+    put_file(scratch("other"), "other", 5);
+    CHECK(unlink(scratch("place/.lock")) == 0);
+    CHECK(symlink(scratch("other"), scratch("place/.lock")) == 0);
+    CHECK(!dir_lock(&lock, place, &link) && link.code == EXIT_DISK);
+    CHECK_MSG(strstr(link.what, "regular file, found a symbolic link"), "%s", link.what);
+    char *text = file_read_all(scratch("other"), 100, &n, "", &(Error){0});
+    CHECK(text && strcmp(text, "other") == 0);
+    free(text);
+    CHECK(unlink(scratch("place/.lock")) == 0 && mkfifo(scratch("place/.lock"), 0600) == 0);
+    CHECK(!dir_lock(&lock, place, &fifo) && fifo.code == EXIT_DISK);
 }
 
 // ---- JSON ---------------------------------------------------------------------------------------

@@ -8,14 +8,20 @@
 #include "test.h"
 
 static LlamaConfig tiny_config(int heads, int kv_heads, int head_dim, bool tied) {
-    LlamaConfig c;
-    memset(&c, 0, sizeof c);
-    c.vocab_size = 23, c.hidden_size = 12, c.intermediate_size = 20, c.num_layers = 2;
-    c.num_heads = heads, c.num_kv_heads = kv_heads, c.head_dim = head_dim;
-    c.max_position_embeddings = 256, c.rms_norm_eps = 1e-5f, c.rope_theta = 10000;
-    c.tie_word_embeddings = tied, c.initializer_range = 0.2f, c.bos = (TokenIds){1, 1, {1}},
-    c.eos = (TokenIds){1, 1, {2}};
-    return c;
+    return (LlamaConfig){.vocab_size = 23,
+                         .hidden_size = 12,
+                         .intermediate_size = 20,
+                         .num_layers = 2,
+                         .num_heads = heads,
+                         .num_kv_heads = kv_heads,
+                         .head_dim = head_dim,
+                         .max_position_embeddings = 256,
+                         .rms_norm_eps = 1e-5f,
+                         .rope_theta = 10000,
+                         .tie_word_embeddings = tied,
+                         .initializer_range = 0.2f,
+                         .bos = {1, 1, {1}},
+                         .eos = {1, 1, {2}}};
 }
 
 // Everything in which other types differ from Llama
@@ -46,7 +52,7 @@ static void start_model(LlamaModel *m, const LlamaConfig *c, LlamaSettings setti
     MUST(llama_allocate(m, &err));
     CHECK(device_memory().bytes_now - before == llama_memory_total(m));
     llama_init(m, 7);
-    if (adapters.rank > 0) weights_init(llama_frozen_parameters(m, false), 7);
+    if (adapters.rank > 0) weights_init(llama_frozen_parameters(m), 7);
     for (size_t i = 0; i < m->num_elements && adapters.rank > 0; i++)
         m->weights[i] += (floatX)(0.2 * sin(3.7 * (double)i));
     vary_vectors(m);
@@ -95,8 +101,9 @@ static void mask_docs(int n) {
 static double forward_backward(LlamaModel *m, const Batch *b) {
     CHECK(batch_is_valid(b, m->config.vocab_size));
     llama_begin_step(m, b->num_targets > 0 ? b->num_targets : 1);
-    llama_train_micro_batch(m, b);
-    return llama_read_step(m).loss_sum / b->num_targets;
+    llama_pass(m, b, true, NULL, NULL);
+    llama_add_losses(m);
+    return zero_read_step(&m->zero).loss_sum / b->num_targets;
 }
 
 #ifndef GRADCHECK
@@ -178,7 +185,7 @@ static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
     llama_plan(&g->model, &config, settings);
     MUST(llama_allocate(&g->model, &err));
     if (adapters.rank > 0) {
-        MUST(llama_load_frozen(&g->model, g->dir, &err));
+        MUST(parameters_load(llama_frozen_parameters(&g->model), false, g->dir, &err));
         snprintf(g->dir, sizeof g->dir, "tests/golden/%s/lora", name);
         open_expected(g, "expected");
     }
@@ -208,7 +215,7 @@ static void golden_logits(Golden *g) {
     const float *expected = golden_floats(g, "logits", &n);
     const int T = g->batch.total_tokens;
     float *logits = (float *)host_calloc((size_t)T * V, sizeof *logits, "logits");
-    llama_train_pass(&g->model, &g->batch, NULL, logits);
+    llama_pass(&g->model, &g->batch, true, NULL, logits);
     CHECK(n == (size_t)T * V);
     double e = relative_l2(logits, expected, n);
     CHECK_MSG(e <= 2e-6, "%s: logits relative L2 %.3g", g->dir, e);
@@ -224,8 +231,8 @@ static void golden_training(Golden *g, const char *losses_name, const char *norm
     for (int step = 0; step < 10; step++) {
         AdamW h = {3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1};  // make_golden.py's
         double loss = forward_backward(&g->model, &g->batch);
-        llama_update(&g->model, h, 1.0f);
-        double norm = (double)llama_read_step(&g->model).grad_norm;
+        zero_update(&g->model.zero, h, 1.0f);
+        double norm = (double)zero_read_step(&g->model.zero).grad_norm;
         CHECK_MSG(fabs(loss - (double)losses[step]) <= 2e-5 * (double)losses[step],
                   "%s step %d: loss %.8g, expected %.8g", g->dir, step, loss, (double)losses[step]);
         // the norm averages the errors of its gradients, 1e-5 each before the first update, and the
@@ -242,9 +249,9 @@ static void check_muon_golden(const char *name) {
     open_expected(&g, "muon");
     golden_training(&g, "losses", "norms");
     // the CPU gets away with products that overwrite their own factor; cuBLASLt promises nothing
-    MuonScratch s = g.model.scratch.muon;
+    MuonScratch s = g.model.zero.muon;
     muon_iterate(&s, g.model.grads, 4, 6);
-    CHECK(s.x == g.model.scratch.muon.next && s.next == g.model.scratch.muon.x);
+    CHECK(s.x == g.model.zero.muon.next && s.next == g.model.zero.muon.x);
     golden_close(&g);
 }
 
@@ -358,9 +365,10 @@ static void check_layouts(const LlamaConfig *c, bool masked) {
     llama_begin_step(&m, targets);
     for (int d = 0; d < NUM_DOCS; d++) {  // those without a target add nothing, not even NaN
         batch_pack(&b, docs + d, 1);
-        llama_train_micro_batch(&m, &b);
+        llama_pass(&m, &b, true, NULL, NULL);
+        llama_add_losses(&m);
     }
-    check_like_packed(&m, "micro-batches", llama_read_step(&m).loss_sum / targets, loss, grads);
+    check_like_packed(&m, "micro-batches", zero_read_step(&m.zero).loss_sum / targets, loss, grads);
     batch_fill(&b, LAYOUT_ROWS, docs, NUM_DOCS, ROW);
     const double bleed = forward_backward(&m, &b);
     CHECK_MSG(b.num_targets == targets && isfinite(bleed) && bleed != loss,
@@ -530,7 +538,7 @@ static void check_left_over_gradients(bool tied) {
     static LlamaModel m;
     const LlamaConfig c = tiny_config(3, 1, 4, tied);
     const LlamaSettings in_order = {
-        .head_chunk = 64, .deterministic_reduction = true, .num_leaves = 2, .num_losses = 2};
+        .head_chunk = 64, .ranks = {.deterministic = true, .num_leaves = 2, .num_losses = 2}};
     Batch b;
     open_packed(&m, &b, &c, in_order, false);
     const size_t bytes = m.num_elements * sizeof *m.grads;
@@ -545,12 +553,9 @@ static void check_left_over_gradients(bool tied) {
         else
             forward_backward(&m, &b);
         if (turn == 0) memcpy(grads, m.grads, bytes);
-        llama_end_leaf(&m, 0, false);
-        llama_end_leaf(&m, 1, true);
-        llama_reduce_grads(&m);
-        llama_sum_losses(&m);
-        llama_grad_norm(&m);
-        const StepScalars step = llama_read_step(&m);
+        zero_reduce(&m.zero);
+        zero_update(&m.zero, (AdamW){.eps = 1, .t = 1}, 0);
+        const StepScalars step = zero_read_step(&m.zero);
         if (turn == 0) loss = step.loss_sum, squares = step.norm_squared;
         CHECK(loss > 0 && step.loss_sum == (turn < 2 ? loss : 0));
         CHECK(squares > 0 && step.norm_squared == (turn < 2 ? squares : 0));
@@ -722,17 +727,20 @@ TEST(the_largest_micro_batch_that_fits) {
 // Of any number of ranks: shards are all elements in order, none cuts a matrix of Muon's, each has
 // its share of the work to within a matrix or block, and moments take what is left for them.
 static void check_shard(const LlamaModel *m, bool muon, size_t first) {
-    const int32_t rank = m->settings.rank, ranks = m->settings.num_ranks;
+    const Zero *z = &m->zero;
+    const int32_t rank = z->settings.rank, ranks = z->settings.num_ranks;
     double work = 0, all = 0, largest = 2800.0 * (double)m->num_elements / 256 + 64 * 2800;
     size_t moments = 0;
-    CHECK(m->held_first == first && (rank + 1 < ranks || first + m->held_count == m->num_elements));
+    const size_t end = first + z->shard_count;
+    CHECK(z->shard_first == first && (rank + 1 < ranks || end == m->num_elements));
     for (const Parameter *t = m->tensors; t < m->tensors + m->num_tensors; t++) {
         const bool matrix = muon && t->cols && strstr(t->name, "layers");
         const double a = (double)t->rows, b = (double)t->cols, side = a < b ? a : b;
         const double cost = matrix ? 5 * 2 * side * (a * b + side * side + a * b)  // three products
                                    : 2800 * (double)t->count;
-        size_t from;
-        const size_t own = llama_held(m, t->offset, t->count, &from);
+        const size_t from = t->offset > first ? t->offset : first,
+                     to = t->offset + t->count < end ? t->offset + t->count : end,
+                     own = from < to ? to - from : 0;
         CHECK_MSG(!matrix || own == 0 || own == t->count, "%s is cut", t->name);
         if (matrix && cost > largest) largest = cost;
         all += cost, work += cost * (double)own / (double)t->count;
@@ -751,11 +759,11 @@ TEST(shards_are_equal_in_work_and_cut_no_matrix) {
         LlamaModel m;
         LlamaSettings s = {.micro_batch_tokens = 16, .max_seqlen = 16, .train = true};
         CHECK(llama_config_builtin(&c, names[i / 10]));
-        s.muon = i % 2, s.num_ranks = i / 2 % 5 * 2 + 1;
-        for (size_t first = 0; s.rank < s.num_ranks; s.rank++) {
+        s.muon = i % 2, s.ranks.num_ranks = i / 2 % 5 * 2 + 1;
+        for (size_t first = 0; s.ranks.rank < s.ranks.num_ranks; s.ranks.rank++) {
             llama_plan(&m, &c, s);
             check_shard(&m, s.muon, first);
-            first += m.held_count;
+            first += m.zero.shard_count;
             llama_free(&m);
         }
     }
@@ -774,7 +782,8 @@ TEST(merged_weights_have_the_losses_of_adapters) {
     adapters.rank = 0;
     make_model(&merged, &c, 256, ROW, false);
     row_losses(&m, &b, adapted);
-    const Parameters p = llama_frozen_parameters(&m, true);
+    LoraMerge merge = {llama_frozen_parameters(&m), llama_parameters(&m), &m.settings.lora};
+    const Parameters p = lora_merged(&merge);
     CHECK(p.num == merged.num_tensors);
     for (int i = 0; i < p.num; i++)
         for (size_t first = 0, n; first < p.list[i].count; first += n) {
@@ -803,11 +812,11 @@ TEST(adapters_keep_the_promises_of_a_model) {
 #else  // GRADCHECK: the gradient of the whole model
 
 static double loss_of(LlamaModel *m, const Batch *b) {
-    device_zero(m->step, sizeof(StepScalars));
+    device_zero(m->zero.step, sizeof(StepScalars));
     llama_forward(m);
     llama_head_eval(m);
     llama_add_losses(m);
-    return llama_read_step(m).loss_sum / b->num_targets;
+    return zero_read_step(&m->zero).loss_sum / b->num_targets;
 }
 
 // Every element of every tensor: fourth-order central differences, relative L2 per tensor.

@@ -154,7 +154,7 @@ TEST(progress_is_that_of_the_whole_log) {
          "{\"event\": \"start\", \"command\": [\"./t\", \"it's\", \"\", \"--out=a-b\"]}\n",
          0, INT64_MAX, "./t 'it'\\''s' '' --out=a-b --overwrite"},
         {"{\"event\": \"start\", \"command\": [\"t\", \"--resume\"]}\n", 0, INT64_MAX,
-         "t --resume"},
+         "t --resume "},
         {"{\"step\": 7, \"loss\": 1}\n{\"event\": \"resume\", \"save-every\": 3}\n"
          "{\"step\": 5, \"loss\": 1}\n",
          7, INT64_MAX, ""},

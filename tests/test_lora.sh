@@ -88,11 +88,11 @@ no a_rank_of_4 2 'expected a multiple of 8' --model base --lora 4
 no an_unknown_target 2 'found "head"' --model base --lora 8 --lora-targets q,head
 no half_a_target 2 'found "ga"' --model base --lora 8 --lora-targets q,ga
 no a_target_twice_named 2 'found ""' --model base --lora 8 --lora-targets q,
-no targets_without_lora 2 'other options of LoRA to --lora' --model base --lora-targets q
-no merging_without_lora 2 'other options of LoRA to --lora' --model base --lora-merge
-no alpha_without_lora 2 'other options of LoRA to --lora' --model base --lora-alpha 8
+no targets_without_lora 2 'work with --lora only' --model base --lora-targets q
+no merging_without_lora 2 'work with --lora only' --model base --lora-merge
+no alpha_without_lora 2 'work with --lora only' --model base --lora-alpha 8
 no muon 2 'expected at most one of them' --model base --lora 8 --optimizer muon
-no training_with_an_adapter 2 '--adapter belongs to --generate' --model base --adapter full/final
+no training_with_an_adapter 2 '--adapter works with --generate and --eval only' --model base --adapter full/final
 no dropout 2 'lora-dropout' --model base --lora 8 --lora-dropout 0.1
 no an_adapter_as_a_model 3 'for --adapter, or resume their run with --lora-merge' --model full/final
 for other in '--lora 0' '--lora-targets q' '--lora-alpha 4'
@@ -120,5 +120,7 @@ target_modules ["embed_tokens"]
 peft_type "IA3"
 peft_type null
 r 12
+r null
+lora_alpha null
 KEYS
 finish

@@ -32,7 +32,7 @@ static void *take(size_t n, size_t size) {
 }
 
 static void open_device(void) {
-    const DeviceOptions options = {0, 0};
+    const DeviceOptions options = {0};
     const char *missing = device_init(&options);
     if (missing) SKIP("%s", missing);
 }
@@ -684,19 +684,19 @@ static void describe_work(void *context, char *text, size_t size) {
 }
 
 enum { NO_ALGORITHM = 15 };
-static const HeadShape wrong_heads[] = {{4, 3, 64},
-                                        {4, 0, 64},
+static const HeadShape wrong_heads[] = {H(4, 3, 64),
+                                        H(4, 0, 64),
 #ifdef BACKEND_CUDA
-                                        {0, 1, 64},
-                                        {4, 2, 32},
-                                        {4, 2, 96}};
+                                        H(0, 1, 64),
+                                        H(4, 2, 32),
+                                        H(4, 2, 96)};
 #else
-                                        {4, 2, 7},
-                                        {4, 2, 0},
-                                        {4, -1, 2}};
+                                        H(4, 2, 7),
+                                        H(4, 2, 0),
+                                        H(4, -1, 2)};
 #endif
 static void call_unsupported(int i) {
-    const DeviceOptions options = {0, 0};
+    const DeviceOptions options = {0};
     if (i == NO_ALGORITHM) setenv("EMU_LT_ALGO", "none", 1);
     if (device_init(&options)) _exit(77);
     static char lengths[] = "lengths 5 7";
@@ -708,12 +708,12 @@ static void call_unsupported(int i) {
     void *p = device_malloc(1 << 20);
     if (i == 5) gather_rows(p, p, p, 1, 12);
     if (i == 6) matmul_forward(p, p, p, 1, 64, 9);
-    if (i == 7) rope_forward(p, p, p, 1, (HeadShape){2, 1, 24});
+    if (i == 7) rope_forward(p, p, p, 1, (HeadShape)H(2, 1, 24));
     if (i == 8) rmsnorm_forward(p, p, p, p, EPS, 1, 16392);
     if (i == 9) global_norm_squared(p, (real *)p + 1, 4);
     if (i == 10) matmul_forward(p, p, p, 1, 64, 0);
     if (i == 11) matmul_forward(p, p, p, 1, 0, 64);
-    if (i == 12) qk_norm_forward(p, p, p, EPS, 1, (HeadShape){2, 1, 20});
+    if (i == 12) qk_norm_forward(p, p, p, EPS, 1, (HeadShape)H(2, 1, 20));
     if (i == 13) bias_backward(p, p, 1, 16392);
     if (i == NO_ALGORITHM && real_gpu()) _exit(0);
     if (i == NO_ALGORITHM) matmul_forward(p, p, p, 3, 64, 8);
@@ -861,7 +861,7 @@ static void check_equal_scores(const char *kernels, int D, double q) {
     enum { USED = 7 };  // columns: the score is no power of two
     const Operation *op = operation_named("attention_forward");
     select_or_skip(op, kernels);
-    Run r = new_run(op, (Shape){.T = 2048, .heads = {1, 1, D}});
+    Run r = new_run(op, (Shape){.T = 2048, .heads = H(1, 1, D)});
     EACH(i, r.n[2]) {
         const int64_t kind = i / D % 3;
         r.x[2][i] = kind == 2 ? 1 : i % D >= USED ? 0 : kind == 0 ? q : 1;
@@ -896,7 +896,7 @@ TEST(work_lists_keep_their_bound) {
             const size_t size = attention_work_list_size(tokens, docs);
             CHECK(size < sizeof work / sizeof *work && size <= 4 + 16 * (size_t)tokens);
             memset(work, 0xff, sizeof work);
-            const size_t used = attention_work_list(work, cu_seqlens, docs, (HeadShape){3, 1, 64});
+            const size_t used = attention_work_list(work, cu_seqlens, docs, (HeadShape)H(3, 1, 64));
             CHECK_MSG(used <= size && work[used] == -1, "%zu of %zu", used, size);
         }
 }
@@ -904,7 +904,7 @@ TEST(work_lists_keep_their_bound) {
 #ifndef BACKEND_CUDA
 TEST(threads) {
     for (int n = 1; n <= 3; n++) {
-        const DeviceOptions options = {n, false};
+        const DeviceOptions options = {.threads = n};
         CHECK(!device_init(&options) && omp_get_max_threads() == n);
     }
 }
@@ -937,7 +937,7 @@ TEST(notebook) {
     static const int lengths[] = {FIRST, SECOND, -1};
     open_device();
     Run r = new_run(operation_named("attention_forward"),
-                    (Shape){.heads = {1, 1, DIM}, .lengths = lengths});
+                    (Shape){.heads = H(1, 1, DIM), .lengths = lengths});
     memcpy(r.x[2] + FIRST * 3 * DIM, qkv, sizeof qkv);
     store(&r, 2);
     execute(&r, usual);
@@ -1072,7 +1072,6 @@ static void say_device(void) {
 int main(int argc, char **argv) {
     bool bench = false;
     int n = 1;
-    device_prepare_process(argv);
     // thousands of small parallel regions on a machine that may be busy: waiting threads must sleep
     if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0)
         execv("/proc/self/exe", argv);

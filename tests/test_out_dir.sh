@@ -133,6 +133,38 @@ if with_ranks bare_resume_on_two_ranks "$release"; then
     expect resume_of_one_rank_only 9 'differences in .*resume \(rank 1\)' "${mpi[@]}" -n 1 "${one[@]}" --resume : -n 1 "${one[@]}"
 fi
 
+# ---- links, FIFOs and what others have in the directory --------------------------------------------------
+mkdir behind n3 n4 n5
+for f in final step tmp tokens; do cp -r old/step-00000008 behind/$f; done
+cp -r behind behind.before
+for f in n n2 n6; do cp -r old $f && rm -r $f/final $f/step-00000004; done
+ln -s ../behind/final n/final && ln -s ../behind/step n/step-00000004 && ln -s n via
+cp -P n/final n/step-00000004 n2
+expect links_are_saved_over_and_pruned 0 done "${resume[@]}" --out via --steps 10 --save-every 1 --keep 1
+check links_are_replaced test "$(names n)" = 'final log.jsonl step-00000010' -a ! -L n/final
+expect links_are_overwritten 0 done "${run[@]}" --out n2 --steps 1 --overwrite
+check overwritten_links_are_replaced test "$(names n2)" = 'final log.jsonl step-00000001' -a ! -L n2/final
+ln -s ../behind/tmp n6/step-00000009.tmp-1
+expect link_like_an_unfinished_save 0 done "${resume[@]}" --out n6 --steps 9
+ln -s ../behind/tokens n3/tokens
+expect linked_tokens_are_made_again 0 done "${run[@]}" --model chat --train text --out n3 --steps 1
+check nothing_behind_links_is_removed diff -r behind.before behind
+echo mine > file
+ln -s ../file n4/.lock
+expect lock_is_a_link 4 'n4/.lock: expected a regular file, found a symbolic link' "${run[@]}" --out n4 --steps 1
+ln -sf ../file n2/log.jsonl
+expect log_is_a_link 4 'n2/log.jsonl: expected a regular file, found a symbolic link' "${run[@]}" --out n2 --steps 1 --overwrite
+check nothing_behind_links_is_written test "$(cat file) $(names n2)" = 'mine final log.jsonl step-00000001'
+rm n2/log.jsonl && mkfifo n2/log.jsonl n5/log.jsonl
+expect log_is_a_fifo 4 'n2/log.jsonl: expected a regular file, found another kind' "${resume[@]}" --out n2 --steps 2
+expect log_is_a_fifo_in_a_dry_run 4 'n5/log.jsonl: expected' "${run[@]}" --out n5 --steps 1 --resume --dry-run
+mkdir -p aliens/{final.old-1,step-00000003.old-2,step-00000001.tmp-3}
+touch aliens/{final.old-1,step-00000003.old-2,step-00000001.tmp-3}/notes aliens/.probe-notes
+echo mine > aliens/.probe-4
+expect alien_names 0 done "${run[@]}" --out aliens --steps 2 --save-every 1
+warnings alien_names_are_named_once 4
+check alien_names_are_kept test "$(cd aliens && ls -d .p* f*/notes s*/notes | wc -l) $(cat aliens/.probe-4)" = '5 mine'
+
 # ---- scripts/quickstart.sh ----------------------------------------------------------------------------------
 mkdir -p tree/scripts tree/data/demo && cp "$root/scripts/quickstart.sh" tree/scripts && touch tree/data/demo/dataset.json
 printf 'all:\n' > tree/Makefile

@@ -173,7 +173,7 @@ case "\$*" in *--resume*) set -- "\$@" --steps 3 ;; *) set -- "\$@" --steps 2 --
 exec "$train" "\$@" --num-samples 0 --val-every 0
 SH
 cp "$work/bin/mpirun" bin && printf '#!/bin/sh\n' > bin/hf && chmod +x train_llama bin/hf
-sed -n '/^## Your own data/,/^## Options/{/^```/,/^```/{/^```/!p}}' "$root/README.md" > commands
+grep -E '^(\./train_llama --[mtra]|hf |mpirun |python3 )' "$root/README.md" > commands
 gguf=$(python3 -c 'import gguf' 2> /dev/null || echo export_gguf)
 n=0
 while IFS= read -r line; do

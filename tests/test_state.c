@@ -1,4 +1,4 @@
-// trainer_state.json: states of other data, of another plan and of older versions.
+// trainer_state.json: states of other data, of another plan, and damaged ones.
 #include "../data/runs/checkpoint_files.h"
 #include "scratch.h"
 #include "test.h"
@@ -13,18 +13,17 @@ static const struct {
     const char *name;
     size_t offset;  // in Same
     int size;
-    bool is_new;
 } fields[] = {
-#define FIELD(name_, at_, ...) \
-    { name_, offsetof(Same, at_), (int)sizeof((Same *)0)->at_, __VA_ARGS__ }
-    FIELD("data_fingerprint", train.fingerprint, false),
-    FIELD("token_fingerprint", train.token_fingerprint, true),
-    FIELD("seed", plan.seed, false),
-    FIELD("max_seqlen", plan.max_seqlen, false),
-    FIELD("micro_batch_tokens", plan.micro_batch_tokens, false),
-    FIELD("num_micro_batches", plan.num_micro, false),
-    FIELD("fill_ppm", plan.fill_ppm, false),
-    FIELD("long_docs", plan.long_docs, false),
+#define FIELD(name_, at_) \
+    { name_, offsetof(Same, at_), (int)sizeof((Same *)0)->at_ }
+    FIELD("data_fingerprint", train.fingerprint),
+    FIELD("token_fingerprint", train.token_fingerprint),
+    FIELD("seed", plan.seed),
+    FIELD("max_seqlen", plan.max_seqlen),
+    FIELD("micro_batch_tokens", plan.micro_batch_tokens),
+    FIELD("num_micro_batches", plan.num_micro),
+    FIELD("fill_ppm", plan.fill_ppm),
+    FIELD("long_docs", plan.long_docs),
 };
 
 // Result of state_read for this text.
@@ -38,7 +37,7 @@ static int read_text(const char *text, const Same *same, TrainingState *s) {
     return err.code;
 }
 
-// The same for the text without the line of `field`, as an older version wrote it. "": all lines.
+// The same for the text without the line of `field`. "": all lines.
 static int read_without(const char *text, const Same *same, const char *field) {
     TrainingState s;
     char name[64], edited[4096];
@@ -52,8 +51,7 @@ static int read_without(const char *text, const Same *same, const char *field) {
     const SourceCursor *c = &s.cursor.sources[0];
     CHECK(!ok || (c->epoch == 1 && c->doc_pos == 2 && c->tok_off == 3 && s.cursor.step == 4 &&
                   s.log_bytes == 5 && s.skips_in_a_row == 6));
-    CHECK(!ok || (s.trend.mean == (strcmp(field, "loss_mean") ? 0.1 : 0) &&
-                  s.trend.deviation == 0.2 && s.trend.num_losses == 7));
+    CHECK(!ok || (s.trend.mean == 0.1 && s.trend.deviation == 0.2 && s.trend.num_losses == 7));
     return code;
 }
 
@@ -83,7 +81,7 @@ static char *written_state(const Same *same, const Option *options, Error *err) 
     return text;
 }
 
-TEST(missing_fields_mean_the_behaviour_of_older_versions) {
+TEST(missing_fields_are_refused_and_other_values_do_not_fit) {
     Error err = {0};
     const Option none[] = {OPTION_END};
     Same same = usual();
@@ -92,19 +90,11 @@ TEST(missing_fields_mean_the_behaviour_of_older_versions) {
     CHECK(read_without(text, &same, "") == 0);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         const int code = read_without(text, &same, fields[i].name);
-        CHECK_MSG(code == (fields[i].is_new ? 0 : EXIT_BAD_INPUT), "%s: %d", fields[i].name, code);
+        CHECK_MSG(code == EXIT_BAD_INPUT, "%s: %d", fields[i].name, code);
         Same other = same;  // fingerprints are compared without their 12 lowest bits
         ((unsigned char *)&other)[fields[i].offset + (fields[i].size == 8 && i < 2 ? 3 : 0)] ^= 1;
         CHECK_MSG(read_without(text, &other, "") == EXIT_CHECKPOINT_MISFIT, "%s", fields[i].name);
     }
-    CHECK(read_without(text, &same, "packer") == 0);
-    CHECK(read_without(text, &same, "loss_mean") == 0);
-    free(text);
-    // another packer puts other documents into the micro-batches, unless there is only one
-    same.plan.num_micro = 2;
-    text = written_state(&same, none, &err);
-    CHECK_MSG(text && read_without(text, &same, "") == 0, "%s", err.what);
-    CHECK(read_without(text, &same, "packer") == EXIT_CHECKPOINT_MISFIT);
     free(text);
 }
 
@@ -115,7 +105,7 @@ TEST(long_options_are_saved_or_refused) {
     const Same same = usual();
     char *value = calloc(MIB + 1, 1);
     const char *train = value;
-    const Option options[] = {{"train", OPTION_STRING, &train, "", NULL, 0, 0, ""}, OPTION_END};
+    const Option options[] = {TEXT("train", train, "", ""), OPTION_END};
     memset(value, 'x', MIB / 2);
     char *text = written_state(&same, options, &err);
     CHECK_MSG(text && strlen(text) > MIB / 2, "%s", err.what);
@@ -170,16 +160,6 @@ TEST(a_mixture_has_a_cursor_for_each_source) {
         const int result = read_mixture("web:7,code:3", damage[i][0], damage[i][1], &s);
         CHECK_MSG(result == EXIT_BAD_INPUT, "%s: %d", damage[i][1], result);
     }
-}
-
-// Their only cursor is in the file itself, with no counts.
-TEST(older_versions_have_one_source) {
-    PlanState s;
-    static const SourceCursor expected = {8, 9, 10, 0, 0};
-    const char *old = "\"epoch\": 8, \"doc_pos\": 9, \"tok_off\": 10, \"x\"";
-    CHECK(read_mixture("web", "\"sources\"", old, &s) == 0);
-    CHECK(memcmp(&s.sources[0], &expected, sizeof expected) == 0 && s.step == 4);
-    CHECK(read_mixture("web:1,code:1", "\"sources\"", old, &s) == EXIT_BAD_INPUT);
 }
 
 TEST_MAIN()

@@ -1,6 +1,6 @@
 // What tensor cores compute, bit for bit: 83,200 tiles of bf16 inputs, random and adversarial,
-// against the hashes in dev/witnesses/arithmetic.txt, which come from a model by others. On a GPU
-// the same program checks the GPU against them.
+// against the hashes in dev/results/witnesses/arithmetic.txt, which come from a model by others. On
+// a GPU the same program checks the GPU against them.
 #include "cuda_test.h"
 #include "../kernels/cuda/ptx.cuh"
 
@@ -10,7 +10,7 @@
 
 constexpr int K = 16;
 
-// ---- Tiles: those of dev/witnesses/arithmetic.py, made from the same numbers --------------------
+// ---- Tiles: those of arithmetic.py of the witnesses, made from the same numbers -----------------
 
 static u64 mix(u64 z) {
     z = (z + 1) * 0x9E3779B97F4A7C15ull;
@@ -247,8 +247,9 @@ static void hold_against_table(const Instruction &what, const char *arch) {
     int depth, lines = 0;
     size_t tiles;
     u64 inputs, outputs;
-    FILE *f = fopen("dev/witnesses/arithmetic.txt", "r");
-    CHECK_MSG(f != NULL, "dev/witnesses/arithmetic.txt: run this program from the repository root");
+    const char *path = "dev/results/witnesses/arithmetic.txt";
+    FILE *f = fopen(path, "r");
+    CHECK_MSG(f != NULL, "%s: run this program from the repository root", path);
     while (fgets(line, sizeof line, f)) {
         if (sscanf(line, "%15s %15s %d %zu %*s %llx %llx", name, line_arch, &depth, &tiles, &inputs,
                    &outputs) != 6 ||

@@ -2,7 +2,7 @@
 # the witnesses said.
 
 CUDA_C  := $(patsubst tests/test_%.c,%,$(wildcard tests/test_cuda_*.c))
-CPU_TESTS := power rank_faults
+CPU_TESTS := power rank_faults zero
 TESTS   := $(filter-out $(CUDA_C) $(CPU_TESTS),$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))
 EMU_TESTS := $(CUDA_C) $(patsubst tests/test_%.cu,%,$(wildcard tests/test_*.cu))
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
@@ -10,8 +10,8 @@ DEV_TESTS := emu conform tensor_cores simple
 # Calls that tests/fault.c can make fail; only our own objects are wrapped
 FAULTS  := $(shell grep -lE 'fault\.c|whole_runs' tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 WRAP    := $(addprefix -Wl$(comma)--wrap=,open fopen close write pwrite pread ftruncate fsync \
-           rename unlink rmdir mkdir opendir lstat fstat stat malloc calloc realloc aligned_alloc \
-           strdup)
+           rename unlink unlinkat mkdir opendir openat fdopen fdopendir lstat fstat fstatat stat \
+           malloc calloc realloc aligned_alloc strdup)
 # Wrapped by tests/run_fault.c for suites of whole runs
 RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync attention_forward \
            host_memory_free now_ms)

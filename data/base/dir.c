@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -55,26 +56,32 @@ bool io_rename(const char *from, const char *to, Error *err) {
     return rename(from, to) == 0 || disk_error(err, to, "rename failed");
 }
 
-static bool dir_remove_level(const char *path, int depth, Error *err) {
-    char name[IO_PATH_MAX];
+// A name in the open directory `at`; path: the same, for messages. By descriptors, so that no link
+// is followed, even one that takes the place of a directory meanwhile.
+static bool remove_at(int at, const char *name, const char *path, int depth, Error *err) {
+    char below[IO_PATH_MAX];
     struct stat st;
-    if (depth > 8) return error_set(err, EXIT_DISK, "", "%s: directories nested too deep", path);
-    DIR *dir = opendir(path);
-    if (!dir) return errno == ENOENT || disk_error(err, path, "cannot open the directory");
-    bool ok = true;
-    for (struct dirent *e; ok && (e = readdir(dir));) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        ok = path_join(name, sizeof name, path, e->d_name, err);
-        if (ok && lstat(name, &st) == 0 && S_ISDIR(st.st_mode))
-            ok = dir_remove_level(name, depth + 1, err);
-        else if (ok)
-            ok = unlink(name) == 0 || errno == ENOENT || disk_error(err, name, "cannot remove");
-    }
-    closedir(dir);
-    return ok && (rmdir(path) == 0 || errno == ENOENT || disk_error(err, path, "cannot remove"));
+    if (fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+        return errno == ENOENT || disk_error(err, path, "cannot look at it");
+    const bool is_dir = S_ISDIR(st.st_mode) || (depth == 0 && !S_ISLNK(st.st_mode));
+    if (depth > 9) return error_set(err, EXIT_DISK, "", "%s: directories nested too deep", path);
+    const int fd = is_dir ? openat(at, name, O_RDONLY | O_CLOEXEC | O_DIRECTORY | O_NOFOLLOW) : -1;
+    if (is_dir && fd < 0 && errno == ENOENT) return true;
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    bool ok = dir || !is_dir || disk_error(err, path, "cannot open the directory");
+    for (struct dirent *e; dir && ok && (e = readdir(dir));)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            ok = path_join(below, sizeof below, path, e->d_name, err) &&
+                 remove_at(fd, e->d_name, below, depth + 1, err);
+    if (dir) closedir(dir);
+    if (!dir && fd >= 0) close(fd);
+    return ok && (unlinkat(at, name, is_dir ? AT_REMOVEDIR : 0) == 0 || errno == ENOENT ||
+                  disk_error(err, path, "cannot remove"));
 }
 
-bool dir_remove_tree(const char *path, Error *err) { return dir_remove_level(path, 0, err); }
+bool dir_remove_tree(const char *path, Error *err) {
+    return remove_at(AT_FDCWD, path, path, 0, err);
+}
 
 bool disk_free_bytes(const char *path, uint64_t *out, Error *err) {
     struct statvfs st;
@@ -83,14 +90,30 @@ bool disk_free_bytes(const char *path, uint64_t *out, Error *err) {
     return true;
 }
 
+bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, Error *err) {
+    bool exists = true;
+    for (long n = (long)getpid(); exists; n++)
+        if (!path_printf(name, IO_PATH_MAX, err, "%s%s%ld", path, mark, n) ||
+            !path_find(name, &exists, err))
+            return false;
+    return true;
+}
+
+static const char probe_text[] = "probe\n";
+
+bool dir_is_probe(const char *path) {
+    uint64_t n;
+    char *text = file_read_all(path, strlen(probe_text), &n, "", &(Error){0});
+    const bool is = text && strncmp(text, probe_text, strlen(text)) == 0;
+    free(text);
+    return is;
+}
+
 bool dir_probe(const char *dir, Error *err) {
     char from[IO_PATH_MAX], to[IO_PATH_MAX];
-    const long pid = (long)getpid();
-    if (!path_printf(from, sizeof from, err, "%s/.probe-%ld", dir, pid) ||
-        !path_printf(to, sizeof to, err, "%s/.probed-%ld", dir, pid))
+    if (!dir_free_name(from, dir, "/.probe-", err) || !dir_free_name(to, dir, "/.probed-", err) ||
+        !file_create(from, probe_text, strlen(probe_text), err))
         return false;
-    unlink(from);
-    if (!file_create(from, "probe\n", 6, err)) return false;
     const bool ok = io_rename(from, to, err) && dir_sync(dir, err);
     const char *left = ok ? to : from;
     return (unlink(left) == 0 || disk_error(err, left, "cannot remove")) && ok;
@@ -123,8 +146,8 @@ bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     char path[IO_PATH_MAX], owner[256], host[128] = "?";
     lock->fd = lock->dir_fd = -1;
     if (!path_join(path, sizeof path, dir, ".lock", err)) return false;
-    const int fd = io_open(path, O_RDWR | O_CREAT, 0666);
-    if (fd < 0) return disk_error(err, path, "cannot create the lock");
+    const int fd = io_open_own(path, O_RDWR | O_CREAT, err);
+    if (fd < 0) return false;
     lock->works = lock_within(fd, LOCK_WAIT_MS);
     const bool taken = !lock->works && errno == EWOULDBLOCK;
     if (taken) dir_lock_refused(fd, dir, err);

@@ -4,6 +4,7 @@
 #define UNPAD_DIR_H
 
 #include "error.h"
+#include "path.h"
 
 // mkdir -p, durable where the parent may be read (fsync needs that); EXIT_USAGE: a file is there
 bool dir_create_all(const char *path, Error *err);
@@ -14,7 +15,8 @@ bool dir_sync(const char *path, Error *err);
 // rename(2); durable only after dir_sync.
 bool io_rename(const char *from, const char *to, Error *err);
 
-// rm -r; symbolic links are removed, not followed. A path that does not exist is not an error.
+// rm -r; symbolic links are removed, not followed, the path itself included. A path that does not
+// exist is not an error.
 bool dir_remove_tree(const char *path, Error *err);
 
 // Bytes that an unprivileged process can still write to the file system of `path`.
@@ -23,6 +25,12 @@ bool disk_free_bytes(const char *path, uint64_t *out, Error *err);
 // Tries everything a checkpoint needs on a small file: create, write, fsync, rename, remove. A run
 // fails before step 0 instead of at its first checkpoint hours later.
 bool dir_probe(const char *dir, Error *err);
+
+// Is it what a killed process may leave of that? Its file, or the first bytes.
+bool dir_is_probe(const char *path);
+
+// <path><mark><number>, which does not exist: the number of this process, or one after it.
+bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, Error *err);
 
 // ------------------------------------------------------------------------------------------------
 // One writer per directory

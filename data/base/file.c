@@ -33,6 +33,20 @@ int io_open(const char *path, int flags, mode_t mode) {
     return fd;
 }
 
+int io_open_own(const char *path, int flags, Error *err) {
+    struct stat st;
+    const int fd = io_open(path, flags | O_NOFOLLOW | O_NONBLOCK, 0666);
+    if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) return fd;
+    if (fd < 0 && errno != ELOOP)
+        disk_error(err, path, "cannot open");
+    else
+        error_set(err, EXIT_DISK, "remove it, or give another --out",
+                  "%s: expected a regular file, found %s", path,
+                  fd < 0 ? "a symbolic link" : "another kind of file");
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
 void io_open_standard_streams(void) {
     int fd;
     do fd = open("/dev/null", O_RDWR);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "../base/json.h"
+#include "../base/memory.h"
 #include "../base/path.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -16,34 +17,39 @@
 // clang-format off
 #define LLAMA3_ROPE(factor_) {ROPE_LLAMA3, factor_, 1, 4, 8192, 0}
 #define ID(id_) {1, 1, {id_}}
-#define IDS(bos_, eos_) ID(bos_), ID(eos_), {0}
-#define NO_IDS {0}, {0}, {0}
-#define SMOLLM3_IDS ID(128000), ID(128001), ID(128004)
+#define IDS(bos_, eos_) .bos = ID(bos_), .eos = ID(eos_)
+#define SIZES(vocab_, hidden_, ffn_, layers_, heads_, kv_heads_, head_dim_, positions_) \
+    .vocab_size = vocab_, .hidden_size = hidden_, .intermediate_size = ffn_,            \
+    .num_layers = layers_, .num_heads = heads_, .num_kv_heads = kv_heads_,              \
+    .head_dim = head_dim_, .max_position_embeddings = positions_
+#define REALS(eps_, theta_, init_) \
+    .rms_norm_eps = eps_, .rope_theta = theta_, .initializer_range = init_
 // clang-format on
-#define LLAMA MODEL_LLAMA, 0, 0, 0  // no bias, no norm of queries and keys, RoPE in all layers
 static const struct {
     const char *name;
     LlamaConfig config;
 } builtins[] = {
-    // name, vocab, hidden, ffn, layers, heads, kv heads, head_dim, positions, eps, theta, rope
-    // scaling, tied, init, bos, eos, pad, type
     {"demo",
-     {264, 192, 512, 6, 3, 1, 64, 8192, 1e-5f, 1e4, {0}, true, 0.02f, IDS(256, 257), LLAMA}},
+     {SIZES(264, 192, 512, 6, 3, 1, 64, 8192), REALS(1e-5f, 1e4, 0.02f), IDS(256, 257),
+      .tie_word_embeddings = true}},
     {"smollm2-135m",
-     {49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5f, 1e5, {0}, true, 1.0f / 24, IDS(0, 0), LLAMA}},
+     {SIZES(49152, 576, 1536, 30, 9, 3, 64, 8192), REALS(1e-5f, 1e5, 1.0f / 24), IDS(0, 0),
+      .tie_word_embeddings = true}},
     {"smollm2-360m",
-     {49152, 960, 2560, 32, 15, 5, 64, 8192, 1e-5f, 1e5, {0}, true, 0.02f, IDS(0, 0), LLAMA}},
+     {SIZES(49152, 960, 2560, 32, 15, 5, 64, 8192), REALS(1e-5f, 1e5, 0.02f), IDS(0, 0),
+      .tie_word_embeddings = true}},
     {"smollm2-1.7b",
-     {49152, 2048, 8192, 24, 32, 32, 64, 8192, 1e-5f, 1.3e5, {0}, true, 0.02f, IDS(0, 0), LLAMA}},
+     {SIZES(49152, 2048, 8192, 24, 32, 32, 64, 8192), REALS(1e-5f, 1.3e5, 0.02f), IDS(0, 0),
+      .tie_word_embeddings = true}},
     {"llama-3.2-1b",
-     {128256, 2048, 8192, 16, 32, 8, 64, 131072, 1e-5f, 5e5, LLAMA3_ROPE(32), true, 0.02f,
-      IDS(128000, 128001), LLAMA}},
+     {SIZES(128256, 2048, 8192, 16, 32, 8, 64, 131072), REALS(1e-5f, 5e5, 0.02f),
+      IDS(128000, 128001), .rope_scaling = LLAMA3_ROPE(32), .tie_word_embeddings = true}},
     {"llama-3.2-3b",
-     {128256, 3072, 8192, 28, 24, 8, 128, 131072, 1e-5f, 5e5, LLAMA3_ROPE(32), true, 0.02f,
-      IDS(128000, 128001), LLAMA}},
+     {SIZES(128256, 3072, 8192, 28, 24, 8, 128, 131072), REALS(1e-5f, 5e5, 0.02f),
+      IDS(128000, 128001), .rope_scaling = LLAMA3_ROPE(32), .tie_word_embeddings = true}},
     {"llama-3.1-8b",
-     {128256, 4096, 14336, 32, 32, 8, 128, 131072, 1e-5f, 5e5, LLAMA3_ROPE(8), false, 0.02f,
-      IDS(128000, 128001), LLAMA}},
+     {SIZES(128256, 4096, 14336, 32, 32, 8, 128, 131072), REALS(1e-5f, 5e5, 0.02f),
+      IDS(128000, 128001), .rope_scaling = LLAMA3_ROPE(8)}},
 };
 enum { NUM_BUILTINS = sizeof builtins / sizeof *builtins };
 
@@ -72,14 +78,19 @@ static const struct {
 };
 enum { NUM_TYPES = sizeof types / sizeof *types };
 
-// What makes each of them, and its defaults for missing keys, those of transformers' class; columns
-// as above. No kv heads: as many as heads. No head_dim: hidden / heads.
+// What makes each of them, and its defaults for missing keys, those of transformers' class. No kv
+// heads: as many as heads. No head_dim: hidden / heads.
 static const LlamaConfig of_type[] = {
-    {0, 0, 0, 0, 0, 0, 0, 2048, 1e-6f, 1e4, {0}, false, 0.02f, IDS(1, 2), LLAMA},
-    {0, 0, 0, 0, 0, 8, 0, 131072, 1e-6f, 1e4, {0}, false, 0.02f, IDS(1, 2), MODEL_MISTRAL, 0, 0, 0},
-    {0, 0, 0, 0, 0, 32, 0, 32768, 1e-6f, 1e4, {0}, false, 0.02f, NO_IDS, MODEL_QWEN2, 1, 0, 0},
-    {0, 0, 0, 0, 0, 32, 128, 32768, 1e-6f, 1e4, {0}, false, 0.02f, NO_IDS, MODEL_QWEN3, 0, 1, 0},
-    {0, 0, 0, 0, 0, 4, 0, 32768, 1e-6f, 2e6, {0}, 1, 0.02f, SMOLLM3_IDS, MODEL_SMOLLM3, 0, 0, 4},
+    {SIZES(0, 0, 0, 0, 0, 0, 0, 2048), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2)},
+    {SIZES(0, 0, 0, 0, 0, 8, 0, 131072), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2),
+     .model_type = MODEL_MISTRAL},
+    {SIZES(0, 0, 0, 0, 0, 32, 0, 32768), REALS(1e-6f, 1e4, 0.02f), .model_type = MODEL_QWEN2,
+     .qkv_bias = true},
+    {SIZES(0, 0, 0, 0, 0, 32, 128, 32768), REALS(1e-6f, 1e4, 0.02f), .model_type = MODEL_QWEN3,
+     .qk_norm = true},
+    {SIZES(0, 0, 0, 0, 0, 4, 0, 32768), REALS(1e-6f, 2e6, 0.02f), IDS(128000, 128001),
+     .pad = ID(128004), .tie_word_embeddings = true, .model_type = MODEL_SMOLLM3,
+     .no_rope_interval = 4},
 };
 
 // A key with one value, and the range of that. Products of the largest sizes fit in 64 bits with
@@ -268,7 +279,7 @@ static bool value_is(const json_t *item, const char *text) {
 
 static bool refuse(const char *key, const char *expected, const json_t *item, Error *err) {
     char *found = json_dumps(item, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
-    error_set(err, EXIT_BAD_INPUT, "the model needs more than this trainer computes",
+    error_set(err, EXIT_BAD_INPUT, "this trainer does not implement it",
               "%s: expected %s, found %.60s", key, expected, found);
     free(found);
     return false;
@@ -557,4 +568,20 @@ float rope_frequency(const LlamaConfig *c, int i) {
 
 double rope_attention_factor(const LlamaConfig *c) {
     return c->rope_scaling.type == ROPE_YARN ? c->rope_scaling.attention_factor : 1;
+}
+
+double *rope_turns(const LlamaConfig *c, int32_t num_positions) {
+    const int pairs = c->head_dim / 2;
+    const double scale = rope_attention_factor(c);
+    double *turns = host_calloc((size_t)num_positions * (size_t)pairs * 2, sizeof *turns, "RoPE");
+    for (int i = 0; i < pairs; i++) {
+        const float frequency = rope_frequency(c, i);
+        for (int32_t pos = 0; pos < num_positions; pos++) {
+            const double angle = (double)((float)pos * frequency);
+            double *turn = turns + ((int64_t)pos * pairs + i) * 2;
+            turn[0] = scale * cos(angle);
+            turn[1] = scale * sin(angle);
+        }
+    }
+    return turns;
 }

@@ -1,11 +1,13 @@
 #include "lora.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../base/json.h"
+#include "../base/memory.h"
 #include "../base/path.h"
 
 const char *const lora_target_names[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
@@ -65,6 +67,8 @@ static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *
     double alpha = 8;  // PEFT's defaults
     *c = (LoraConfig){.rank = 8};
     json_object_foreach(root, key, item) {
+        if (json_is_null(item) && (strcmp(key, "r") == 0 || strcmp(key, "lora_alpha") == 0))
+            return bad_input(err, "%s: expected a number, found null", key);
         if (json_is_set(item) && !is_computed(key, item))
             return bad_input(err, "%s: expected LoRA of linear layers alone, found more", key);
     }
@@ -104,4 +108,76 @@ char *lora_config_text(const LoraConfig *c, const char *base_model) {
                                 json_text(base_model), "r", c->rank, "lora_alpha", (double)c->alpha,
                                 "lora_dropout", 0.0, "bias", "none", "target_modules", targets),
                       JSON_INDENT(2));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Parameters
+
+#define ADAPTER_OF "base_model.model."  // before the name of a tensor of the model
+
+int lora_group_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
+                          const LlamaConfig *model, int l, int group) {
+    const int64_t C = model->hidden_size, F = model->intermediate_size, D = model->head_dim,
+                  q_dim = model->num_heads * D, kv_dim = model->num_kv_heads * D;
+    const int64_t all_rows[LORA_TARGETS] = {q_dim, kv_dim, kv_dim, C, F, F, C},
+                  all_cols[LORA_TARGETS] = {C, C, C, q_dim, C, C, F};
+    int64_t end = 0;
+    int n = 0, targets[LORA_TARGETS];
+    for (int t = lora_group_first[group]; t < lora_group_first[group + 1]; end += all_rows[t++]) {
+        if (!c->target[t]) continue;
+        column[n] = end;
+        rows[n] = all_rows[t];
+        targets[n++] = t;
+    }
+    for (int i = 0; i < 2 * n; i++) {
+        const int t = targets[i % n];
+        const bool is_a = i < n;
+        list[i] = (Parameter){.rows = is_a ? c->rank : all_rows[t],
+                              .cols = is_a ? all_cols[t] : c->rank,
+                              .moments = 2,
+                              .init_std = -1,
+                              .init_bound = is_a ? 1 / sqrtf((float)all_cols[t]) : 0};
+        snprintf(
+            list[i].name, sizeof list[i].name, ADAPTER_OF "model.layers.%d.%s.%s.lora_%c.weight", l,
+            group < LORA_GATE_UP ? "self_attn" : "mlp", lora_target_names[t], is_a ? 'A' : 'B');
+    }
+    return n;
+}
+
+// A or B of the adapter of a matrix of the model; NULL where it has none
+static const Parameter *adapter_of(const LoraMerge *merge, const Parameter *t, char which) {
+    const int stem = (int)(strlen(t->name) - strlen(".weight"));
+    char name[sizeof t->name + 40];
+    snprintf(name, sizeof name, ADAPTER_OF "%.*s.lora_%c.weight", stem, t->name, which);
+    for (int i = 0; i < merge->adapters.num && t->cols; i++)
+        if (strcmp(merge->adapters.list[i].name, name) == 0) return &merge->adapters.list[i];
+    return NULL;
+}
+
+static void get_merged(void *context, ParameterArena arena, size_t offset, float *values,
+                       size_t n) {
+    const LoraMerge *merge = context;
+    const Parameters *adapters = &merge->adapters;
+    const Parameter *t = merge->frozen.list;
+    while (offset >= t->offset + t->count) t++;
+    const Parameter *a = adapter_of(merge, t, 'A'), *b = adapter_of(merge, t, 'B');
+    merge->frozen.get(merge->frozen.context, arena, offset, values, n);
+    if (!a) return;
+    const size_t cols = (size_t)t->cols, r = (size_t)a->rows, first = offset - t->offset,
+                 row = first / cols, rows = (first + n - 1) / cols - row + 1;
+    float *A = host_calloc(a->count + rows * r, sizeof *A, "adapters"), *B = A + a->count;
+    adapters->get(adapters->context, arena, a->offset, A, a->count);
+    adapters->get(adapters->context, arena, b->offset + row * r, B, rows * r);
+    for (size_t i = first; i < first + n; i++)
+        for (size_t k = 0; k < r; k++)
+            values[i - first] +=
+                lora_scale(merge->config) * B[(i / cols - row) * r + k] * A[k * cols + i % cols];
+    free(A);
+}
+
+Parameters lora_merged(LoraMerge *merge) {
+    Parameters p = merge->frozen;
+    p.context = merge;
+    p.get = get_merged;
+    return p;
 }

@@ -1,9 +1,10 @@
-// LoRA (arXiv 2106.09685) as PEFT has it: which linear layers of a model have adapters, and
-// adapter_config.json. kernels/lora.h computes them.
+// LoRA (arXiv 2106.09685) as PEFT has it: which linear layers of a model have adapters, their names
+// and shapes, adapter_config.json, and merging. kernels/lora.h computes them.
 #ifndef UNPAD_LORA_CONFIG_H
 #define UNPAD_LORA_CONFIG_H
 
-#include "../base/error.h"
+#include "config.h"
+#include "weights.h"
 
 // Linear layers of a layer, in the order of LlamaLayer; those of a group share their input.
 enum { LORA_QKV, LORA_O, LORA_GATE_UP, LORA_DOWN, LORA_GROUPS, LORA_TARGETS = 7 };
@@ -29,5 +30,18 @@ bool lora_config_read(LoraConfig *c, char *base_model, size_t capacity, const ch
 
 // adapter_config.json as PEFT loads it, in memory the caller frees.
 char *lora_config_text(const LoraConfig *c, const char *base_model);
+
+// The adapters of a group of layer l, named and initialised as PEFT does. list (2n): the A of its n
+// targets (rank, K), uniform in +-1/sqrt(K), then their B (rows, rank), zero: training starts from
+// the model. column (n): where a target's rows begin in the group's fused output. Returns n.
+int lora_group_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
+                          const LlamaConfig *model, int l, int group);
+
+// The frozen parameters with the adapters added, as long as *merge exists
+typedef struct {
+    Parameters frozen, adapters;
+    const LoraConfig *config;
+} LoraMerge;
+Parameters lora_merged(LoraMerge *merge);
 
 #endif

@@ -33,16 +33,24 @@ bool checkpoint_parse_step(const char *name, int64_t *step) {
     return *step >= 0 && strcmp(canonical, name) == 0;
 }
 
-// Is the name <ours><mark><pid>, as in step-00000100.tmp-4711? *length: of <ours>.
+// Do checkpoints have files of this name?
+static bool is_file_name(const char *name) {
+    return path_ends_with(name, ".json") || path_ends_with(name, ".safetensors") ||
+           path_ends_with(name, ".jinja") || path_ends_with(name, "merges.txt") ||
+           path_ends_with(name, "tokenizer.model");
+}
+
+// Is the name <ours><mark><number>, as in step-00000100.tmp-4711? *length: of <ours>.
 static bool is_leftover(const char *name, const char *mark, size_t *length) {
     char base[64];
     int64_t step;
     const char *at = strstr(name, mark);
     if (!at || (size_t)(at - name) >= sizeof base) return false;
-    const char *pid = at + strlen(mark);
+    const char *number = at + strlen(mark);
     *length = (size_t)(at - name);
     snprintf(base, sizeof base, "%.*s", (int)*length, name);
-    if (!*pid || pid[strspn(pid, "0123456789")]) return false;
+    if (!*number || number[strspn(number, "0123456789")]) return false;
+    if (strcmp(mark, "-") == 0) return strcmp(base, ".probe") == 0 || strcmp(base, ".probed") == 0;
     return strcmp(base, "final") == 0 || checkpoint_parse_step(base, &step);
 }
 
@@ -171,10 +179,8 @@ bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const c
     if (!path_printf(ck->out_dir, sizeof ck->out_dir, err, "%s", out_dir) ||
         !(name ? path_join(ck->publish, sizeof ck->publish, out_dir, name, err)
                : checkpoint_step_path(ck->publish, sizeof ck->publish, out_dir, step, err)) ||
-        !path_printf(ck->dir, sizeof ck->dir, err, "%s.tmp-%ld", ck->publish, (long)getpid()))
+        !dir_free_name(ck->dir, ck->publish, ".tmp-", err))
         return false;
-    if (!dir_remove_tree(ck->dir, err))
-        return false;  // left by an earlier process with the same pid
     if (mkdir(ck->dir, 0777) != 0) return disk_error(err, ck->dir, "cannot create the directory");
     ck->files = json_array();
     return true;
@@ -187,7 +193,7 @@ bool checkpoint_path(const Checkpoint *ck, const char *file, char *path, size_t 
 
 void checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, uint32_t crc) {
     char crc_text[16];
-    assert(path_is_plain_name(file) && strcmp(file, manifest_name) != 0);
+    assert(path_is_plain_name(file) && is_file_name(file) && strcmp(file, manifest_name) != 0);
     snprintf(crc_text, sizeof crc_text, "%08x", crc);
     json_array_append_new(ck->files, json_pack("{s:s, s:I, s:s}", "name", file, "size_bytes",
                                                (int64_t)size_bytes, "crc32c", crc_text));
@@ -212,20 +218,21 @@ bool checkpoint_write_text(Checkpoint *ck, const char *file, char *text, Error *
 // Publishing
 
 // Renames an older checkpoint to `old` first, and back when the new one cannot take its place.
-static bool swap_in(Checkpoint *ck, const char *old, Error *err) {
+static bool swap_in(Checkpoint *ck, char old[IO_PATH_MAX], Error *err) {
     Error ignored = {0};
     bool replaces = path_exists(ck->publish);
-    if (replaces && !(dir_remove_tree(old, err) && io_rename(ck->publish, old, err))) return false;
+    if (replaces &&
+        !(dir_free_name(old, ck->publish, ".old-", err) && io_rename(ck->publish, old, err)))
+        return false;
     if (io_rename(ck->dir, ck->publish, err)) return true;
     if (replaces) io_rename(old, ck->publish, &ignored);
     return false;
 }
 
 bool checkpoint_publish(Checkpoint *ck, Error *err) {
-    char old[IO_PATH_MAX];
+    char old[IO_PATH_MAX] = "";
     Error ignored = {0};
-    if (!path_printf(old, sizeof old, err, "%s.old-%ld", ck->publish, (long)getpid()) ||
-        !manifest_write(ck, err) || !dir_sync(ck->dir, err) || !swap_in(ck, old, err)) {
+    if (!manifest_write(ck, err) || !dir_sync(ck->dir, err) || !swap_in(ck, old, err)) {
         checkpoint_abort(ck);
         return false;
     }
@@ -262,16 +269,31 @@ bool checkpoint_list(const char *out_dir, int64_t **steps, int *count, Error *er
     return true;
 }
 
+// Is a directory complete, or does it hold what a save or a removal leaves, and nothing else?
+static bool is_ours(const char *path) {
+    DIR *dir = opendir(path);
+    bool ours = dir != NULL;
+    for (struct dirent *e; ours && (e = readdir(dir));)
+        ours = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
+               (e->d_type != DT_DIR && is_file_name(e->d_name));
+    if (dir) closedir(dir);
+    return ours || checkpoint_verify(path, NULL, &(Error){0});
+}
+
 // Leftovers of killed runs: unfinished directories are removed; so is one that was being replaced,
 // unless its successor is missing: then it gets its name back.
-static bool recover_entry(const char *out_dir, const char *name, Error *err) {
+static bool recover_entry(const char *out_dir, const char *name, bool warns, Error *err) {
     char path[IO_PATH_MAX], base[IO_PATH_MAX];
     size_t length = 0;
     bool is_old = is_leftover(name, ".old-", &length);
     bool is_temp = !is_old && is_leftover(name, ".tmp-", &length);
-    bool is_probe = strncmp(name, ".probe", 6) == 0, has_successor;
+    bool is_probe = !is_old && !is_temp && is_leftover(name, "-", &length), has_successor;
     if (!is_old && !is_temp && !is_probe) return true;
     if (!path_join(path, sizeof path, out_dir, name, err)) return false;
+    if (!(is_probe ? dir_is_probe(path) : is_ours(path))) {
+        if (warns) warning("%s: named like a leftover of a save, but no save made it: kept", path);
+        return true;
+    }
     if (is_probe) return unlink(path) == 0 || disk_error(err, path, "cannot remove");
     if (!path_printf(base, sizeof base, err, "%s/%.*s", out_dir, (int)length, name)) return false;
     if (!path_find(base, &has_successor, err)) return false;
@@ -279,27 +301,32 @@ static bool recover_entry(const char *out_dir, const char *name, Error *err) {
     return dir_remove_tree(path, err);
 }
 
-bool checkpoint_recover(const char *out_dir, Error *err) {
+bool checkpoint_recover(const char *out_dir, bool warns, Error *err) {
     DIR *dir = opendir(out_dir);
     if (!dir) return errno == ENOENT || disk_error(err, out_dir, "cannot open the directory");
     bool ok = true;
-    for (struct dirent *e; ok && (e = readdir(dir));) ok = recover_entry(out_dir, e->d_name, err);
+    for (struct dirent *e; ok && (e = readdir(dir));)
+        ok = recover_entry(out_dir, e->d_name, warns, err);
     closedir(dir);
     return ok;
 }
+
+static bool is_link(const char *path) { return readlink(path, (char[1]){0}, 1) >= 0; }
 
 bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err) {
     char dir[IO_PATH_MAX], manifest[IO_PATH_MAX];
     int64_t *steps = NULL;
     int count = 0, kept = 0;
-    bool ok = checkpoint_recover(out_dir, err) && checkpoint_list(out_dir, &steps, &count, err);
+    bool ok =
+        checkpoint_recover(out_dir, false, err) && checkpoint_list(out_dir, &steps, &count, err);
     for (int i = 0; ok && keep > 0 && i < count; i++) {
         ok = checkpoint_step_path(dir, sizeof dir, out_dir, steps[i], err) &&
              path_join(manifest, sizeof manifest, dir, manifest_name, err);
         const bool complete = ok && path_exists(manifest);
         if (!ok || steps[i] > step || (complete && kept++ < keep)) continue;
         // the manifest first: the rest of the directory can never be taken for a checkpoint
-        ok = (!complete || unlink(manifest) == 0 || disk_error(err, manifest, "cannot remove")) &&
+        ok = (!complete || is_link(dir) || unlink(manifest) == 0 ||
+              disk_error(err, manifest, "cannot remove")) &&
              dir_remove_tree(dir, err);
     }
     free(steps);
@@ -309,21 +336,23 @@ bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err) {
 // Renames a directory so that no reader takes it for a checkpoint; checkpoint_recover removes it.
 static bool set_aside(const char *path, Error *err) {
     char aside[IO_PATH_MAX];
-    return path_printf(aside, sizeof aside, err, "%s.tmp-%ld", path, (long)getpid()) &&
-           (!path_exists(path) || (dir_remove_tree(aside, err) && io_rename(path, aside, err)));
+    if (is_link(path)) return dir_remove_tree(path, err);
+    return !path_exists(path) ||
+           (dir_free_name(aside, path, ".tmp-", err) && io_rename(path, aside, err));
 }
 
 bool checkpoint_remove_all(const char *out_dir, Error *err) {
     int64_t *steps = NULL;
     int count = 0;
     char path[IO_PATH_MAX];
-    bool ok = checkpoint_recover(out_dir, err) && checkpoint_list(out_dir, &steps, &count, err) &&
+    bool ok = checkpoint_recover(out_dir, false, err) &&
+              checkpoint_list(out_dir, &steps, &count, err) &&
               path_join(path, sizeof path, out_dir, "final", err) && set_aside(path, err);
     while (ok && count-- > 0)  // the oldest first
         ok = checkpoint_step_path(path, sizeof path, out_dir, steps[count], err) &&
              set_aside(path, err);
     free(steps);
-    return ok && dir_sync(out_dir, err) && checkpoint_recover(out_dir, err);
+    return ok && dir_sync(out_dir, err) && checkpoint_recover(out_dir, false, err);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ void checkpoint_abort(Checkpoint *ck);
 bool checkpoint_list(const char *out_dir, int64_t **steps, int *count, Error *err);
 
 // At program start, under the lock: removes temporary directories that a killed run left, and
-// undoes replacements that it did not complete.
-bool checkpoint_recover(const char *out_dir, Error *err);
+// undoes replacements that it did not complete. What only has such a name is kept; warns: says so.
+bool checkpoint_recover(const char *out_dir, bool warns, Error *err);
 
 // Removes checkpoints older than the `keep` newest of those <= step, and stale temporary
 // directories. keep 0: all are kept. Its failure does no harm to the others: warn and train on.

@@ -142,23 +142,20 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
 typedef struct {
     const char *name;
     int64_t value;
-    int64_t before;  // the value of checkpoints that do not have it; -1: all have it
 } PlanField;
-enum { NUM_PLAN_FIELDS = 9, PACKER = 2 };
+enum { NUM_PLAN_FIELDS = 9, PACKER = 2 };  // another number where steps are packed otherwise
 
 static void get_plan_fields(PlanField *f, const PlanSettings *p, const Dataset *train) {
-    const int64_t tokens = (int64_t)(train->token_fingerprint >> 12);  // 52 bits: exact in JSON
     PlanField fields[NUM_PLAN_FIELDS] = {
-        {"data_fingerprint", (int64_t)(train->fingerprint >> 12), -1},
-        {"token_fingerprint", tokens, tokens},
-        {"seed", (int64_t)p->seed, -1},
-        {"max_seqlen", p->max_seqlen, -1},
-        {"micro_batch_tokens", p->micro_batch_tokens, -1},
-        {"num_micro_batches", p->num_micro, -1},
-        {"fill_ppm", p->fill_ppm, -1},
-        {"long_docs", (int64_t)p->long_docs, -1},
-        // packer 1 moved segments between micro-batches; one micro-batch is the same in both
-        {"packer", PACKER, p->num_micro == 1 ? PACKER : 1},
+        {"data_fingerprint", (int64_t)(train->fingerprint >> 12)},  // 52 bits: exact in JSON
+        {"token_fingerprint", (int64_t)(train->token_fingerprint >> 12)},
+        {"seed", (int64_t)p->seed},
+        {"max_seqlen", p->max_seqlen},
+        {"micro_batch_tokens", p->micro_batch_tokens},
+        {"num_micro_batches", p->num_micro},
+        {"fill_ppm", p->fill_ppm},
+        {"long_docs", (int64_t)p->long_docs},
+        {"packer", PACKER},
     };
     memcpy(f, fields, sizeof fields);
 }
@@ -173,23 +170,21 @@ static json_t *cursors_json(const SourceCursor *c, const Sources *sources) {
     return list;
 }
 
-// Where a weight has changed, shares count from here. Older versions have one source, and its
-// cursor in the file itself.
+// Where a weight has changed, shares count from here.
 static bool read_cursors(const json_t *state, const Sources *all, SourceCursor *at, Error *err) {
     const int64_t max = (int64_t)1 << 52;
     const json_t *list = json_member(state, "sources");
-    const bool old = !list && all->n == 1;
     bool changed = false;
     for (int32_t i = 0; i < all->n; i++) {
-        const json_t *from = old ? state : json_array_get(list, (size_t)i);
+        const json_t *from = json_array_get(list, (size_t)i);
         SourceCursor *c = &at[i];
         int64_t weight = 0;
         if (!json_get_int64(from, "epoch", 0, max, &c->epoch, true, err) ||
             !json_get_int64(from, "doc_pos", 0, max, &c->doc_pos, true, err) ||
             !json_get_int64(from, "tok_off", 0, max, &c->tok_off, true, err) ||
-            !json_get_int64(from, "tokens", 0, max, &c->tokens, !old, err) ||
-            !json_get_int64(from, "counted", 0, c->tokens, &c->counted, !old, err) ||
-            !json_get_int64(from, "weight", 0, ALL_WEIGHTS, &weight, !old, err))
+            !json_get_int64(from, "tokens", 0, max, &c->tokens, true, err) ||
+            !json_get_int64(from, "counted", 0, c->tokens, &c->counted, true, err) ||
+            !json_get_int64(from, "weight", 0, ALL_WEIGHTS, &weight, true, err))
             return false;
         changed |= weight != all->list[i].weight;
     }
@@ -202,18 +197,18 @@ static bool read_progress(const json_t *state, TrainingState *s, Error *err) {
     return json_get_int64(state, "step", 0, max, &s->cursor.step, true, err) &&
            json_get_int64(state, "log_bytes", 0, max, &s->log_bytes, true, err) &&
            json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err) &&
-           json_get_int64(state, "num_losses", 0, max, &s->trend.num_losses, false, err) &&
-           json_get_double(state, "loss_mean", 0, DBL_MAX, &s->trend.mean, false, err) &&
-           json_get_double(state, "loss_deviation", 0, DBL_MAX, &s->trend.deviation, false, err) &&
-           json_get_int64(state, "frozen_crc", 0, max, &s->frozen_crc, false, err);
+           json_get_int64(state, "num_losses", 0, max, &s->trend.num_losses, true, err) &&
+           json_get_double(state, "loss_mean", 0, DBL_MAX, &s->trend.mean, true, err) &&
+           json_get_double(state, "loss_deviation", 0, DBL_MAX, &s->trend.deviation, true, err) &&
+           json_get_int64(state, "frozen_crc", 0, max, &s->frozen_crc, true, err);
 }
 
 static bool check_plan(const json_t *state, const PlanField *plan, const char *path, Error *err) {
     const int64_t max = (int64_t)1 << 52;
     char misfits[512] = "";
     for (int i = 0; i < NUM_PLAN_FIELDS; i++) {
-        int64_t was = plan[i].before;
-        if (!json_get_int64(state, plan[i].name, 0, max, &was, was < 0, err)) return false;
+        int64_t was;
+        if (!json_get_int64(state, plan[i].name, 0, max, &was, true, err)) return false;
         size_t used = strlen(misfits);
         if (was != plan[i].value)
             snprintf(misfits + used, sizeof misfits - used, " %s (was %ld, is %ld)", plan[i].name,

@@ -17,7 +17,8 @@
 static bool append_prompt(Conversation *c, Text *text, const char *prompt, Error *err) {
     const int32_t before = text->length;
     Parts turn = {0};
-    if (c->o->chat) chat_ask(&c->chat, c->system, prompt, text->length == 0, text->ended, &turn);
+    if (c->writer.o->chat)
+        chat_ask(&c->chat, c->system, prompt, text->length == 0, text->ended, &turn);
     const bool ok = text_append(&c->writer, text, turn.bytes ? (char *)turn.bytes : prompt, err);
     c->prompt_tokens += text->length - before;
     parts_free(&turn);
@@ -63,7 +64,7 @@ static const char commands[] =
     "Ctrl-C: end the answer; /reset, /system TEXT: start over; Ctrl-D, /exit: leave";
 
 static bool open_tokenizer(Conversation *c, Error *err) {
-    const Options *o = c->o;
+    const Options *o = c->writer.o;
     Tokenizer *t = &c->tokenizer;
     TextWriter *w = &c->writer;
     char path[IO_PATH_MAX];
@@ -82,8 +83,7 @@ static bool open_tokenizer(Conversation *c, Error *err) {
 
 bool conversation_open(Conversation *c, const Options *o, Error *err) {
     const char *prompt = o->prompt;
-    *c = (Conversation){.o = o,
-                        .writer = {.o = o, .printer = {.to = stdout, .tokenizer = &c->tokenizer}}};
+    *c = (Conversation){.writer = {.o = o, .printer = {.to = stdout, .tokenizer = &c->tokenizer}}};
     if (!open_tokenizer(c, err)) return false;
     if (prompt && prompt[0] == '@') return add_lines(c, prompt + 1, err);
     if (prompt && strcmp(prompt, "-") != 0) return add_prompt(c, prompt, err);
@@ -107,16 +107,16 @@ static bool is_command(const char *message, const char *name) {
 static void answer(Conversation *c, const char *message, ModelFace model, int64_t turn) {
     Error err = {0};
     Text *text = c->writer.texts;
-    if (!c->o->chat) text_begin_again(text, 0);
+    if (!c->writer.o->chat) text_begin_again(text, 0);
     if (!append_prompt(c, text, message, &err)) return error_print(&err);
     texts_write(&c->writer, model, turn);
     if (stop_signal) {
         text_print(&c->writer.printer, NULL, 0, true);
         printf("\n");
-    } else if (c->o->chat && !text->ended)
+    } else if (c->writer.o->chat && !text->ended)
         fprintf(stderr, "[cut off: %s]\n",
-                text->length == c->o->max_seqlen ? "--max-seqlen is full; /reset starts over"
-                                                 : "--sample-tokens allows no more");
+                text->length == c->writer.o->max_seqlen ? "--max-seqlen is full; /reset starts over"
+                                                        : "--sample-tokens allows no more");
 }
 
 static void run_terminal(Conversation *c, ModelFace model) {

@@ -9,7 +9,6 @@
 #include "text_writer.h"
 
 typedef struct {
-    const Options *o;
     TextWriter writer;    // of all prompts; a terminal continues one text
     Tokenizer tokenizer;  // without BOS for a chat
     ChatTemplate chat;

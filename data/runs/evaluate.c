@@ -10,9 +10,6 @@
 #include "../base/signals.h"
 #include "../batches/loader.h"
 
-// ------------------------------------------------------------------------------------------------
-// Losses of documents
-
 void scorer_open(Scorer *s, const Options *o, ModelFace model) {
     const int32_t most = o->micro_batch_tokens;
     *s = (Scorer){.o = o, .model = model};
@@ -29,7 +26,7 @@ static void score_micro_batch(Scorer *s) {
     if (stop_signal && s->o->eval) exit(128 + (int)stop_signal);
     batch_pack(&s->batch, s->docs, s->num_docs);
     assert(batch_is_valid(b, s->model.vocab_size));
-    s->model.get_losses(s->model.model, b, s->losses);
+    s->model.pass(s->model.model, b, false, s->losses, NULL);
     for (int i = 0; i < s->num_docs; i++)
         for (int32_t t = b->cu_seqlens[i]; t < b->cu_seqlens[i + 1]; t++)
             *s->sums[i] += (double)s->losses[t];
@@ -65,9 +62,6 @@ void scorer_close(Scorer *s, double *values, size_t n) {
     free(s->docs);
     free(s->sums);
 }
-
-// ------------------------------------------------------------------------------------------------
-// The table
 
 // Documents of 2^b to 2^(b+1) - 1 tokens are row b.
 enum { EVALUATION_ROWS = 48 };

@@ -1,6 +1,5 @@
 #include "log.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
@@ -19,13 +18,20 @@
 // ------------------------------------------------------------------------------------------------
 // log.jsonl
 
+static FILE *log_read(const char *path, Error *err) {
+    const int fd = io_open_own(path, O_RDONLY, err);
+    FILE *file = fd >= 0 ? fdopen(fd, "r") : NULL;
+    if (fd >= 0 && !file) disk_error(err, path, "cannot open"), close(fd);
+    return file;
+}
+
 // Keeps the lines that end within the first keep_bytes.
 static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
     char *line = NULL;
     size_t capacity = 0;
     int64_t found = 0, removed = 0;
-    FILE *file = fopen(log->path, "re");
-    if (!file) return disk_error(err, log->path, "cannot open");
+    FILE *file = log_read(log->path, err);
+    if (!file) return false;
     for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
         found += n;
         if (found <= keep_bytes && line[n - 1] == '\n')
@@ -51,8 +57,8 @@ static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err) {
     *log = (RunLog){0};
     if (!path_join(log->path, sizeof log->path, dir, "log.jsonl", err)) return false;
-    log->fd = io_open(log->path, O_RDWR | O_CREAT | (keep_bytes < 0 ? O_TRUNC : 0), 0666);
-    if (log->fd < 0) return disk_error(err, log->path, "cannot open");
+    log->fd = io_open_own(log->path, O_RDWR | O_CREAT | (keep_bytes < 0 ? O_TRUNC : 0), err);
+    if (log->fd < 0) return false;
     log->open = true;
     return (keep_bytes < 0 || log_cut(log, keep_bytes, step, err)) && dir_sync(dir, err);
 }
@@ -84,21 +90,18 @@ void log_write(RunLog *log, json_t *record) {
     free(text);
 }
 
-// Adds a word as a shell takes it; empty where it does not fit.
-static void add_word(char *command, size_t capacity, const char *word) {
-    static const char plain[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
-    char *text;
-    size_t size;
-    FILE *out = host_stream(&text, &size, "a command");
-    fprintf(out, "%s%s", command, command[0] ? " " : "");
-    const bool quoted = !word[0] || word[strspn(word, plain)];
-    if (quoted) fputc('\'', out);
-    for (const char *p = word; *p; p++) fputs(*p == '\'' ? "'\\''" : (char[]){*p, 0}, out);
-    if (quoted) fputc('\'', out);
-    fclose(out);
-    text_copy(command, capacity, size < capacity ? text : "");
-    free(text);
+// A word as a shell takes it
+static void write_word(FILE *out, const char *word) {
+    const size_t plain = strspn(word,
+                                "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_@%+=:,./-");
+    if (word[0] && !word[plain]) {
+        fprintf(out, "%s ", word);
+        return;
+    }
+    fputc('\'', out);
+    for (; *word; word++) fputs(*word == '\'' ? "'\\''" : (char[]){*word, 0}, out);
+    fputs("' ", out);
 }
 
 // The first record of a run
@@ -108,16 +111,21 @@ static void read_start(LogProgress *p, const char *line, size_t n) {
     const json_t *words = json_object_get(start, "command");
     int64_t save_every = 0;
     bool replaces = false;
-    *p = (LogProgress){.found = true, .first_save = INT64_MAX};
-    json_get_int64(json_object_get(start, "options"), "save-every", -1, INT64_MAX, &save_every,
-                   false, &ignored);
-    if (save_every > 0) p->first_save = save_every;
-    for (size_t i = 0; i < json_array_size(words) && (i == 0 || p->command[0]); i++) {
+    char *text;
+    size_t size;
+    FILE *out = host_stream(&text, &size, "a command");
+    for (size_t i = 0; i < json_array_size(words); i++) {
         const char *word = json_string_value(json_array_get(words, i));
         replaces |= word && (strcmp(word, "--overwrite") == 0 || strcmp(word, "--resume") == 0);
-        add_word(p->command, sizeof p->command, word ? word : "");
+        write_word(out, word ? word : "");
     }
-    if (p->command[0] && !replaces) add_word(p->command, sizeof p->command, "--overwrite");
+    if (!replaces) fputs("--overwrite", out);
+    fclose(out);
+    json_get_int64(json_object_get(start, "options"), "save-every", -1, INT64_MAX, &save_every,
+                   false, &ignored);
+    *p = (LogProgress){.found = true, .first_save = save_every > 0 ? save_every : INT64_MAX};
+    if (words && size < sizeof p->command) text_copy(p->command, sizeof p->command, text);
+    free(text);
 }
 
 bool log_read_progress(const char *dir, LogProgress *p, Error *err) {
@@ -125,10 +133,10 @@ bool log_read_progress(const char *dir, LogProgress *p, Error *err) {
     size_t capacity = 0;
     int64_t step;
     *p = (LogProgress){.first_save = INT64_MAX};
-    if (!path_join(path, sizeof path, dir, "log.jsonl", err)) return false;
-    FILE *file = fopen(path, "re");
-    if (!file) return errno == ENOENT || errno == ENOTDIR || disk_error(err, path, "cannot open");
-    p->found = true;
+    if (!path_join(path, sizeof path, dir, "log.jsonl", err) || !path_find(path, &p->found, err))
+        return false;
+    FILE *file = p->found ? log_read(path, err) : NULL;
+    if (!file) return !p->found;
     for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
         if (strncmp(line, "{\"event\": \"start\"", 17) == 0) read_start(p, line, (size_t)n);
         if (sscanf(line, "{\"step\": %ld", &step) == 1 && step > p->last_step) p->last_step = step;

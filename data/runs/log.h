@@ -22,8 +22,8 @@ typedef struct {
 #define LOG_KEEP_ALL INT64_MAX
 
 // Opens log.jsonl in `dir`. keep_bytes < 0: empty; else truncated to the records that end within
-// keep_bytes, its length at the checkpoint of `step`, or LOG_KEEP_ALL. Warns when that removes records, or when some
-// are missing. Failures are EXIT_DISK.
+// keep_bytes, its length at the checkpoint of `step`, or LOG_KEEP_ALL. Warns when that removes
+// records, or when some are missing. Failures are EXIT_DISK.
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err);
 
 // Appends a record, which it frees, whole or not at all. Records that do not fit on the disk are

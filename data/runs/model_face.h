@@ -17,15 +17,14 @@ typedef struct {
     int32_t max_rows;           // of one call of next_logits
     size_t num_grads;
 
-    // losses (T) =; 0 where there is no target
-    void (*get_losses)(LlamaModel *model, const Batch *batch, float *losses);
     // logits (n, V) =  those of rows (n, ascending); keeps the keys and values of the batch
     void (*next_logits)(LlamaModel *model, const Batch *batch, const int32_t *rows, int32_t n,
                         float *logits);
     // zeroes the gradients; losses are divided by num_targets
     void (*begin_step)(LlamaModel *model, int64_t num_targets);
-    // losses (T) =, logits (T, V) =, if not NULL; adds the batch's gradients to the model's
-    void (*train_pass)(LlamaModel *model, const Batch *batch, float *losses, float *logits);
+    // losses (T) =, 0 where there is no target, and logits (T, V) =, if not NULL. train: adds the
+    // batch's gradients to the model's
+    void (*pass)(LlamaModel *model, const Batch *batch, bool train, float *losses, float *logits);
     // grads (n) =  those from `first` on
     void (*get_grads)(LlamaModel *model, float *grads, size_t first, size_t n);
     // out (num_ranks, bytes) =  the data (bytes) of every rank

@@ -1,20 +1,28 @@
 #include "out_dir.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include "../base/file.h"
 #include "checkpoint.h"
 #include "log.h"
 
 bool out_dir_lock(OutDir *out, Error *err) {
+    char path[IO_PATH_MAX];
     if (out->locked) return true;
-    if (!dir_lock(&out->lock, out->path, err)) return false;
+    if (!path_join(path, sizeof path, out->path, "log.jsonl", err) ||
+        !dir_lock(&out->lock, out->path, err))
+        return false;
     out->locked = true;
     if (!out->lock.works)
         warning("%s: this file system has no locks: nothing keeps a second run out", out->path);
-    return checkpoint_recover(out->path, err);
+    const int log = path_exists(path) ? io_open_own(path, O_RDONLY, err) : -1;
+    if (log >= 0) close(log);
+    return !err->code && checkpoint_recover(out->path, true, err);
 }
 
 // ------------------------------------------------------------------------------------------------

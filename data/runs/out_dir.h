@@ -14,7 +14,8 @@ typedef struct {
 } OutDir;
 
 // Rank 0: makes this run the only writer; EXIT_DIR_IN_USE when there is another one. Removes the
-// leftovers of a killed run. Warns where the file system has no locks. A second call does nothing.
+// leftovers of a killed run. Warns where the file system has no locks. EXIT_DISK when its log or
+// its lock is a link, or no file. A second call does nothing.
 bool out_dir_lock(OutDir *out, Error *err);
 
 typedef struct {

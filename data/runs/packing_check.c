@@ -46,14 +46,14 @@ PackingDelta packing_check(ModelFace m, const Batch *packed) {
     PackingDelta delta = {0};
     batch_init(&alone, packed->total_tokens, 1);
     m.begin_step(m.model, packed->num_targets);
-    m.train_pass(m.model, packed, losses, logits);
+    m.pass(m.model, packed, true, losses, logits);
     m.get_grads(m.model, grads, 0, m.num_grads);
     m.begin_step(m.model, packed->num_targets);
     for (int32_t d = 0; d < packed->num_segments; d++) {
         const int64_t first = packed->cu_seqlens[d], rows = packed->cu_seqlens[d + 1] - first;
         if (rows == 0) continue;
         batch_alone(&alone, packed, d);
-        m.train_pass(m.model, &alone, losses_alone, logits_alone);
+        m.pass(m.model, &alone, true, losses_alone, logits_alone);
         compare(&delta.loss, losses + first, losses_alone, rows);
         compare(&delta.logit, logits + (size_t)first * V, logits_alone, rows * (int64_t)V);
     }
@@ -83,13 +83,13 @@ static void grad_crcs(ModelFace m, Parameters p, uint32_t *crcs) {
     free(block);
 }
 
-bool packing_replay(ModelFace m, Parameters p, const Batch *batches, int num_batches,
-                    int64_t num_targets, Error *err) {
+bool packing_replay(ModelFace m, Parameters p, const StepData *data, int64_t step, Error *err) {
     uint32_t *crcs = host_calloc(2 * (size_t)p.num, sizeof *crcs, "checksums");
     const Parameter *different = NULL;
-    for (int pass = 0; pass < 2 && num_batches > 0; pass++) {
-        m.begin_step(m.model, num_targets);
-        for (int i = 0; i < num_batches; i++) m.train_pass(m.model, &batches[i], NULL, NULL);
+    for (int pass = 0; pass < 2 && data->num_micro > 0; pass++) {
+        m.begin_step(m.model, data->plan.num_targets);
+        for (int i = 0; i < data->num_micro; i++)
+            m.pass(m.model, &data->micro[i], true, NULL, NULL);
         grad_crcs(m, p, crcs + pass * p.num);
     }
     for (int i = p.num - 1; i >= 0; i--)
@@ -98,9 +98,9 @@ bool packing_replay(ModelFace m, Parameters p, const Batch *batches, int num_bat
     return !different ||
            error_set(err, EXIT_DEVICE_ERROR,
                      "its memory, cores or GPU are faulty: continue with --resume on another one",
-                     "expected gradients of %s with the same bits when this machine computes them "
-                     "again, found others",
-                     different->name);
+                     "rank %d, step %ld: expected gradients of %s with the same bits when this "
+                     "machine computes them again, found others",
+                     m.rank, step, different->name);
 }
 
 bool packing_report(ModelFace m, const Batch *b, bool bf16, Error *err) {

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../batches/batch.h"
+#include "../batches/loader.h"
 #include "../models/weights.h"
 #include "model_face.h"
 
@@ -22,9 +22,9 @@ PackingDelta packing_check(ModelFace model, const Batch *packed);
 // rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
 bool packing_is_rounding(const PackingDelta *d, bool bf16);
 
-// Computes the gradients of these batches twice. Exit 11 names the first parameter with other bits.
-bool packing_replay(ModelFace model, Parameters p, const Batch *batches, int num_batches,
-                    int64_t num_targets, Error *err);
+// Computes the gradients of this rank's part of a step twice. Exit 11 names the first parameter with
+// other bits.
+bool packing_replay(ModelFace model, Parameters p, const StepData *data, int64_t step, Error *err);
 
 // Checks the batch and prints how it differs; exit 11 where that is more than rounding.
 bool packing_report(ModelFace model, const Batch *packed, bool bf16, Error *err);

@@ -18,30 +18,34 @@ Option run_option_table[] = {
               "Hugging Face directory, or a built-in name: demo, smollm2-135m, smollm2-360m, "
               "smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"),
     FLAG("from-scratch", parsed.from_scratch, "random weights (always so for a built-in name)"),
-    NUMBER("lora", parsed.lora, "0", 0, 1024,
-           "rank of adapters that are trained instead of --model, which stays as it is (LoRA); a "
-           "multiple of 8; 0: none"),
+    NUMBER(
+        "lora", parsed.lora, "0", 0, 1024,
+        "train LoRA adapters of this rank, a multiple of 8, while the model stays frozen; 0: train "
+        "the model"),
     NUMBER("lora-alpha", parsed.lora_alpha, "0", 0, 1e6,
-           "adapters are scaled by alpha / rank; 0: twice the rank"),
+           "scale adapters by alpha / rank; 0: twice the rank"),
     TEXT("lora-targets", parsed.lora_targets, "all",
          "linear layers with adapters: all, or some of q,k,v,o,gate,up,down"),
     FLAG("lora-merge", parsed.lora_merge,
          "final/ is the whole model with the adapters added, instead of the adapters alone"),
-    DIRECTORY("adapter", parsed.adapter, NULL,
-              "--generate and --eval: adapters of --model, or of the model that they name"),
+    DIRECTORY(
+        "adapter", parsed.adapter, NULL,
+        "--generate and --eval: LoRA adapters to add to --model (default: the base model that they "
+        "name)"),
     OPTION_GROUP("data"),
     DIRECTORY(
         "train", parsed.train, "data/demo",
         "training data: a directory, file or glob; shards, or texts (.txt, .jsonl, a directory of "
         "them), which are tokenized once into --out; web:0.7,code:0.3 is a mixture by tokens"),
-    DIRECTORY("val", parsed.val, NULL,
-              "validation shards or texts; default: the val shards of --train"),
+    DIRECTORY(
+        "val", parsed.val, NULL,
+        "validation shards or texts; default: the val shards of --train, or 1 % of its texts"),
     CHOICE("train-on", parsed.train_on, "assistant", "assistant|all",
-           "what of texts that are chats is trained: the assistant's turns, or all"),
+           "which turns of a chat to train on"),
     CHOICE("layout", parsed.layout, "packed", "packed|padded|rows|repad",
            "how documents fill a batch"),
     NUMBER("max-seqlen", parsed.max_seqlen, "1024", 1, 1 << 24,
-           "longest segment; the row of other layouts"),
+           "longest piece of a document; row length of the other layouts"),
     NUMBER("micro-batch-tokens", parsed.micro_batch_tokens, "4096", 1, 1 << 29,
            "capacity of the 1D token buffer"),
     NUMBER("batch-tokens", parsed.batch_tokens, "0", 0, 1e12,
@@ -61,8 +65,8 @@ Option run_option_table[] = {
     DIRECTORY("out", parsed.out, "out/demo", "directory of log.jsonl, checkpoints and final/"),
     OPTION("resume", OPTION_DIRECTORY, &parsed.resume, NULL, "newest", 0, 0,
            "continue from a checkpoint (without DIR: the newest valid one in --out) with that "
-           "run's options; options given here override them. With --train, where there is no "
-           "checkpoint yet, start"),
+           "run's options; options given here override them. Together with --train it starts the "
+           "run where there is no checkpoint yet"),
     FLAG("overwrite", parsed.overwrite,
          "replace the run in --out: its checkpoints, final/ and log are removed"),
     NUMBER("steps", parsed.steps, "300", 0, 1e12,
@@ -79,15 +83,14 @@ Option run_option_table[] = {
     NUMBER("val-every", parsed.val_every, "50", 0, 1e12,
            "steps between validations, the first before training, the last after it; 0: never"),
     NUMBER("val-tokens", parsed.val_tokens, "65536", 1, 1e12,
-           "most tokens of the validation set: whole documents, the first of a fixed order"),
+           "validate on at most this many tokens, always the same whole documents"),
     TEXT("bench", parsed.bench, NULL,
          "multiple choice, files or globs of JSON Lines: accuracy before and after training, every "
          "--val-every steps, and by --eval, where --log-every 1 prints all scores"),
     OPTION_GROUP("optimizer"),
-    CHOICE(
-        "optimizer", parsed.optimizer, "adamw", "adamw|muon",
-        "of the matrices of layers: muon keeps one moment instead of two and takes AdamW's --lr; "
-        "the rest is AdamW's"),
+    CHOICE("optimizer", parsed.optimizer, "adamw", "adamw|muon",
+           "optimizer of the layers' matrices; muon needs half the state and takes the same --lr; "
+           "everything else uses AdamW"),
     NUMBER("lr", parsed.lr, NULL, 0, 1e30,
            "peak learning rate; default: 2e-3 for random weights, 2e-5 for those of --model, 2e-4 "
            "for --lora"),
@@ -107,8 +110,8 @@ Option run_option_table[] = {
     NUMBER("sample-tokens", parsed.sample_tokens, "128", 1, 1 << 20,
            "tokens written per text, also by --generate"),
     TEXT("prompt", parsed.prompt, NULL,
-         "how each text begins, or @FILE with one per line for --generate; default: as validation "
-         "documents do"),
+         "how each text begins, or @FILE with one per line for --generate; default: the beginnings "
+         "of validation documents"),
     NUMBER("temperature", parsed.temperature, "0.8", 0, 100, "0: always the likeliest token"),
     NUMBER("top-p", parsed.top_p, "0.95", 0, 1, "sample from the likeliest that sum to p"),
     OPTION_GROUP("machine"),
@@ -131,19 +134,20 @@ Option run_option_table[] = {
            "with exit code 8; 0: never"),
     OPTION_GROUP("instead of training"),
     FLAG("generate", parsed.generate,
-         "continue --prompt, or prompts from standard input: a terminal is asked line by line"),
+         "continue --prompt, or read standard input; in a terminal, type one prompt per line"),
     FLAG("chat", parsed.chat,
-         "--generate answers instead: prompts are messages, in the model's chat template (ChatML)"),
+         "--generate: treat prompts as messages of a chat, in the model's chat template (or "
+         "ChatML)"),
     FLAG("eval", parsed.eval,
          "loss and perplexity on every document of --val, or of --train, by document length"),
     OPTION("compare", OPTION_INT, &parsed.compare, NULL, "3", 1, 1000,
            "time all layouts on the same documents, N steps of each"),
     FLAG("check-packing", parsed.check_packing, "packed against each document alone"),
     FLAG("dry-run", parsed.dry_run,
-         "print the plan and the memory, and stop; --compare 1 times a step"),
+         "print the plan and the memory, and stop; to time a step, use --compare 1"),
     // options of other trainers
     OPTION_ELSEWHERE("epochs|num-epochs|num-train-epochs",
-                     "--steps counts optimizer steps; --dry-run says how many an epoch has"),
+                     "--steps counts optimizer steps; --dry-run prints how many make an epoch"),
     OPTION_ELSEWHERE("max-steps|num-iterations|max-iters|training.steps|-x", "it is --steps"),
     OPTION_ELSEWHERE(
         "batch-size|per-device-train-batch-size|gradient-accumulation-steps|total-batch-size|"
@@ -176,7 +180,8 @@ Option run_option_table[] = {
     OPTION_ELSEWHERE("quiet|silent|verbose|disable-tqdm", "--log-every 0 prints no steps"),
     OPTION_ELSEWHERE("resume-from-checkpoint", "it is --resume[=DIR]"),
     OPTION_ELSEWHERE("optim|optimizer.name", "it is --optimizer: adamw or muon"),
-    OPTION_ELSEWHERE("dropout|attention-dropout|lora-dropout|label-smoothing", "there is none"),
+    OPTION_ELSEWHERE("dropout|attention-dropout|lora-dropout", "there is no dropout: leave it out"),
+    OPTION_ELSEWHERE("label-smoothing", "there is no label smoothing: leave it out"),
     OPTION_ELSEWHERE("packing", "it is the default; --layout padded and --compare show the others"),
     OPTION_ELSEWHERE("dtype|torch-dtype|fp16|bf16|precision|mixed-precision",
                      "CUDA computes in bf16 with exact fp32 weights, the CPU in fp32"),
@@ -204,14 +209,6 @@ Option run_option_table[] = {
                      "AdamW's betas are 0.9 and 0.95, its eps 1e-8"),
     OPTION_ELSEWHERE("top-k", "--top-p cuts unlikely tokens off"),
     OPTION_ELSEWHERE("max-new-tokens|max-tokens|n-predict|-n", "it is --sample-tokens"),
-    OPTION_ELSEWHERE("boundary-ends", "data/convert.py makes shards of such files"),
-    OPTION_ELSEWHERE("work-cost", "it has left: the planner's cost model is fixed"),
-    OPTION_ELSEWHERE("init-from", "--model takes the weights of a checkpoint"),
-    OPTION_ELSEWHERE("max-skips", "five non-finite steps in a row end a run"),
-    OPTION_ELSEWHERE("strict", "a JSON line without a text is left out and counted"),
-    OPTION_ELSEWHERE("compare-steps", "it is --compare STEPS"),
-    OPTION_ELSEWHERE("cuda-graph", "it has left: every micro-batch is launched as it is"),
-    OPTION_ELSEWHERE("self-check", "`make check` runs every operation on this machine's GPU"),
     OPTION_END,
 };
 
@@ -325,7 +322,7 @@ static void choose_rates(Options *o, bool resumes) {
                 (double)(o->lr / usual.lr), usual.what, (double)usual.lr);
 }
 
-void run_options_print_rates(const Options *o) {
+void run_options_print(const Options *o) {
     const Rates usual = default_rates(o);
     printf("lr      %g, weight decay %g", (double)o->lr, (double)o->weight_decay);
     if (o->lr == usual.lr && o->weight_decay == usual.weight_decay)
@@ -333,6 +330,13 @@ void run_options_print_rates(const Options *o) {
     else
         printf("; the defaults for %s are %g and %g\n", usual.what, (double)usual.lr,
                (double)usual.weight_decay);
+    if (o->save_every < 0)
+        printf("saves   every %d minutes of training, and after the last step", SAVE_MINUTES);
+    else if (o->save_every > 0 && o->save_every < o->steps)
+        printf("saves   every %ld steps, and after the last one", o->save_every);
+    else
+        printf("saves   after the last step, none before it");
+    printf("; Ctrl-C saves too\n");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -360,9 +364,12 @@ static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
 
 static void check_lora(const Options *o) {
     const bool more = o->lora_alpha > 0 || o->lora_merge || strcmp(o->lora_targets, "all") != 0;
-    if (o->adapter || (o->lora == 0 && more))
+    if (o->adapter)
         exit_with(EXIT_USAGE, "--lora RANK trains new adapters, for example --lora 16",
-                  "--adapter belongs to --generate and --eval, other options of LoRA to --lora");
+                  "--adapter works with --generate and --eval only");
+    if (o->lora == 0 && more)
+        exit_with(EXIT_USAGE, "give --lora RANK, for example --lora 16",
+                  "--lora-alpha, --lora-targets and --lora-merge work with --lora only");
     if (o->lora == 0) return;
     if (o->from_scratch || model_is_builtin(o))
         exit_with(EXIT_USAGE, "give --model DIR, the directory of a trained model",

@@ -48,17 +48,20 @@ extern const char run_options_of_a_start[];
 // `version`. The table's values are what the result points to.
 Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks);
 
-// Completes the options of a training run, constant from then on: those that are not on the command
-// line become those of the run whose checkpoint is resumed, or get a default that depends on others.
-// Exits where they do not fit each other, the checkpoint (code 9) or the number of ranks. Returns
-// the options of the resumed run; NULL: none is.
+// Completes the options of a training run, which are constant from then on: those that are not on
+// the command line become those of the run that is resumed, or get a default that depends on
+// others. Exits where they do not fit each other, the checkpoint (code 9) or the number of ranks.
+// Returns the options of the resumed run; NULL: none is.
 json_t *run_options_complete(const ResumePoint *at, int num_ranks);
 
 // The same for --generate and --eval
 void run_options_complete_inference(int num_ranks);
 
-// The line of the start with the learning rate and weight decay, and why they are what they are
-void run_options_print_rates(const Options *o);
+enum { SAVE_MINUTES = 10 };  // between checkpoints, without --save-every
+
+// Two lines of the start: the learning rate and weight decay, and why they are what they are; when
+// checkpoints come.
+void run_options_print(const Options *o);
 
 // Steps between the lines of training, StepReport.lines_every
 int64_t run_lines_every(const Options *o);

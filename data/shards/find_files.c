@@ -71,9 +71,10 @@ static bool expand_one(PathList *list, const char *item, const Search *s, Error 
     else if (!is_dir)
         add_matches(list, item);
     if (list->n == before && !is_dir)
-        return error_set(err, EXIT_BAD_INPUT,
-                         "is the name right, seen from this directory? give a moved run --train",
-                         "%s: expected a file or a directory, found nothing", item);
+        return error_set(
+            err, EXIT_BAD_INPUT,
+            "check the path, which is relative to this directory; --train says where moved data is",
+            "%s: expected a file or a directory, found nothing", item);
     for (size_t i = before; is_dir && i < list->n; i++) list->items[i].dir_bytes = strlen(item);
     if (list->n > before)
         qsort(list->items + before, list->n - before, sizeof(FoundPath), path_compare);

@@ -141,6 +141,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     *p = {};
     snprintf(p->name, sizeof p->name, "emulated sm_%d", opt.arch);
     p->totalGlobalMem = opt.memory;
+    p->integrated = opt.page_cache > 0;
     p->major = opt.arch / 10;
     p->minor = opt.arch % 10;
     p->multiProcessorCount = 4;
@@ -241,7 +242,8 @@ cudaError_t cudaFreeHost(void *p) {
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     API_CALL;
     *total = opt.memory;
-    *free_bytes = opt.memory - device_memory_in_use();
+    *free_bytes = opt.memory - device_memory_in_use() - opt.page_cache;
+    if (opt.trace) fprintf(stderr, "EMU TRACE stream 0 %s\n", __func__);
     return cudaSuccess;
 }
 

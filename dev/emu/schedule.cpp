@@ -48,6 +48,7 @@ Options::Options() {
     fast_math = (int)env_number("EMU_FAST_MATH", 0);
     align = std::max<size_t>(16, env_number("EMU_ALIGN", align));
     memory = env_number("EMU_MEMORY", memory);
+    page_cache = env_number("EMU_PAGE_CACHE", 0);
 }
 
 uint64_t splitmix(uint64_t &state) {

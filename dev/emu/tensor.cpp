@@ -70,7 +70,7 @@ void ldmatrix(uint32_t *r, int n, bool trans, uint32_t addr, const char *file, i
 
 // ------------------------------------------------------------------------------------------------
 // Products of 16 rows, 16 deep. EMU_EXACT=1: rounded bit for bit as the tensor cores of EMU_ARCH
-// round, for which dev/witnesses has two models that are not ours and samples of GPUs.
+// round, for which dev/results/witnesses has two models that are not ours and samples of GPUs.
 
 // So many products and the accumulator are one sum: its terms are cut to a grid of so many bits
 // below the largest exponent among them, added exactly, and the sum is cut to fp32.

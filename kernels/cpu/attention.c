@@ -182,16 +182,20 @@ typedef struct {
 } Size;
 // A whole tile, or the unmasked part of a diagonal one
 typedef enum { WHOLE, COLUMNS_FROM_ROW, DEPTH_TO_ROW, DEPTH_FROM_ROW } TilePart;
+// What C is before the product is added
+typedef struct {
+    bool read;          // else 0
+    const real *alpha;  // (rows) factors; NULL: 1
+} Start;
+static const Start FRESH = {.read = false}, ADD = {.read = true};
 typedef struct {
     real *c;
     ptrdiff_t c_row;
-    const real *alpha;  // (rows), or one of the two below
+    Start start;
     View a;
     const real *b;
     ptrdiff_t b_row;
 } Product;
-static const real FRESH[1] = {0};  // instead of alpha: C starts at 0 and is not read
-static const real ADD[1] = {1};    // instead of alpha: 1 for every row
 
 static AttentionShape make_shape(HeadShape heads, int64_t num_tokens) {
     if (heads.num_kv_heads <= 0 || heads.num_heads % heads.num_kv_heads || heads.head_dim <= 0 ||

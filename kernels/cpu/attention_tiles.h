@@ -83,10 +83,10 @@ INLINE void block(const Product *g, int r, int v, int k, int end, const int rows
     real *c = g->c + r * g->c_row + v * LANES;
     V acc[BLOCK_ROWS][BLOCK_VECS];
     UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < vecs; j++) acc[i][j] = (V){0};
-    if (g->alpha != FRESH) {
+    if (g->start.read) {
         UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < vecs; j++) {
             acc[i][j] = load(c + i * g->c_row + j * LANES);
-            if (g->alpha != ADD) acc[i][j] *= splat(g->alpha[r + i]);
+            if (g->start.alpha) acc[i][j] *= splat(g->start.alpha[r + i]);
         }
     }
     for (; k < end; k++, a += a_step, b += b_row) {
@@ -117,9 +117,9 @@ static TARGET void any_block(const Product *g, int r, int v, int k, int end, int
     // clang-format on
 }
 
-static TARGET void gemm(real *c, ptrdiff_t c_row, const real *alpha, View a, const real *b,
+static TARGET void gemm(real *c, ptrdiff_t c_row, Start start, View a, const real *b,
                         ptrdiff_t b_row, Size size, TilePart part) {
-    const Product g = {c, c_row, alpha, a, b, b_row};
+    const Product g = {c, c_row, start, a, b, b_row};
     for (int v = 0; v < size.vecs; v += BLOCK_VECS) {
         int v_end = at_most(v + BLOCK_VECS, size.vecs);
         for (int r = 0; r < size.rows; r += BLOCK_ROWS) {
@@ -240,8 +240,9 @@ static TARGET void forward_tile(const Call *f, const Scratch *s, const floatX *k
          (Size){num_keys, width / LANES, h->head_dim}, diagonal ? COLUMNS_FROM_ROW : WHOLE);
     softmax(s->p, s->top + g * TILE, s->sum + g * TILE, s->alpha, num_keys, num_queries, diagonal);
     // O = alpha O + P V
-    gemm(s->acc + at, h->padded, first ? FRESH : s->alpha, (View){s->p, 1, TILE}, s->kv, h->padded,
-         (Size){num_queries, h->padded / LANES, num_keys}, diagonal ? DEPTH_TO_ROW : WHOLE);
+    gemm(s->acc + at, h->padded, first ? FRESH : (Start){true, s->alpha}, (View){s->p, 1, TILE},
+         s->kv, h->padded, (Size){num_queries, h->padded / LANES, num_keys},
+         diagonal ? DEPTH_TO_ROW : WHOLE);
 }
 
 // Queries of one tile, all heads of the group of kv_head, against all keys up to them

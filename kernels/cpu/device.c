@@ -10,7 +10,6 @@
 #include "../../data/base/clock.h"
 #include "../../data/base/error.h"
 #include "../../data/base/memory.h"
-#include "../comm/comm.h"
 #include "common.h"
 
 enum { HEADER_BYTES = 64 };  // stores the size; keeps the payload aligned for AVX-512
@@ -50,6 +49,11 @@ const char *device_init(const DeviceOptions *options) {
         return "--bf16-matmul: this CPU has no bf16 dot products (avx512_bf16)";
     snprintf(description, sizeof description, "cpu, %d thread%s, matmul %s", num_threads,
              num_threads == 1 ? "" : "s", matmul_describe());
+    return NULL;
+}
+
+const char *device_refuses(int C, int F, int V, int D) {
+    (void)C, (void)F, (void)V, (void)D;
     return NULL;
 }
 
@@ -145,7 +149,7 @@ DeviceMemory device_memory(void) { return memory; }
 
 int device_memory_code(void) { return EXIT_HOST_MEMORY; }
 
-size_t device_memory_free(void) { return host_memory_free() / (size_t)comm_local_ranks(); }
+size_t device_memory_free(int local_ranks) { return host_memory_free() / (size_t)local_ranks; }
 
 size_t master_lo_bytes(void) { return 0; }
 

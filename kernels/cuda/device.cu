@@ -5,6 +5,7 @@
 
 extern "C" {
 #include "../../data/base/error.h"
+#include "../../data/base/memory.h"
 }
 
 // Uploads leave through a few pinned buffers in turn. An upload returns when its bytes are in a
@@ -138,7 +139,23 @@ static void describe() {
              driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
-const char *device_init(const DeviceOptions *) {
+// NCCL takes its buffers at the first call of a kind: now, so that they do not count as free.
+static void take_buffers_of_ranks(bool collects) {
+    const size_t ranks = (size_t)comm_num_ranks();
+    if (ranks == 1) return;
+    size_t *first = (size_t *)host_calloc(ranks + 1, sizeof *first, "ranks");
+    double *x = (double *)cuda_allocate("ranks", (ranks + 2) * sizeof *x);
+    real *shards = (real *)x;
+    for (size_t r = 0; r <= ranks; r++) first[r] = r;
+    comm_wait(comm_reduce_begin(shards, first, 0, ranks));
+    comm_wait(comm_gather_begin((floatX *)x, first, 0, ranks));
+    comm_sum_in_order(x, x + 1, 0, 1);
+    if (collects) comm_collect(shards + ranks, shards, first, 0, 1);
+    device_free(x);
+    free(first);
+}
+
+const char *device_init(const DeviceOptions *options) {
     int device = 0;
     if (stream) return NULL;
     const char *missing = choose_device(&device);
@@ -155,7 +172,23 @@ const char *device_init(const DeviceOptions *) {
     describe();
     scratch = cuda_allocate("scratch", CUDA_SCRATCH_BYTES);
     missing = matmul_init();
-    return missing ? missing : comm_connect(stream);
+    if (!missing) missing = comm_connect(stream);
+    if (!missing) take_buffers_of_ranks(options->collects);
+    return missing;
+}
+
+static const char *refuse(const char *key, const char *expected, int found) {
+    snprintf(failure, sizeof failure, "config.json: %s: expected %s on a GPU, found %d", key,
+             expected, found);
+    return failure;
+}
+
+const char *device_refuses(int C, int F, int V, int D) {
+    if (C % 8) return refuse("hidden_size", "a multiple of 8", C);
+    if (C > ROW_MAX_COLUMNS) return refuse("hidden_size", "at most 16384", C);
+    if (F % 8) return refuse("intermediate_size", "a multiple of 8", F);
+    if (V % 8) return refuse("vocab_size", "a multiple of 8", V);
+    return D == 64 || D == 128 ? NULL : refuse("head_dim", "64 or 128", D);
 }
 
 const char *device_describe(void) {
@@ -212,8 +245,10 @@ DeviceMemory device_memory(void) { return memory; }
 
 int device_memory_code(void) { return EXIT_DEVICE_MEMORY; }
 
-size_t device_memory_free(void) {
+size_t device_memory_free(int local_ranks) {
     size_t free_bytes = 0, total_bytes = 0;
+    // there the page cache counts as used
+    if (properties.integrated) return host_memory_free() / (size_t)local_ranks;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     return free_bytes;
 }

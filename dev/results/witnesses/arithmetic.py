@@ -2,7 +2,7 @@
 """What the tensor cores of sm_80 and sm_90 compute, by a model that is not the emulator's: mmasim
 (PyPI).
 
-usage: dev/witnesses/arithmetic.py > dev/witnesses/arithmetic.txt
+usage: dev/results/witnesses/arithmetic.py > dev/results/witnesses/arithmetic.txt
 
 For tiles of bf16 inputs, random and adversarial, prints a hash of the inputs and one of the fp32
 outputs. tests/test_tensor_cores.cu makes the same tiles from the same numbers and must come to the
@@ -166,7 +166,7 @@ def listed(case):
 
 def main():
     version = importlib.metadata.version
-    print("# Written by dev/witnesses/arithmetic.py; checked by tests/test_tensor_cores.cu.")
+    print("# Written by dev/results/witnesses/arithmetic.py; checked by tests/test_tensor_cores.cu.")
     print(f"# mmasim {version('mmasim')}, torch {version('torch').split('+')[0]}, numpy "
           f"{version('numpy')}")
     print("# instruction, architecture, depth of chains, tiles, outputs, hash of inputs, of outputs")

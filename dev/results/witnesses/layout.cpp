@@ -1,6 +1,6 @@
 // The maps of tensor-core operands as NVIDIA's CuTe headers have them, printed by a host program;
 // tests/test_conform.cu holds kernels/cuda/ptx.cuh, the kernels' own products and the emulator to
-// them. Built and run by dev/witnesses/run.sh.
+// them. Built and run by dev/results/witnesses/run.sh.
 //
 // Every map is linear over bits: index i goes to the XOR of the listed numbers over the bits set in
 // i. This program checks that for all indices and prints only the numbers.
@@ -74,7 +74,7 @@ int main(int argc, char **argv) {
     FILE *out = argc > 1 ? fopen(argv[1], "w") : nullptr;
     if (!out) return fprintf(stderr, "usage: layout FILE\n"), 2;
     fprintf(out,
-            "# Written by dev/witnesses/layout.cpp from CUTLASS %d.%d.%d; checked by "
+            "# Written by dev/results/witnesses/layout.cpp from CUTLASS %d.%d.%d; checked by "
             "tests/test_conform.cu.\n",
             CUTLASS_MAJOR, CUTLASS_MINOR, CUTLASS_PATCH);
 

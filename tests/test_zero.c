@@ -1,0 +1,232 @@
+// kernels/comm/zero.h alone, on flat arrays of no model. The program starts itself under mpirun on
+// 1, 2 and 3 ranks: each trains its share of the same micro-batches, and rank 0 writes all arrays.
+#include <math.h>
+
+#include "../data/base/memory.h"
+#include "../kernels/comm/comm.h"
+#include "../kernels/comm/zero.h"
+#include "scratch.h"
+#include "test.h"
+
+// Elements: an embedding, two matrices of one layer, a head, vectors
+enum { ADDED = 200, ROWS = 24, COLS = 16, MATRIX = ROWS * COLS, HEAD = ADDED + 2 * MATRIX };
+enum { DECAYED = 2600, NUM = 3000, MICROS = 7, STEPS = 4, BUCKETS = 4, ARENAS = 4 };
+static const AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 0};
+
+typedef struct {
+    Zero zero;
+    Arena arenas[ARENAS];
+    floatX weights[NUM];
+    real grads[NUM];
+} Flat;
+
+static float initial_weight(int i) { return sinf((float)i); }
+static float gradient(int64_t step, int micro, int i) {
+    return cosf((float)(0.37 * i + 1.3 * micro + (double)step));
+}
+static double loss(int64_t step, int micro) { return 1.0 / (double)(step + 3 * micro); }
+
+static void open_flat(Flat *f, ZeroSettings settings, bool muon) {
+    const size_t ends[BUCKETS][2] = {{0, ADDED}, {DECAYED, NUM}, {ADDED, HEAD}, {HEAD, DECAYED}};
+    ZeroShape shape = {.train = true,
+                       .num_elements = NUM,
+                       .num_decayed = DECAYED,
+                       .num_added = ADDED,
+                       .matrices = host_calloc(2, sizeof(ZeroMatrix), "test"),
+                       .buckets = host_calloc(BUCKETS, sizeof(ZeroBucket), "test"),
+                       .num_matrices = muon ? 2 : 0,
+                       .num_buckets = BUCKETS};
+    for (int k = 0; k < 2; k++)
+        shape.matrices[k] =
+            (ZeroMatrix){(size_t)(ADDED + k * MATRIX), k ? COLS : ROWS, k ? ROWS : COLS};
+    for (int k = 0; k < BUCKETS; k++)
+        shape.buckets[k] = (ZeroBucket){.first = ends[k][0], .last = ends[k][1]};
+    memset(f, 0, sizeof *f);
+    zero_plan(&f->zero, settings, shape);
+    for (int carve = 0; carve < 2; carve++) {
+        zero_carve(&f->zero, f->weights, f->grads, f->arenas, f->arenas + 1, f->arenas + 2,
+                   f->arenas + 3);
+        for (int k = 0; k < ARENAS && carve == 0; k++) {
+            CHECK(f->arenas[k].base = device_malloc(f->arenas[k].bytes));
+            device_zero(f->arenas[k].base, f->arenas[k].bytes);
+            f->arenas[k].bytes = 0;
+        }
+    }
+    for (int i = 0; i < NUM; i++) f->weights[i] = initial_weight(i);
+    for (int i = 0; i < NUM; i++) f->grads[i] = NAN;  // what is left over never shows
+}
+
+static void close_flat(Flat *f) {
+    for (int k = 0; k < ARENAS; k++) device_free(f->arenas[k].base);
+    zero_free(&f->zero);
+}
+
+// As a backward pass does: buckets from the last to the first
+static void micro_batch(Zero *z, int64_t step, int micro) {
+    for (int b = BUCKETS - 1; b >= 0; b--) {
+        const ZeroBucket *bucket = z->shape.buckets + b;
+        for (int i = (int)bucket->first; i < (int)bucket->last; i++) {
+            const bool adds = z->has_grads || i < ADDED || i >= DECAYED;
+            z->grads[i] = (adds ? z->grads[i] : 0) + gradient(step, micro, i);
+        }
+        zero_grads_done(z, b);
+    }
+    *z->loss_sum += loss(step, micro);
+}
+
+// This rank's micro-batches: a block of them where sums are deterministic; else a third has none
+static StepScalars train_step(Zero *z, int64_t step) {
+    const ZeroSettings *s = &z->settings;
+    int32_t own[MICROS], n = 0, first, last;
+    AdamW h = hyper;
+    rank_block(MICROS, s->rank, s->num_ranks, &first, &last);
+    for (int32_t k = 0; k < MICROS; k++)
+        if (s->deterministic ? k >= first && k < last : k % (s->num_ranks > 1 ? 2 : 1) == s->rank)
+            own[n++] = k;
+    zero_begin_step(z);
+    for (int32_t k = 0; k < n; k++) {
+        zero_begin_micro_batch(z, own[k], MICROS, k + 1 == n);
+        micro_batch(z, step, own[k]);
+    }
+    zero_reduce(z);
+    h.t = step;
+    zero_update(z, h, 1);
+    return zero_read_step(z);
+}
+
+// ---- Ranks: a file has all weights, then m and v, then loss and norm of the last step -----------
+
+enum { FILE_FLOATS = 3 * NUM + 2 };
+
+// Matrices have no v.
+static void for_all_arrays(Zero *z, float *values, bool put) {
+    for (int a = ZERO_WEIGHTS; a <= ZERO_V; a++)
+        for (int i = 0, n; i < NUM; i += n) {  // a matrix at a time, at most
+            n = i < ADDED ? ADDED : i < HEAD ? MATRIX : 100;
+            if (a == ZERO_V && z->shape.num_matrices && i >= ADDED && i < HEAD) continue;
+            if (put)
+                zero_put(z, (ZeroArray)a, (size_t)i, values + a * NUM + i, (size_t)n);
+            else
+                zero_get(z, (ZeroArray)a, (size_t)i, values + a * NUM + i, (size_t)n);
+        }
+}
+
+// TO FROM FIRST LAST DETERMINISTIC MUON: steps FIRST to LAST, from the file FROM, or - at the start
+static int work_as_rank(const char *line) {
+    static Flat f;
+    static float file[FILE_FLOATS];
+    char to[256], from[256];
+    int first, last, deterministic, muon;
+    StepScalars scalars = {0};
+    if (sscanf(line, "%255s %255s %d %d %d %d", to, from, &first, &last, &deterministic, &muon) !=
+        6)
+        return 1;
+    comm_init();
+    device_init(&(DeviceOptions){.threads = 1});
+    const ZeroSettings settings = {comm_rank(), comm_num_ranks(), deterministic, MICROS, MICROS};
+    open_flat(&f, settings, muon);
+    FILE *in = strcmp(from, "-") ? fopen(from, "rb") : NULL;
+    if (in && fread(file, sizeof file, 1, in) == 1) for_all_arrays(&f.zero, file, true);
+    for (int step = first; step <= last; step++) scalars = train_step(&f.zero, step);
+    zero_await_weights(&f.zero, BUCKETS - 1);
+    float *gathered = host_calloc(NUM, sizeof(float), "test");
+    weights_to_host(gathered, f.weights, NULL, NUM);
+    for_all_arrays(&f.zero, file, false);
+    // every rank has all weights
+    if (comm_rank() == 0 && memcmp(gathered, file, NUM * sizeof(float)) != 0) return 1;
+    file[3 * NUM] = (float)scalars.loss_sum, file[3 * NUM + 1] = scalars.grad_norm;
+    FILE *out = comm_rank() == 0 ? fopen(to, "wb") : NULL;
+    if (out && (fwrite(file, sizeof file, 1, out) != 1 || fclose(out) != 0)) return 1;
+    comm_finalize();
+    return 0;
+}
+
+static void run_ranks(float *file, int ranks, const char *to, const char *from, int first, int last,
+                      bool deterministic, bool muon) {
+    char self[512], line[2048];
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    CHECK(length > 0);
+    self[length] = 0;
+    snprintf(
+        line, sizeof line,
+        "ZERO='%s %s %d %d %d %d' timeout 120 mpirun --allow-run-as-root --oversubscribe -n %d "
+        "'%s' > '%s' 2>&1",
+        scratch(to), from[0] == '-' ? from : scratch(from), first, last, deterministic, muon, ranks,
+        self, scratch("said"));
+    CHECK_MSG(system(line) == 0, "%s", line);
+    FILE *in = fopen(scratch(to), "rb");
+    CHECK(in && fread(file, FILE_FLOATS * sizeof *file, 1, in) == 1);
+    fclose(in);
+}
+
+static void check_ranks(bool deterministic, bool muon) {
+    static float alone[FILE_FLOATS], several[FILE_FLOATS], other[FILE_FLOATS];
+    run_ranks(alone, 1, "1", "-", 1, STEPS, deterministic, muon);
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        run_ranks(several, ranks, "several", "-", 1, STEPS, deterministic, muon);
+        // what one number of ranks has put down another one takes up
+        run_ranks(other, ranks, "half", "-", 1, 2, deterministic, muon);
+        run_ranks(other, deterministic ? 5 - ranks : ranks, "all", "half", 3, STEPS, deterministic,
+                  muon);
+        CHECK_MSG(memcmp(several, other, sizeof other) == 0, "%d ranks, resumed", ranks);
+        CHECK(!deterministic || memcmp(several, alone, sizeof alone) == 0);
+        for (int i = 0; i < FILE_FLOATS; i++)
+            CHECK_MSG(fabsf(several[i] - alone[i]) <= 1e-4f, "%d ranks, value %d: %g, alone %g",
+                      ranks, i, (double)several[i], (double)alone[i]);
+    }
+}
+
+TEST(steps_are_the_same_on_1_2_and_3_ranks) {
+    if (system("command -v mpirun > /dev/null") != 0) SKIP("mpirun is not installed");
+    for (int i = 0; i < 4; i++) check_ranks(i % 2, i / 2);
+}
+
+// ---- One rank, in this process ------------------------------------------------------------------
+
+TEST(alone_it_is_a_sum_a_norm_and_adamw) {
+    static Flat f;
+    static real w[NUM], m[NUM], v[NUM], grads[NUM];
+    StepScalars expected;
+    open_flat(&f, (ZeroSettings){0}, false);
+    for (int i = 0; i < NUM; i++) w[i] = initial_weight(i);
+    for (int step = 1; step <= STEPS; step++) {
+        AdamW h = hyper;
+        h.t = step;
+        expected = (StepScalars){0};
+        memset(grads, 0, sizeof grads);
+        for (int k = 0; k < MICROS; k++) {
+            for (int i = 0; i < NUM; i++) grads[i] += gradient(step, k, i);
+            expected.loss_sum += loss(step, k);
+        }
+        global_norm_squared(&expected.norm_squared, grads, NUM);
+        clip_scale(&expected, 1);
+        adamw_update(w, NULL, m, v, grads, &expected, h, DECAYED);
+        h.weight_decay = 0;
+        adamw_update(w + DECAYED, NULL, m + DECAYED, v + DECAYED, grads + DECAYED, &expected, h,
+                     NUM - DECAYED);
+        const StepScalars found = train_step(&f.zero, step);
+        CHECK(found.loss_sum == expected.loss_sum && found.grad_norm == expected.grad_norm);
+        CHECK(memcmp(w, f.weights, sizeof w) == 0 && memcmp(m, f.zero.m, sizeof m) == 0);
+        CHECK(memcmp(v, f.zero.v, sizeof v) == 0);
+    }
+    close_flat(&f);
+}
+
+// A step without a micro-batch has gradients of zero, whatever was left over.
+TEST(no_micro_batch_is_no_gradient) {
+    static Flat f;
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        open_flat(&f, (ZeroSettings){0, 1, deterministic, MICROS, MICROS}, false);
+        zero_begin_step(&f.zero);
+        zero_reduce(&f.zero);
+        zero_update(&f.zero, (AdamW){.eps = 1, .t = 1}, 1);
+        CHECK(zero_read_step(&f.zero).norm_squared == 0);
+        for (int i = 0; i < NUM; i++) CHECK(f.grads[i] == 0 && f.weights[i] == initial_weight(i));
+        close_flat(&f);
+    }
+}
+
+int main(int argc, char **argv) {
+    const char *line = getenv("ZERO");
+    return line ? work_as_rank(line) : test_main(argc, argv);
+}
