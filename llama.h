@@ -32,6 +32,7 @@
 #include "data/models/config.h"
 #include "data/models/lora.h"
 #include "data/models/weights.h"
+#include "data/runs/model_face.h"  // defines: LlamaModel
 #include "kernels/comm/comm.h"
 #include "kernels/comm/zero.h"
 #include "kernels/arena.h"
@@ -137,7 +138,7 @@ typedef struct {
 // reverse order.
 enum { LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };
 
-typedef struct {
+struct LlamaModel {
     LlamaConfig config;
     HeadShape heads;
     LlamaSettings settings;
@@ -167,7 +168,7 @@ typedef struct {
     int32_t *staging_host, *staging;
     size_t staging_ints;
     Arena arenas[LLAMA_NUM_ARENAS];
-} LlamaModel;
+};
 
 static inline int64_t llama_q_dim(const LlamaConfig *c) {
     return (int64_t)c->num_heads * c->head_dim;
@@ -221,10 +222,8 @@ static inline void llama_add_losses(LlamaModel *m);  // to those of the step
 
 // Sum of the losses. Validation micro-batches are distributed across ranks too.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data);
-// logits (n, V) of rows (n, ascending) of this batch, for texts that grow token by token;
-// n <= head_chunk. model: a LlamaModel.
-static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows_host,
-                                     int32_t n, float *logits_host);
+// The model as data/runs uses it: losses, generation, gradients of single batches
+static inline ModelFace llama_face(LlamaModel *m);
 // What weights.h saves: all ranks send what they hold to rank 0.
 static inline Parameters llama_parameters(LlamaModel *m);
 static inline void llama_free(LlamaModel *m);
@@ -469,27 +468,16 @@ static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *s
 
 static inline void llama_stage_documents(LlamaModel *m, size_t *used, VarlenInfo *docs,
                                          const int32_t *cu_seqlens, int32_t num_segments,
-                                         int32_t max_seqlen, const int32_t *work, size_t num_work) {
+                                         int32_t max_seqlen) {
     docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_segments + 1);
     docs->work = m->staging + *used;
     docs->num_segments = num_segments;
     docs->max_seqlen = max_seqlen;
     docs->total_tokens = cu_seqlens[num_segments];
-    if (num_work)
-        memcpy(m->staging_host + *used, work, num_work * sizeof *work);
-    else
-        num_work = attention_work_list(m->staging_host + *used, cu_seqlens, num_segments, m->heads);
-    *used += num_work;
+    *used += attention_work_list(m->staging_host + *used, cu_seqlens, num_segments, m->heads);
     assert(*used <= m->staging_ints);
 }
 
-// LoaderSettings.work_list, with the model's heads as its context.
-static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *cu_seqlens,
-                                     int num_segments) {
-    return attention_work_list(out, cu_seqlens, num_segments, *(const HeadShape *)heads);
-}
-
-// A batch without a work list gets one here.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     LlamaInputs *in = &m->in;
     size_t used = 0;
@@ -504,8 +492,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->cache_rows = b->cache_rows ? llama_stage(m, &used, b->cache_rows, b->total_tokens) : NULL;
     in->decode = b->decode;
     in->num_targets = b->num_targets;
-    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_segments, b->max_seqlen,
-                          b->work, b->num_work);
+    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_segments, b->max_seqlen);
     in->num_real_rows = b->num_real_rows;
     if (b->num_real_rows) {
         in->real_rows = llama_stage(m, &used, b->real_rows, b->num_real_rows);
@@ -514,7 +501,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
             positions_host[i] = b->position_ids[b->real_rows[i]];
         in->real_position_ids = llama_stage(m, &used, NULL, b->num_real_rows);
         llama_stage_documents(m, &used, &in->real_docs, b->real_cu_seqlens, b->num_real_segments,
-                              b->real_max_seqlen, b->real_work, b->num_real_work);
+                              b->real_max_seqlen);
     }
     device_upload(m->staging, m->staging_host, used * sizeof(int32_t));
 }
@@ -529,14 +516,21 @@ static inline void llama_begin_step(LlamaModel *m, int64_t num_targets) {
     zero_begin_step(&m->zero);
 }
 
-static inline void llama_train_micro_batch(LlamaModel *m, const Batch *b) {
-    comm_phase("forward", -1);
+// A micro-batch: losses (T) =, logits (T, V) =, if not NULL. train: adds its gradients to the step's.
+static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *losses,
+                              float *logits) {
+    const int64_t T = b->total_tokens, V = m->config.vocab_size;
+    if (train) comm_phase("forward", -1);
     llama_set_batch(m, b);
     llama_forward(m);
-    llama_head_train(m);
-    comm_phase("backward", -1);
-    llama_backward(m);
-    llama_add_losses(m);
+    for (int64_t t = 0, n; t < T && logits; t += n) {
+        n = llama_chunk_logits(m, t);
+        activations_to_host(logits + t * V, m->scratch.logits, (size_t)(n * V));
+    }
+    (train ? llama_head_train : llama_head_eval)(m);
+    if (losses) device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
+    if (train) comm_phase("backward", -1);
+    if (train) llama_backward(m);
 }
 
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
@@ -547,7 +541,8 @@ static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, 
     for (int32_t i = 0; i < data->num_micro; i++) {
         zero_begin_micro_batch(&m->zero, data->own_micros[i], data->plan.num_micro,
                                i + 1 == data->num_micro);
-        llama_train_micro_batch(m, &data->micro[i]);
+        llama_pass(m, &data->micro[i], true, NULL, NULL);
+        llama_add_losses(m);
     }
     device_timer_stop();
     comm_phase("reduce", -1);
@@ -563,36 +558,48 @@ static inline double llama_validation_loss(LlamaModel *m, const StepData *data) 
     for (int32_t i = 0; i < data->num_micro; i++) {
         comm_phase("validate", -1);
         zero_select_losses(&m->zero, data->own_micros[i]);
-        llama_set_batch(m, &data->micro[i]);
-        llama_forward(m);
-        llama_head_eval(m);
+        llama_pass(m, &data->micro[i], false, NULL, NULL);
         llama_add_losses(m);
     }
     zero_sum_losses(&m->zero);
     return zero_read_step(&m->zero).loss_sum;
 }
 
-// Logits of rows of the current batch, after llama_forward
-static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t *rows_host,
-                                int32_t n) {
+static inline void llama_next_logits(LlamaModel *m, const Batch *b, const int32_t *rows_host,
+                                     int32_t n, float *logits_host) {
     LlamaScratch *s = &m->scratch;
     const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
     // after the batch in the staging buffer
     int32_t *rows = m->staging + m->staging_ints - m->settings.micro_batch_tokens;
     assert(n <= m->settings.head_chunk);
+    comm_progress();
+    llama_set_batch(m, b);
+    llama_forward(m);
     device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
     gather_rows(s->head_rows, m->acts[m->config.num_layers].norm_attn, rows, n, C);
     matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
     activations_to_host(logits_host, s->logits, (size_t)n * (size_t)V);
 }
 
-static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows_host,
-                                     int32_t n, float *logits_host) {
-    LlamaModel *m = model;
+static inline void llama_get_grads(LlamaModel *m, float *grads, size_t first, size_t n) {
     comm_progress();
-    llama_set_batch(m, batch);
-    llama_forward(m);
-    llama_logits(m, logits_host, rows_host, n);
+    device_download(grads, m->grads + first, n * sizeof(real));
+}
+
+static inline ModelFace llama_face(LlamaModel *m) {
+    return (ModelFace){.model = m,
+                       .rank = comm_rank(),
+                       .num_ranks = comm_num_ranks(),
+                       .vocab_size = m->config.vocab_size,
+                       .text_ends = &m->config.eos,
+                       .cache_tokens = m->settings.cache_tokens,
+                       .max_rows = m->settings.head_chunk,
+                       .num_grads = m->num_elements,
+                       .next_logits = llama_next_logits,
+                       .begin_step = llama_begin_step,
+                       .pass = llama_pass,
+                       .get_grads = llama_get_grads,
+                       .gather = comm_all_gather_host};
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -838,7 +845,7 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
     m->settings.head_chunk = llama_head_chunk(config, &settings);
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
     m->staging_ints = 4 * T + (T + 1) + work_ints + (settings.repad ? 3 * T + 1 + work_ints : 0);
-    m->staging_ints += settings.cache_tokens ? 2 * T : T;  // the rows of llama_logits, at the end
+    m->staging_ints += settings.cache_tokens ? 2 * T : T;  // and at the end the rows to sample from
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");
@@ -978,11 +985,6 @@ static inline void llama_init(LlamaModel *m, uint64_t seed) {
 
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
     return parameters_load(llama_parameters(m), false, dir, err);
-}
-
-static inline bool llama_load_frozen(LlamaModel *m, const char *dir, Error *err) {
-    m->frozen_crc = 0;
-    return parameters_load(llama_frozen_parameters(m), false, dir, err);
 }
 
 static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err) {

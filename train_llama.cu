@@ -36,13 +36,14 @@
 #include "data/runs/benchmark.h"
 #include "data/runs/checkpoint.h"
 #include "data/runs/checkpoint_files.h"
+#include "data/runs/conversation.h"
 #include "data/runs/evaluate.h"
-#include "data/runs/generate.h"
 #include "data/runs/log.h"
 #include "data/runs/out_dir.h"
 #include "data/runs/packing_check.h"
 #include "data/runs/run_data.h"
 #include "data/runs/run_options.h"
+#include "data/runs/samples.h"
 #include "data/runs/saver.h"
 #include "data/shards/dataset.h"
 #include "data/texts/texts.h"
@@ -75,7 +76,7 @@ typedef struct {
     OutDir *out;
     RunLog log;
     TrainingState state, last_good;  // now, and before the steps that were skipped last
-    Generator samples;
+    TextWriter samples;
     Saver saver;
     int64_t last_saved;  // step, known to rank 0; -1: none
     double save_due_ms;  // of rank 0's clock, without --save-every
@@ -93,7 +94,7 @@ static void load_or_init(LlamaModel *m, const char *dir, const Options *o) {
     if (!dir) llama_init(m, (uint64_t)o->seed);
     if (is_rank_0() && (dir || lora))
         line_show(stderr, "loading the weights of %s ...", lora ? o->model : dir);
-    if (lora) must(llama_load_frozen(m, o->model, &err), &err);
+    if (lora) must(parameters_load(llama_frozen_parameters(m), false, o->model, &err), &err);
     if (dir) must(llama_load(m, dir, &err), &err);
     line_erase(stderr);
 }
@@ -234,7 +235,7 @@ static void check_ranks_still_agree(const Run *run) {
 
 // The model of this rank. Without --recompute it recomputes as little as fits, alike on all ranks.
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
-                       const Generator *samples, DeviceRoom *room) {
+                       const TextWriter *samples, DeviceRoom *room) {
     const int32_t leaves = d->loader_settings.plan.num_micro, val = d->most_val_micros;
     const int32_t ranks = comm_num_ranks(), most = leaves > val ? leaves : val;
     LlamaSettings s = {.micro_batch_tokens = o->micro_batch_tokens,
@@ -243,7 +244,7 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
                        .train = true,
                        .lora = o->adapters,
                        .muon = o->optimizer == OPTIMIZER_MUON,
-                       .cache_tokens = generator_cache_tokens(samples, o->micro_batch_tokens),
+                       .cache_tokens = texts_cache_tokens(samples),
                        .ranks = {.rank = comm_rank(),
                                  .num_ranks = ranks,
                                  .deterministic = reduces_deterministically(o),
@@ -258,14 +259,6 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
     if (o->recompute < LLAMA_NUM_RECOMPUTES) chosen = o->recompute;  // not auto
     s.recompute = (LlamaRecompute)comm_max(chosen);
     llama_plan(m, config, s);
-}
-
-// The loader thread makes the attention work lists; only the planned model knows its heads.
-static void load_work_lists(LoaderSettings *s, LlamaModel *m) {
-    const int32_t most = s->plan.micro_batch_tokens;
-    s->work_list = llama_work_list;
-    s->work_context = &m->heads;
-    s->max_work = attention_work_list_size(most, most);
 }
 
 static void print_bytes(const char *name, size_t bytes) {
@@ -401,22 +394,6 @@ static void start_save(Run *run, bool last) {
 // ------------------------------------------------------------------------------------------------
 // The loop
 
-// A signal ends --eval at once, whose shards of texts are removed then; a run finishes it first.
-static void batch_losses(void *model, const Batch *b, float *losses_host) {
-    LlamaModel *m = model;
-    if (stop_signal && !m->settings.train) exit(128 + (int)stop_signal);
-    comm_progress();
-    llama_set_batch(m, b);
-    llama_forward(m);
-    llama_head_eval(m);
-    device_download(losses_host, m->scratch.losses, (size_t)b->total_tokens * sizeof(real));
-}
-
-static Evaluation evaluation_of(LlamaModel *m, const Options *o) {
-    comm_phase("evaluate", -1);
-    return (Evaluation){o, comm_rank(), comm_num_ranks(), m, batch_losses, comm_all_gather_host};
-}
-
 static AdamW adamw_of_step(const Options *o, int64_t step) {
     return (AdamW){.lr = learning_rate(o, step),
                    .beta1 = ADAMW_BETA1,
@@ -486,8 +463,8 @@ static void leave_if_diverged(Run *run, const StepScalars *s) {
 
 static void validate(Run *run, int64_t step) {
     Data *d = run->data;
-    const Evaluation e = evaluation_of(run->model, run->o);
-    if (run->o->bench) benchmark_score(&d->bench, &e, step, &run->log);
+    comm_phase("evaluate", -1);
+    if (run->o->bench) benchmark_score(&d->bench, llama_face(run->model), step, &run->log);
     if (!d->has_val || run->o->val_every == 0) return;
     line_show(stderr, "validating: %ld tokens ...", d->val_set.tokens);
     double sum = 0;
@@ -501,19 +478,10 @@ static void validate(Run *run, int64_t step) {
     report_validation(&run->log, step, sum, &d->val_set, NULL);
 }
 
-static SampleModel sample_model(LlamaModel *m) {
-    return (SampleModel){.vocab_size = m->config.vocab_size,
-                         .ends = &m->config.eos,
-                         .cache_tokens = m->settings.cache_tokens,
-                         .max_rows = m->settings.head_chunk,
-                         .context = m,
-                         .next_logits = llama_next_logits};
-}
-
 static void print_samples(Run *run) {
-    const SampleModel model = sample_model(run->model);
+    const int64_t step = run->state.cursor.step;
     comm_phase("sample", -1);
-    if (is_rank_0()) samples_report(&run->samples, &model, run->state.cursor.step, &run->log);
+    if (is_rank_0()) samples_report(&run->samples, llama_face(run->model), step, &run->log);
     comm_barrier();  // here the other ranks wait and see that rank 0 is alive
 }
 
@@ -527,45 +495,11 @@ static void pause_training(Run *run, int64_t step) {
     if (saves_after(run, step)) start_save(run, false);
 }
 
-// The model under --check-packing and --replay-every
-static void subject_begin(void *model, int64_t num_targets) {
-    llama_begin_step(model, num_targets);
-}
-
-static void subject_pass(void *model, const Batch *b, float *losses, float *logits) {
-    LlamaModel *m = model;
-    const int64_t T = b->total_tokens, V = m->config.vocab_size;
-    llama_set_batch(m, b);
-    llama_forward(m);
-    for (int64_t t = 0, n; t < T && logits; t += n) {
-        n = llama_chunk_logits(m, t);
-        activations_to_host(logits + t * V, m->scratch.logits, (size_t)(n * V));
-    }
-    llama_head_train(m);
-    if (losses) device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
-    llama_backward(m);
-}
-
-static void subject_grads(void *model, float *grads, size_t first, size_t n) {
-    const LlamaModel *m = model;
-    comm_progress();
-    device_download(grads, m->grads + first, n * sizeof(real));
-}
-
-static PackingSubject packing_subject(LlamaModel *m) {
-    return (PackingSubject){
-        m, m->config.vocab_size, m->num_elements, subject_begin, subject_pass, subject_grads};
-}
-
 // --replay-every, before a step: on a sound machine its gradients have the same bits twice.
 static void replay(LlamaModel *m, const StepData *data, int64_t step) {
     Error err = {0};
-    char where[48];
     comm_phase("forward", step);
-    snprintf(where, sizeof where, "rank %d, step %ld", comm_rank(), step);
-    const bool same = packing_replay(packing_subject(m), llama_parameters(m), data->micro,
-                                     data->num_micro, data->plan.num_targets, &err);
-    must(same || error_prefix(&err, where), &err);
+    must(packing_replay(llama_face(m), llama_parameters(m), data, step, &err), &err);
 }
 
 // Other layouts also compute pairs across documents or padding: their useful work is not known.
@@ -806,7 +740,7 @@ static void check_packing(LlamaModel *m, Data *d) {
     LoaderSettings settings = d->loader_settings;
     settings.layout = LAYOUT_PACKED;
     must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err), &err);
-    must(packing_report(packing_subject(m), &data.micro[0], sizeof(floatX) == 2, &err), &err);
+    must(packing_report(llama_face(m), &data.micro[0], sizeof(floatX) == 2, &err), &err);
     step_data_free(&data);
 }
 
@@ -834,13 +768,12 @@ static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const O
 
 static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
                      const DeviceRoom *room) {
-    static Generator g;
+    static Conversation conversation;
     Error err = {0};
-    must(generator_open(&g, o, &err), &err);
-    const int32_t tokens = generator_cache_tokens(&g, o->micro_batch_tokens);
+    must(conversation_open(&conversation, o, &err), &err);
+    const int32_t tokens = texts_cache_tokens(&conversation.writer);
     load_for_inference(m, config, o, room, tokens, tokens);
-    const SampleModel model = sample_model(m);
-    generator_run(&g, &model);
+    conversation_run(&conversation, llama_face(m));
 }
 
 static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Options *o,
@@ -855,9 +788,9 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
     if (path) open_eval_data(&val, path, o, config->vocab_size);
     if (o->bench) must(benchmark_open(&bench, o, o->model, config->vocab_size, &err), &err);
     load_for_inference(m, config, o, room, o->micro_batch_tokens, 0);
-    const Evaluation e = evaluation_of(m, o);
-    if (path) must(evaluate(&val, &e, &err), &err);
-    if (o->bench) benchmark_score(&bench, &e, -1, &(RunLog){0});
+    comm_phase("evaluate", -1);
+    if (path) must(evaluate(&val, o, llama_face(m), &err), &err);
+    if (o->bench) benchmark_score(&bench, llama_face(m), -1, &(RunLog){0});
 }
 
 static void infer(const Options *o, LlamaModel *m) {
@@ -928,7 +861,6 @@ int main(int argc, char **argv) {
 
     const char *weights = weights_dir(o, &at);
     plan_model(&model, &config, o, &data, &run.samples, &room);
-    load_work_lists(&data.loader_settings, &model);
     if (is_rank_0() && o->save_every != 0 && run_trains(o))  // beside the models, if on the host
         saver_open(&run.saver, model.num_elements,
                    (size_t)comm_local_ranks() * llama_memory_total(&model) *

@@ -101,7 +101,8 @@ static void mask_docs(int n) {
 static double forward_backward(LlamaModel *m, const Batch *b) {
     CHECK(batch_is_valid(b, m->config.vocab_size));
     llama_begin_step(m, b->num_targets > 0 ? b->num_targets : 1);
-    llama_train_micro_batch(m, b);
+    llama_pass(m, b, true, NULL, NULL);
+    llama_add_losses(m);
     return zero_read_step(&m->zero).loss_sum / b->num_targets;
 }
 
@@ -184,7 +185,7 @@ static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
     llama_plan(&g->model, &config, settings);
     MUST(llama_allocate(&g->model, &err));
     if (adapters.rank > 0) {
-        MUST(llama_load_frozen(&g->model, g->dir, &err));
+        MUST(parameters_load(llama_frozen_parameters(&g->model), false, g->dir, &err));
         snprintf(g->dir, sizeof g->dir, "tests/golden/%s/lora", name);
         open_expected(g, "expected");
     }
@@ -213,9 +214,8 @@ static void golden_logits(Golden *g) {
     size_t n = 0, V = (size_t)g->model.config.vocab_size;
     const float *expected = golden_floats(g, "logits", &n);
     const int T = g->batch.total_tokens;
-    llama_forward(&g->model);  // backward has used the norm buffer since
     float *logits = (float *)host_calloc((size_t)T * V, sizeof *logits, "logits");
-    for (int32_t t = 0; t < T; t++) llama_logits(&g->model, logits + (size_t)t * V, &t, 1);
+    llama_pass(&g->model, &g->batch, true, NULL, logits);
     CHECK(n == (size_t)T * V);
     double e = relative_l2(logits, expected, n);
     CHECK_MSG(e <= 2e-6, "%s: logits relative L2 %.3g", g->dir, e);
@@ -365,7 +365,8 @@ static void check_layouts(const LlamaConfig *c, bool masked) {
     llama_begin_step(&m, targets);
     for (int d = 0; d < NUM_DOCS; d++) {  // those without a target add nothing, not even NaN
         batch_pack(&b, docs + d, 1);
-        llama_train_micro_batch(&m, &b);
+        llama_pass(&m, &b, true, NULL, NULL);
+        llama_add_losses(&m);
     }
     check_like_packed(&m, "micro-batches", zero_read_step(&m.zero).loss_sum / targets, loss, grads);
     batch_fill(&b, LAYOUT_ROWS, docs, NUM_DOCS, ROW);
@@ -480,7 +481,7 @@ TEST(recomputed_activations_and_full_models_have_the_same_bits) {
 }
 
 static PackingDelta packing_delta(LlamaModel *m, const Batch *b) {
-    return packing_check(packing_subject(m), b);
+    return packing_check(llama_face(m), b);
 }
 
 // --check-packing accepts differences due to rounding and nothing else.

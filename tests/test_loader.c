@@ -101,25 +101,6 @@ static void fill(Batch *b, const StepData *d, int32_t m, const LoaderSettings *s
     batch_fill(b, s->layout, docs, (int)(end - first), s->plan.max_seqlen);
 }
 
-// A work list that is a copy of cu_seqlens; counts its calls.
-static size_t list_again(void *context, int32_t *out, const int32_t *cu_seqlens, int num_segments) {
-    ++*(int *)context;
-    memcpy(out, cu_seqlens, ((size_t)num_segments + 1) * sizeof *out);
-    return (size_t)num_segments + 1;
-}
-
-static bool lists(const int32_t *work, size_t num_work, const int32_t *cu_seqlens, int32_t n) {
-    return num_work == (size_t)n + 1 && memcmp(work, cu_seqlens, num_work * sizeof *work) == 0;
-}
-
-static void check_work(const Batch *b, bool listed) {
-    const bool repad = b->layout == LAYOUT_REPAD;
-    CHECK(listed ? lists(b->work, b->num_work, b->cu_seqlens, b->num_segments) : b->num_work == 0);
-    CHECK(listed && repad
-              ? lists(b->real_work, b->num_real_work, b->real_cu_seqlens, b->num_real_segments)
-              : b->num_real_work == 0);
-}
-
 // Adds the batches of a rank to the sums of the step.
 static void check_rank(const StepData *d, const LoaderSettings *s, StepPlan *sums) {
     static Batch expected;
@@ -130,7 +111,6 @@ static void check_rank(const StepData *d, const LoaderSettings *s, StepPlan *sum
         if (s->deterministic_reduction) CHECK(d->own_micros[m] == sums->num_micro);  // in order
         fill(&expected, d, m, s);
         CHECK(batch_is_valid(b, VOCAB) && same_batch(b, &expected));
-        check_work(b, s->work_list != NULL);
         sums->num_micro++;
         sums->num_targets += b->num_targets;
         sums->real_tokens += b->real_tokens;
@@ -158,21 +138,14 @@ static void check_steps(Dataset *ds) {
     for (int round = 0; round < 80; round++) {
         LoaderSettings s = settings_of((Layout)(round % 4));
         StepPlan sums = {0};
-        int calls = 0;
         s.num_ranks = 1 + (int32_t)test_rng_below(4);
         s.plan.num_micro = s.num_ranks + (int32_t)test_rng_below(8);
         s.deterministic_reduction = test_rng_below(2);
-        if (round % 3) {
-            s.work_list = list_again;
-            s.work_context = &calls;
-            s.max_work = CAPACITY + 1;
-        }
         for (s.rank = 0; s.rank < s.num_ranks; s.rank++) {
             MUST(loader_load_step(&d, ds, &s, state, &err));
             check_rank(&d, &s, &sums);
         }
         check_sums(&d.plan, &sums, &s);
-        CHECK(calls == (s.work_list ? sums.num_micro * (s.layout == LAYOUT_REPAD ? 2 : 1) : 0));
         state = d.plan.cursor_after;
     }
     CHECK(state.sources[0].epoch > 1);

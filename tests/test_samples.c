@@ -1,7 +1,7 @@
-// data/runs/generate.h: generated texts, one at a time and together.
+// data/runs/text_writer.h and samples.h: generated texts, one at a time and together.
 #include "../data/base/json.h"
 #include "../data/models/safetensors.h"
-#include "../data/runs/generate.h"
+#include "../data/runs/samples.h"
 #include "../llama.h"
 
 #include "scratch.h"
@@ -24,18 +24,29 @@ static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t
 
 static int most_docs;  // of one batch
 
-static void count_docs(void *model, const Batch *b, const int32_t *rows, int32_t n, float *logits) {
+static void count_docs(LlamaModel *m, const Batch *b, const int32_t *rows, int32_t n,
+                       float *logits) {
     if (b->num_segments > most_docs) most_docs = b->num_segments;
-    llama_next_logits(model, b, rows, n, logits);
+    llama_next_logits(m, b, rows, n, logits);
 }
 
-static SampleModel sample_model(LlamaModel *m) {
-    return (SampleModel){m->config.vocab_size,
-                         &m->config.eos,
-                         m->settings.cache_tokens,
-                         m->settings.head_chunk,
-                         m,
-                         count_docs};
+static ModelFace face_of(LlamaModel *m) {
+    ModelFace face = llama_face(m);
+    face.next_logits = count_docs;
+    return face;
+}
+
+// Writes one text, with this number, that the caller frees.
+static Text write_text(TextWriter *w, ModelFace face, int number, int64_t step) {
+    w->num_texts = 0;
+    text_add(w, 1)->number = number;
+    texts_write(w, face, step);
+    return w->texts[0];
+}
+
+static void writer_free(TextWriter *w) {  // whose texts are freed
+    w->num_texts = 0;
+    texts_free(w);
 }
 
 static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out, size_t most) {
@@ -55,7 +66,6 @@ static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out,
 static void check_greedy(const char *name, const TokenIds *ends, bool tight) {
     SafetensorsSet set;
     LlamaModel m;
-    Text texts[MAX_TEXTS];
     int32_t tokens[256], cu[MAX_TEXTS + 1], expected[MAX_TEXTS * NEW_TOKENS];
     const char *dir = printed("tests/golden/%s", name);
     MUST(safetensors_open(&set, printed("%s/expected.safetensors", dir), &err));
@@ -66,34 +76,34 @@ static void check_greedy(const char *name, const TokenIds *ends, bool tight) {
     int32_t longest = 0;
     for (int i = 0; i < n; i++) longest = cu[i + 1] - cu[i] > longest ? cu[i + 1] - cu[i] : longest;
     const Options o = greedy(tight ? longest : 96);
-    Generator g = {.o = &o};
+    TextWriter w = {.o = &o};
     open_model(&m, dir, tight ? longest : 256, o.max_seqlen);
     for (int i = 0; i < n; i++) {
-        texts[i] = text_of_prompt(&o, i, cu[i + 1] - cu[i]);
-        memcpy(texts[i].tokens, tokens + cu[i], (size_t)texts[i].length * sizeof(int32_t));
+        const Text *text = text_add(&w, cu[i + 1] - cu[i]);
+        memcpy(text->tokens, tokens + cu[i], (size_t)text->length * sizeof(int32_t));
     }
-    SampleModel model = sample_model(&m);
-    if (ends) model.ends = ends;
+    ModelFace model = face_of(&m);
+    if (ends) model.text_ends = ends;
     most_docs = 0;
-    texts_write(&g, texts, n, &model, 1);
+    texts_write(&w, model, 1);
     int num_ended = 0;
     CHECK_MSG(n == 7 && (tight ? most_docs < n : most_docs == n), "%d texts, %d in one batch", n,
               most_docs);
     for (int i = 0; i < n; i++) {
+        const Text *text = &w.texts[i];
         const int32_t prompt = cu[i + 1] - cu[i];
         bool ended = false;
         for (int k = 0; k < NEW_TOKENS && prompt + k < o.max_seqlen && !ended; k++) {
-            const int32_t found = prompt + k < texts[i].length ? texts[i].tokens[prompt + k] : -1;
+            const int32_t found = prompt + k < text->length ? text->tokens[prompt + k] : -1;
             CHECK_MSG(found == expected[i * NEW_TOKENS + k], "%s: text %d, token %d: %d, not %d",
                       name, i, k, found, expected[i * NEW_TOKENS + k]);
-            ended = token_ids_have(model.ends, found);
-            CHECK(!ended || (texts[i].ended && texts[i].length == prompt + k + 1));
+            ended = token_ids_have(model.text_ends, found);
+            CHECK(!ended || (text->ended && text->length == prompt + k + 1));
             num_ended += ended;
         }
-        free(texts[i].tokens);
     }
     CHECK(!ends || num_ended >= ends->n);
-    batch_free(&g.batch);
+    texts_free(&w);
     safetensors_close(&set);
     llama_free(&m);
 }
@@ -113,10 +123,18 @@ TEST(greedy_texts_end_at_every_end_token) {
 
 enum { TEXT_A, SPECIAL, HOLE, TEXT_B, END, PADDING, ROW };  // ids; a row is more than the tokenizer
 
-static void later_is_likelier(void *model, const Batch *b, const int32_t *rows, int32_t n,
+static void later_is_likelier(LlamaModel *m, const Batch *b, const int32_t *rows, int32_t n,
                               float *logits) {
-    (void)model, (void)b, (void)rows;
+    (void)m, (void)b, (void)rows;
     for (int32_t i = 0; i < n * ROW; i++) logits[i] = (float)(i % ROW);
+}
+
+static ModelFace fake_model(int32_t vocab_size, int32_t cache_tokens, const TokenIds *ends) {
+    return (ModelFace){.vocab_size = vocab_size,
+                       .text_ends = ends,
+                       .cache_tokens = cache_tokens,
+                       .max_rows = 8,
+                       .next_logits = later_is_likelier};
 }
 
 TEST(padding_and_special_tokens_are_never_sampled) {
@@ -128,11 +146,9 @@ TEST(padding_and_special_tokens_are_never_sampled) {
                          .special = special};
     const TokenIds none = {0}, end = {1, 1, {END}};
     Options o = greedy(96);
-    Generator g = {.o = &o, .tokenizer = &t};
-    SampleModel model = {ROW, &none, 96, 8, NULL, later_is_likelier};
+    TextWriter w = {.o = &o, .printer.tokenizer = &t};
     for (int i = 0; i < 40; i++) {
-        Text text = text_of_prompt(&o, i, 1);
-        texts_write(&g, &text, 1, &model, 1);
+        const Text text = write_text(&w, fake_model(ROW, 96, &none), i, 1);
         for (int32_t k = 1; k < text.length; k++)
             CHECK_MSG(text.tokens[k] == TEXT_B || (text.tokens[k] == TEXT_A && i > 0), "token %d",
                       text.tokens[k]);
@@ -140,12 +156,10 @@ TEST(padding_and_special_tokens_are_never_sampled) {
         o.temperature = 5;
     }
     o.temperature = 0;
-    model.ends = &end;
-    Text text = text_of_prompt(&o, 0, 1);
-    texts_write(&g, &text, 1, &model, 1);
+    const Text text = write_text(&w, fake_model(ROW, 96, &end), 0, 1);
     CHECK(text.ended && text.length == 2 && text.tokens[1] == END);
     free(text.tokens);
-    batch_free(&g.batch);
+    writer_free(&w);
 }
 
 // Of one prompt at one step, each text has its own random numbers, and other ones at another step.
@@ -153,19 +167,17 @@ TEST(texts_of_a_prompt_differ) {
     enum { N = 4, LENGTH = 40 };
     const TokenIds none = {0};
     const Options o = {.sample_tokens = LENGTH, .max_seqlen = LENGTH, .temperature = 9, .top_p = 1};
-    const SampleModel model = {ROW, &none, LENGTH, N, NULL, later_is_likelier};
     int32_t first[N][LENGTH];
     for (int step = 0; step < 2; step++) {
-        Generator g = {.o = &o};
+        TextWriter w = {.o = &o};
         for (int i = 0; i < N; i++) {
-            Text text = text_of_prompt(&o, i, 1);
-            texts_write(&g, &text, 1, &model, step);
+            const Text text = write_text(&w, fake_model(ROW, LENGTH, &none), i, step);
             CHECK(step == 0 || memcmp(text.tokens, first[i], sizeof first[i]) != 0);
             if (step == 0) memcpy(first[i], text.tokens, sizeof first[i]);
             for (int k = 0; k < i; k++) CHECK(memcmp(first[i], first[k], sizeof first[i]) != 0);
             free(text.tokens);
         }
-        batch_free(&g.batch);
+        writer_free(&w);
     }
 }
 
@@ -192,20 +204,18 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int32_t n = (int32_t)strlen(cases[i][0]);
         const Options o = {.max_seqlen = n, .sample_tokens = 1, .top_p = 1};
-        const SampleModel model = {UNKNOWN + 1, &none, n, 8, NULL, later_is_likelier};
-        Text text = text_of_prompt(&o, 0, n);
-        Generator g = {.o = &o, .tokenizer = &t, .texts = &text, .num_texts = 1};
+        TextWriter w = {.o = &o, .printer.tokenizer = &t};
+        const Text *text = text_add(&w, n);
         for (int32_t k = 0; k < n; k++) {
             const unsigned char byte = (unsigned char)cases[i][0][k];
-            text.tokens[k] = byte == 'S' ? SPECIAL_TOKEN : byte == 'U' ? UNKNOWN : byte;
+            text->tokens[k] = byte == 'S' ? SPECIAL_TOKEN : byte == 'U' ? UNKNOWN : byte;
         }
         const char *expected = printed("--- sample 1 after step 1\n%s\n", cases[i][1]);
         capture_begin();
-        samples_report(&g, &model, 1, &log);
+        samples_report(&w, fake_model(UNKNOWN + 1, n, &none), 1, &log);
         const char *shown = capture_end();
         CHECK_MSG(strcmp(shown, expected) == 0, "'%s', expected '%s'", shown, expected);
-        free(text.tokens);
-        batch_free(&g.batch);
+        texts_free(&w);
     }
 }
 
@@ -215,29 +225,27 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
 // token is that of the whole beginning in one batch.
 TEST(a_continued_text_is_that_of_its_whole_beginning) {
     const int32_t more[] = {5, 61, 17, 30, 8};
+    const TokenIds none = {0};
     LlamaModel m;
     const Options o = greedy(96);
-    Generator g = {.o = &o};
+    TextWriter w = {.o = &o}, other = {.o = &o};
     open_model(&m, "tests/golden/gqa3_tied", 96, 96);
-    SampleModel model = sample_model(&m);
-    model.ends = &(TokenIds){0};
-    Text text = text_of_prompt(&o, 0, 7), whole;
-    for (int32_t k = 0; k < 7; k++) text.tokens[k] = 3 * k + 1;
-    text.tokens = realloc(text.tokens, 96 * sizeof(int32_t));
-    texts_write(&g, &text, 1, &model, 1);
-    CHECK(text.length == 7 + NEW_TOKENS && text.num_cached == text.length - 1);
-    memcpy(text.tokens + text.length, more, sizeof more);
-    text.length += 5;
-    text.max_length = text.length + NEW_TOKENS;
-    whole = text_of_prompt(&o, 0, text.length);
-    memcpy(whole.tokens, text.tokens, (size_t)text.length * sizeof(int32_t));
-    texts_write(&g, &text, 1, &model, 1);
-    texts_write(&g, &whole, 1, &model, 1);
-    CHECK(text.length == whole.length);
-    CHECK(memcmp(text.tokens, whole.tokens, (size_t)text.length * sizeof(int32_t)) == 0);
-    free(text.tokens);
-    free(whole.tokens);
-    batch_free(&g.batch);
+    ModelFace model = face_of(&m);
+    model.text_ends = &none;
+    Text *text = text_add(&w, 7);
+    for (int32_t k = 0; k < 7; k++) text->tokens[k] = 3 * k + 1;
+    texts_write(&w, model, 1);
+    CHECK(text->length == 7 + NEW_TOKENS && text->num_cached == text->length - 1);
+    memcpy(text->tokens + text->length, more, sizeof more);
+    text->prompt_length = text->length += 5;
+    const Text *whole = text_add(&other, text->length);
+    memcpy(whole->tokens, text->tokens, (size_t)text->length * sizeof(int32_t));
+    texts_write(&w, model, 1);
+    texts_write(&other, model, 1);
+    CHECK(text->length == whole->length);
+    CHECK(memcmp(text->tokens, whole->tokens, (size_t)text->length * sizeof(int32_t)) == 0);
+    texts_free(&w);
+    texts_free(&other);
     llama_free(&m);
 }
 

@@ -119,7 +119,8 @@ static Simple *make_both(LlamaModel *llama, LlamaBatch *batch, Config c) {
 
 static double llama_forward_backward(LlamaModel *m, const LlamaBatch *b) {
     llama_begin_step(m, b->num_targets);
-    llama_train_micro_batch(m, b);
+    llama_pass(m, b, true, NULL, NULL);
+    llama_add_losses(m);
     return zero_read_step(&m->zero).loss_sum / b->num_targets;
 }
 

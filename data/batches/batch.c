@@ -32,8 +32,6 @@ void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments) {
 void batch_free(Batch *b) {
     for (int i = 0; i < ARRAYS; i++) free(*batch_array(b, i));
     free(b->cache_rows);
-    free(b->work);
-    free(b->real_work);
     *b = (Batch){0};
 }
 
@@ -78,7 +76,6 @@ static void batch_clear(Batch *b, Layout layout) {
     b->real_tokens = 0;
     b->masked = false;
     b->num_real_rows = b->num_real_segments = b->real_max_seqlen = 0;
-    b->num_work = b->num_real_work = 0;
     b->cu_seqlens[0] = b->real_cu_seqlens[0] = 0;
 }
 

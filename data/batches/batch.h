@@ -48,10 +48,6 @@ typedef struct {
     int32_t real_max_seqlen;
     int32_t *real_rows;        // (num_real_rows)
     int32_t *real_cu_seqlens;  // (num_real_segments + 1)
-    // attention work lists of cu_seqlens and real_cu_seqlens, in the backend's own format; made by
-    // the loader, if at all, and freed by batch_free
-    int32_t *work, *real_work;       // (num_work), (num_real_work)
-    size_t num_work, num_real_work;  // 0: not made
     // generation only, else NULL and false: the row of the key-value cache where the text of each
     // token begins (T), freed by batch_free; whether attention is over the cache, for texts whose
     // first tokens are not in this batch

@@ -44,54 +44,32 @@ static void step_data_reserve(StepData *d, int32_t n, int32_t micro_batch_tokens
         batch_init(&d->micro[d->num_allocated++], micro_batch_tokens, micro_batch_tokens);
 }
 
-// The work list of one micro-batch into *work, which is allocated once; returns the int32 used.
-static size_t step_data_work(int32_t **work, const LoaderSettings *s, const int32_t *cu_seqlens,
-                             int32_t num_segments) {
-    if (!*work) *work = host_calloc(s->max_work, sizeof(int32_t), "attention work lists");
-    const size_t used = s->work_list(s->work_context, *work, cu_seqlens, num_segments);
-    assert(used <= s->max_work);
-    return used;
-}
-
-// The targets of a segment (length): the tokens that follow its tokens (length + has_next), except
-// those that the mask excludes.
-static void step_data_mask(const Dataset *ds, const Segment *segment, const int32_t *tokens,
-                           int32_t *targets) {
-    const int32_t n = segment->length - 1 + segment->has_next;
-    targets[segment->length - 1] = -1;
+bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err) {
+    const int32_t n = c->length - 1 + c->has_next;
+    int32_t *targets = ds->masked ? tokens + n + 1 : NULL;
+    if (!dataset_read(ds, c->doc, c->tok_off, n + 1, tokens, err)) return false;
+    *view = (DocView){tokens, c->length, c->has_next ? tokens[n] : -1, targets};
+    if (!targets) return true;
+    targets[c->length - 1] = -1;
     memcpy(targets, tokens + 1, (size_t)n * sizeof *targets);
-    dataset_mask_tokens(ds, segment->doc, segment->tok_off + 1, n, targets);
+    dataset_mask_tokens(ds, c->doc, c->tok_off + 1, n, targets);
+    return true;
 }
 
-bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s, int32_t micro,
-                    Error *err) {
+// Reads the segments of a micro-batch of d's plan and fills *b.
+static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s,
+                           int32_t micro, Error *err) {
     const StepPlan *plan = &d->plan;
     const int64_t from = plan->micro_start[micro], to = plan->micro_start[micro + 1];
-    const size_t n = (size_t)(to - from), tokens = (size_t)s->plan.micro_batch_tokens + n;
+    const size_t n = (size_t)(to - from), tokens = 2 * (size_t)s->plan.micro_batch_tokens + n;
     d->views = host_grow(d->views, &d->view_capacity, n, sizeof(DocView), "documents");
-    d->tokens = host_grow(d->tokens, &d->token_capacity, (ds->masked ? 2 : 1) * tokens,
-                          sizeof(int32_t), "tokens");
-    int32_t *at = d->tokens, *targets = at + tokens;
-    for (int64_t i = from; i < to; i++) {
-        const Segment *segment = &plan->segments[i];
-        DocView *view = &d->views[i - from];
-        const int32_t count = segment->length + segment->has_next;
-        if (!dataset_read(ds, segment->doc, segment->tok_off, count, at, err)) return false;
-        *view = (DocView){at, segment->length, segment->has_next ? at[segment->length] : -1, NULL};
-        if (ds->masked) {
-            step_data_mask(ds, segment, at, targets);
-            view->targets = targets;
-            targets += segment->length;
-        }
-        at += count;
-    }
+    d->tokens = host_grow(d->tokens, &d->token_capacity, tokens, sizeof(int32_t), "tokens");
+    int32_t *at = d->tokens;
+    for (int64_t i = from; i < to; at += 2 * plan->segments[i++].length + 1)
+        if (!segment_read(&d->views[i - from], ds, &plan->segments[i], at, err)) return false;
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
     assert(batch_is_valid(b, ds->vocab_size));
     d->local_tokens += b->total_tokens;
-    if (s->work_list) b->num_work = step_data_work(&b->work, s, b->cu_seqlens, b->num_segments);
-    if (s->work_list && b->num_real_segments > 0)
-        b->num_real_work =
-            step_data_work(&b->real_work, s, b->real_cu_seqlens, b->num_real_segments);
     return true;
 }
 

@@ -18,11 +18,6 @@ typedef struct {
     int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1: a single process
     int32_t source;           // > 0: documents of this source alone, counted from 1
     bool deterministic_reduction;  // a rank's micro-batches are contiguous, not chosen by work
-    // Writes the attention work list of cu_seqlens (num_segments + 1) into out (max_work), and
-    // returns the int32 used; called by the thread that loads. NULL: batches have no work lists.
-    size_t (*work_list)(void *context, int32_t *out, const int32_t *cu_seqlens, int num_segments);
-    void *work_context;
-    size_t max_work;  // int32 that a micro-batch may need; follows from plan.micro_batch_tokens
 } LoaderSettings;
 
 typedef struct {
@@ -65,10 +60,9 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
                       Error *err);
 void step_data_free(StepData *d);
 
-// Reads the segments of a micro-batch of d's plan, each with its next token if it has one, and
-// fills *b.
-bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s, int32_t micro,
-                    Error *err);
+// Reads a segment, with the token after it if it has one, and its targets where there are loss masks
+// into tokens (2 * length + 1), to which *view then points.
+bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err);
 
 // ------------------------------------------------------------------------------------------------
 // The thread: fills two slots in turn, each after the trainer has released it

@@ -10,6 +10,7 @@
 #include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/memory.h"
+#include "evaluate.h"
 
 // ------------------------------------------------------------------------------------------------
 // Questions
@@ -146,36 +147,21 @@ bool benchmark_open(Benchmark *b, const Options *o, const char *tokenizer, int32
 // Scores
 
 // Sets log_likelihoods, to the same bits on any number of ranks.
-static void score(Benchmark *b, const Evaluation *e) {
-    const int32_t most = e->o->micro_batch_tokens;
-    float *losses = host_calloc((size_t)most, sizeof *losses, "choices");
-    DocView *docs = host_calloc((size_t)most, sizeof *docs, "choices");
-    Batch batch;
-    batch_init(&batch, most, most);
+static void score(Benchmark *b, ModelFace model) {
+    Scorer s;
+    size_t first = 0;  // token of the choice
     memset(b->log_likelihoods, 0, b->num_choices * sizeof(double));
-    int32_t turn = 0;
-    size_t at = 0;
-    for (size_t from = 0, to; from < b->num_choices; from = to, turn = (turn + 1) % e->num_ranks) {
-        int32_t room = most;
-        for (to = from; to < b->num_choices && b->choices[to].rows <= room; to++) {
-            const int32_t rows = b->choices[to].rows;
-            docs[to - from] = (DocView){b->tokens + at, rows, -1, b->targets + at};
-            room -= rows;
-            at += (size_t)rows;
-        }
-        if (turn != e->rank) continue;
-        if (turn == 0) line_show(stderr, "bench: %zu of %zu choices", from, b->num_choices);
-        batch_pack(&batch, docs, (int)(to - from));
-        e->losses(e->context, &batch, losses);
-        for (size_t i = 0; i < to - from; i++)
-            for (int32_t t = batch.cu_seqlens[i]; t < batch.cu_seqlens[i + 1]; t++)
-                b->log_likelihoods[from + i] -= (double)losses[t];
+    scorer_open(&s, b->o, model);
+    for (size_t i = 0; i < b->num_choices; first += (size_t)b->choices[i++].rows) {
+        const int32_t rows = b->choices[i].rows;
+        DocView *doc = scorer_next(&s, rows, &b->log_likelihoods[i]);
+        if (doc) *doc = (DocView){b->tokens + first, rows, -1, b->targets + first};
+        if (doc == s.docs && model.rank == 0)
+            line_show(stderr, "bench: %zu of %zu choices", i, b->num_choices);
     }
-    evaluation_sum(e, b->log_likelihoods, b->num_choices);
+    scorer_close(&s, b->log_likelihoods, b->num_choices);
     line_erase(stderr);
-    batch_free(&batch);
-    free(docs);
-    free(losses);
+    for (size_t i = 0; i < b->num_choices; i++) b->log_likelihoods[i] = 0 - b->log_likelihoods[i];
 }
 
 static json_t *number(double x) { return json_float((float)x); }
@@ -226,9 +212,9 @@ static void report_file(const char *path, const Tally *t, int64_t step, RunLog *
                         "acc_norm_stderr", number(error[1]), "bits_per_byte", number(bits)));
 }
 
-void benchmark_score(Benchmark *b, const Evaluation *e, int64_t step, RunLog *log) {
+void benchmark_score(Benchmark *b, ModelFace model, int64_t step, RunLog *log) {
     const bool prints = step < 0 && b->o->log_every > 0;
-    score(b, e);
+    score(b, model);
     for (size_t i = 0, file = 0; file < b->files.n; file++) {
         Tally t = {0};
         while (i < b->num_choices && b->choices[i].file == file)

@@ -12,8 +12,9 @@
 
 #include "../models/bpe.h"
 #include "../shards/find_files.h"
-#include "evaluate.h"
 #include "log.h"
+#include "model_face.h"
+#include "run_options.h"
 
 typedef struct {
     size_t file;
@@ -45,6 +46,6 @@ bool benchmark_open(Benchmark *b, const Options *o, const char *tokenizer, int32
 // All ranks; a line and a record of each file. acc, acc_norm: share of questions whose right choice
 // has the highest log-likelihood, or the highest for each character; in a tie the first has it.
 // Bits are of right choices. step -1: not of a run; --log-every 1 then prints all log-likelihoods.
-void benchmark_score(Benchmark *b, const Evaluation *e, int64_t step, RunLog *log);
+void benchmark_score(Benchmark *b, ModelFace model, int64_t step, RunLog *log);
 
 #endif

@@ -1,12 +1,67 @@
 #include "evaluate.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../base/memory.h"
+#include "../base/signals.h"
 #include "../batches/loader.h"
+
+void scorer_open(Scorer *s, const Options *o, ModelFace model) {
+    const int32_t most = o->micro_batch_tokens;
+    *s = (Scorer){.o = o, .model = model};
+    batch_init(&s->batch, most, most);
+    s->losses = host_calloc((size_t)most, sizeof *s->losses, "losses");
+    s->docs = host_calloc((size_t)most, sizeof *s->docs, "documents");
+    s->sums = host_calloc((size_t)most, sizeof *s->sums, "documents");
+}
+
+// A signal stops --eval at once, and its shards of texts are removed; a run first finishes this.
+static void score_micro_batch(Scorer *s) {
+    const Batch *b = &s->batch;
+    if (s->num_docs == 0) return;
+    if (stop_signal && s->o->eval) exit(128 + (int)stop_signal);
+    batch_pack(&s->batch, s->docs, s->num_docs);
+    assert(batch_is_valid(b, s->model.vocab_size));
+    s->model.pass(s->model.model, b, false, s->losses, NULL);
+    for (int i = 0; i < s->num_docs; i++)
+        for (int32_t t = b->cu_seqlens[i]; t < b->cu_seqlens[i + 1]; t++)
+            *s->sums[i] += (double)s->losses[t];
+    s->num_docs = 0;
+}
+
+DocView *scorer_next(Scorer *s, int32_t length, double *sum) {
+    if (s->tokens + length > s->o->micro_batch_tokens) {
+        score_micro_batch(s);
+        s->turn = (s->turn + 1) % s->model.num_ranks;
+        s->tokens = 0;
+    }
+    s->tokens += length;
+    if (s->turn != s->model.rank) return NULL;
+    s->sums[s->num_docs] = sum;
+    return &s->docs[s->num_docs++];
+}
+
+// Every rank adds up the values in the order of the ranks.
+static void sum_over_ranks(const ModelFace *model, double *values, size_t n) {
+    double *all = host_calloc((size_t)model->num_ranks * n, sizeof *all, "scores");
+    model->gather(all, values, n * sizeof *values);
+    memset(values, 0, n * sizeof *values);
+    for (size_t i = 0; i < (size_t)model->num_ranks * n; i++) values[i % n] += all[i];
+    free(all);
+}
+
+void scorer_close(Scorer *s, double *values, size_t n) {
+    if (values) score_micro_batch(s);
+    if (values) sum_over_ranks(&s->model, values, n);
+    batch_free(&s->batch);
+    free(s->losses);
+    free(s->docs);
+    free(s->sums);
+}
 
 // Documents of 2^b to 2^(b+1) - 1 tokens are row b.
 enum { EVALUATION_ROWS = 48 };
@@ -14,34 +69,9 @@ typedef struct {
     double docs, targets, loss_sum;
 } EvaluationRow;
 
-void evaluation_sum(const Evaluation *e, double *values, size_t n) {
-    double *all = host_calloc((size_t)e->num_ranks * n, sizeof *all, "evaluation");
-    e->gather(all, values, n * sizeof *values);
-    memset(values, 0, n * sizeof *values);
-    for (size_t i = 0; i < (size_t)e->num_ranks * n; i++) values[i % n] += all[i];
-    free(all);
-}
-
 // The row of a document
 static EvaluationRow *row_of(EvaluationRow *rows, const Dataset *data, int64_t doc) {
     return &rows[(int)log2((double)dataset_doc_length(data, doc))];
-}
-
-// Adds the micro-batch of d's plan to the rows.
-static bool add_batch(EvaluationRow *rows, StepData *d, Batch *b, Dataset *data,
-                      const LoaderSettings *s, const Evaluation *e, Error *err) {
-    if (!step_data_read(d, b, data, s, 0, err)) return false;
-    float *losses = host_calloc((size_t)b->total_tokens, sizeof(float), "evaluation");
-    e->losses(e->context, b, losses);
-    for (int32_t i = 0; i < b->num_segments; i++) {
-        EvaluationRow *row = row_of(rows, data, d->plan.segments[i].doc);
-        for (int32_t t = b->cu_seqlens[i]; t < b->cu_seqlens[i + 1]; t++) {
-            row->targets += b->targets[t] >= 0;
-            row->loss_sum += (double)losses[t];
-        }
-    }
-    free(losses);
-    return true;
 }
 
 static void row_print(const char *name, const EvaluationRow *row) {
@@ -65,40 +95,32 @@ static void table_print(const EvaluationRow *rows) {
     row_print("all", &total);
 }
 
-bool evaluate(Dataset *data, const Evaluation *e, Error *err) {
+bool evaluate(Dataset *data, const Options *o, ModelFace model, Error *err) {
     const DocIndex index = dataset_doc_index(data);
-    const int32_t most = e->o->micro_batch_tokens;
-    const LoaderSettings s = {.plan = {.seed = (uint64_t)e->o->seed,
-                                       .max_seqlen = e->o->max_seqlen,
-                                       .micro_batch_tokens = most,
-                                       .long_docs = (LongDocs)e->o->long_docs}};
+    const PlanSettings plan = {.seed = (uint64_t)o->seed,
+                               .max_seqlen = o->max_seqlen,
+                               .micro_batch_tokens = o->micro_batch_tokens,
+                               .long_docs = (LongDocs)o->long_docs};
     EvaluationRow rows[EVALUATION_ROWS] = {0};
-    StepData d = {0};
-    Batch b;
     SourceCursor at = {0};
     LongCounts left_out = {0};
     Segment next;
-    int64_t last_doc = -1, num_batches = 0;
-    d.plan.segments = host_calloc((size_t)most, sizeof(Segment), "evaluation");
-    d.plan.micro_start = host_calloc(2, sizeof(int64_t), "evaluation");
-    batch_init(&b, most, most);
-    bool ok = stream_next_segment(&index, &s.plan, &at, &next, &left_out, err);
+    Scorer s;
+    int32_t *tokens = host_calloc(3 * (size_t)o->micro_batch_tokens, sizeof *tokens, "evaluation");
+    int64_t last_doc = -1;
+    scorer_open(&s, o, model);
+    bool ok = stream_next_segment(&index, &plan, &at, &next, &left_out, err);
     while (ok && at.epoch == 0) {
-        int64_t n = 0;
-        for (int64_t tokens = 0; ok && at.epoch == 0 && tokens + next.length <= most;) {
-            if (e->rank == 0 && next.doc != last_doc) row_of(rows, data, next.doc)->docs++;
-            last_doc = next.doc;
-            tokens += next.length;
-            d.plan.segments[n++] = next;
-            ok = stream_next_segment(&index, &s.plan, &at, &next, &left_out, err);
-        }
-        d.plan.micro_start[1] = n;
-        if (ok && num_batches++ % e->num_ranks == e->rank)
-            ok = add_batch(rows, &d, &b, data, &s, e, err);
+        EvaluationRow *row = row_of(rows, data, next.doc);
+        DocView *doc = scorer_next(&s, next.length, &row->loss_sum);
+        if (model.rank == 0 && next.doc != last_doc) row->docs++;
+        if (model.rank == 0) row->targets += (double)stream_targets(&index, &next);
+        last_doc = next.doc;
+        ok = (!doc || segment_read(doc, data, &next, tokens + 3 * (s.tokens - next.length), err)) &&
+             stream_next_segment(&index, &plan, &at, &next, &left_out, err);
     }
-    if (ok) evaluation_sum(e, &rows->docs, EVALUATION_ROWS * sizeof *rows / sizeof(double));
-    if (ok && e->rank == 0) table_print(rows);
-    batch_free(&b);
-    step_data_free(&d);
+    scorer_close(&s, ok ? &rows->docs : NULL, EVALUATION_ROWS * sizeof *rows / sizeof(double));
+    if (ok && model.rank == 0) table_print(rows);
+    free(tokens);
     return ok;
 }

@@ -1,26 +1,38 @@
-// --eval: loss and perplexity of a model on every document of a data set, by document length.
+// How well a model predicts documents: the losses that --eval and --bench sum, and --eval's table by
+// document length.
 #ifndef UNPAD_EVALUATE_H
 #define UNPAD_EVALUATE_H
 
 #include "../base/error.h"
-#include "../batches/batch.h"
 #include "../shards/dataset.h"
+#include "model_face.h"
 #include "run_options.h"
 
+// Packs documents one after another into micro-batches, which the ranks take in turn.
 typedef struct {
-    const Options *o;  // max_seqlen, micro_batch_tokens, long_docs, seed: the order of documents
-    int32_t rank, num_ranks;
-    void *context;
-    // losses_host (T) of a packed batch; 0 where there is no target
-    void (*losses)(void *context, const Batch *batch, float *losses_host);
-    void (*gather)(void *out, const void *data, size_t bytes);  // comm_all_gather_host
-} Evaluation;
+    const Options *o;
+    ModelFace model;
+    Batch batch;
+    float *losses;  // (micro_batch_tokens)
+    DocView *docs;  // (num_docs) of this rank's micro-batch, and
+    double **sums;  // where the losses of each are added
+    int num_docs;
+    int32_t tokens;  // in the micro-batch so far, which is packed by
+    int32_t turn;    // this rank
+} Scorer;
 
-// values (n) =  their sums over all ranks
-void evaluation_sum(const Evaluation *e, double *values, size_t n);
+void scorer_open(Scorer *s, const Options *o, ModelFace model);
 
-// Prints the table. Every num_ranks-th micro-batch is a rank's. A segment of a split document is
-// alone, its row that of the document.
-bool evaluate(Dataset *data, const Evaluation *e, Error *err);
+// Gives the next document, of at most micro_batch_tokens, its place. NULL: another rank scores it;
+// else the caller fills in the result, whose losses are added to *sum by a later call.
+DocView *scorer_next(Scorer *s, int32_t length, double *sum);
+
+// Scores the rest; values (n) =  their sums over all ranks. NULL: after a failure, only frees.
+void scorer_close(Scorer *s, double *values, size_t n);
+
+// --eval: prints loss and perplexity of all documents. o: max_seqlen, micro_batch_tokens, long_docs,
+// and seed, which orders them. Segments of a split document are computed alone and count in the row
+// of the document.
+bool evaluate(Dataset *data, const Options *o, ModelFace model, Error *err);
 
 #endif

@@ -37,28 +37,28 @@ static void compare_grads(PackingDelta *delta, const float *packed, const float 
     delta->grad_error = sqrt(error2 / (norm2 > 0 ? norm2 : 1));
 }
 
-PackingDelta packing_check(PackingSubject s, const Batch *packed) {
-    const size_t T = (size_t)packed->total_tokens, V = (size_t)s.vocab_size;
+PackingDelta packing_check(ModelFace m, const Batch *packed) {
+    const size_t T = (size_t)packed->total_tokens, V = (size_t)m.vocab_size;
     float *logits = host_calloc(2 * T * V, sizeof(float), "logits"), *logits_alone = logits + T * V;
     float *losses = host_calloc(2 * T, sizeof(float), "losses"), *losses_alone = losses + T;
-    float *grads = host_calloc(2 * s.num_grads, sizeof(float), "gradients");
+    float *grads = host_calloc(2 * m.num_grads, sizeof(float), "gradients");
     Batch alone;
     PackingDelta delta = {0};
     batch_init(&alone, packed->total_tokens, 1);
-    s.begin(s.context, packed->num_targets);
-    s.pass(s.context, packed, losses, logits);
-    s.get_grads(s.context, grads, 0, s.num_grads);
-    s.begin(s.context, packed->num_targets);
+    m.begin_step(m.model, packed->num_targets);
+    m.pass(m.model, packed, true, losses, logits);
+    m.get_grads(m.model, grads, 0, m.num_grads);
+    m.begin_step(m.model, packed->num_targets);
     for (int32_t d = 0; d < packed->num_segments; d++) {
         const int64_t first = packed->cu_seqlens[d], rows = packed->cu_seqlens[d + 1] - first;
         if (rows == 0) continue;
         batch_alone(&alone, packed, d);
-        s.pass(s.context, &alone, losses_alone, logits_alone);
+        m.pass(m.model, &alone, true, losses_alone, logits_alone);
         compare(&delta.loss, losses + first, losses_alone, rows);
         compare(&delta.logit, logits + (size_t)first * V, logits_alone, rows * (int64_t)V);
     }
-    s.get_grads(s.context, grads + s.num_grads, 0, s.num_grads);
-    compare_grads(&delta, grads, grads + s.num_grads, s.num_grads);
+    m.get_grads(m.model, grads + m.num_grads, 0, m.num_grads);
+    compare_grads(&delta, grads, grads + m.num_grads, m.num_grads);
     batch_free(&alone);
     free(logits);
     free(losses);
@@ -72,25 +72,25 @@ bool packing_is_rounding(const PackingDelta *d, bool bf16) {
 }
 
 // CRC32C of the gradients of each parameter
-static void grad_crcs(PackingSubject s, Parameters p, uint32_t *crcs) {
+static void grad_crcs(ModelFace m, Parameters p, uint32_t *crcs) {
     float *block = host_calloc(p.block, sizeof *block, "gradients");
     for (int i = 0; i < p.num; i++)
         for (size_t k = 0, n, count = p.list[i].count; k < count; k += n) {
             n = count - k < p.block ? count - k : p.block;
-            s.get_grads(s.context, block, p.list[i].offset + k, n);
+            m.get_grads(m.model, block, p.list[i].offset + k, n);
             crcs[i] = crc32c(crcs[i], block, n * sizeof *block);
         }
     free(block);
 }
 
-bool packing_replay(PackingSubject s, Parameters p, const Batch *batches, int num_batches,
-                    int64_t num_targets, Error *err) {
+bool packing_replay(ModelFace m, Parameters p, const StepData *data, int64_t step, Error *err) {
     uint32_t *crcs = host_calloc(2 * (size_t)p.num, sizeof *crcs, "checksums");
     const Parameter *different = NULL;
-    for (int pass = 0; pass < 2 && num_batches > 0; pass++) {
-        s.begin(s.context, num_targets);
-        for (int i = 0; i < num_batches; i++) s.pass(s.context, &batches[i], NULL, NULL);
-        grad_crcs(s, p, crcs + pass * p.num);
+    for (int pass = 0; pass < 2 && data->num_micro > 0; pass++) {
+        m.begin_step(m.model, data->plan.num_targets);
+        for (int i = 0; i < data->num_micro; i++)
+            m.pass(m.model, &data->micro[i], true, NULL, NULL);
+        grad_crcs(m, p, crcs + pass * p.num);
     }
     for (int i = p.num - 1; i >= 0; i--)
         if (crcs[i] != crcs[p.num + i]) different = &p.list[i];
@@ -98,13 +98,13 @@ bool packing_replay(PackingSubject s, Parameters p, const Batch *batches, int nu
     return !different ||
            error_set(err, EXIT_DEVICE_ERROR,
                      "its memory, cores or GPU are faulty: continue with --resume on another one",
-                     "expected gradients of %s with the same bits when this machine computes them "
-                     "again, found others",
-                     different->name);
+                     "rank %d, step %ld: expected gradients of %s with the same bits when this "
+                     "machine computes them again, found others",
+                     m.rank, step, different->name);
 }
 
-bool packing_report(PackingSubject s, const Batch *b, bool bf16, Error *err) {
-    const PackingDelta delta = packing_check(s, b), *d = &delta;
+bool packing_report(ModelFace m, const Batch *b, bool bf16, Error *err) {
+    const PackingDelta delta = packing_check(m, b), *d = &delta;
     const bool good = packing_is_rounding(d, bf16);
     printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_segments,
            b->total_tokens);

@@ -7,38 +7,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../batches/batch.h"
+#include "../batches/loader.h"
 #include "../models/weights.h"
-
-// The model under test: T rows of a batch, V = vocab_size
-typedef struct {
-    void *context;
-    int32_t vocab_size;
-    size_t num_grads;
-    // Zeroes the gradients; losses are divided by num_targets.
-    void (*begin)(void *context, int64_t num_targets);
-    // losses (T) =, logits (T, V) =, if not NULL; the batch's gradients are added to the model's.
-    void (*pass)(void *context, const Batch *batch, float *losses, float *logits);
-    // grads (n) =  those from `first` on
-    void (*get_grads)(void *context, float *grads, size_t first, size_t n);
-} PackingSubject;
+#include "model_face.h"
 
 // Largest differences; Inf where a value is NaN. grad_error: relative, in the L2 norm.
 typedef struct {
     double loss, logit, grad, grad_error;
 } PackingDelta;
 
-PackingDelta packing_check(PackingSubject subject, const Batch *packed);
+PackingDelta packing_check(ModelFace model, const Batch *packed);
 
 // Losses and logits must agree to rounding of one row's sums, gradients to that of a sum over T
 // rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
 bool packing_is_rounding(const PackingDelta *d, bool bf16);
 
-// Computes the gradients of these batches twice. Exit 11 names the first parameter with other bits.
-bool packing_replay(PackingSubject subject, Parameters p, const Batch *batches, int num_batches,
-                    int64_t num_targets, Error *err);
+// Computes the gradients of this rank's part of a step twice. Exit 11 names the first parameter with
+// other bits.
+bool packing_replay(ModelFace model, Parameters p, const StepData *data, int64_t step, Error *err);
 
 // Checks the batch and prints how it differs; exit 11 where that is more than rounding.
-bool packing_report(PackingSubject subject, const Batch *packed, bool bf16, Error *err);
+bool packing_report(ModelFace model, const Batch *packed, bool bf16, Error *err);
 
 #endif

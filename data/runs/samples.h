@@ -1,0 +1,15 @@
+// Samples of a run: what the model makes of --prompt, or of the first tokens of documents.
+#ifndef UNPAD_SAMPLES_H
+#define UNPAD_SAMPLES_H
+
+#include "log.h"
+#include "run_data.h"
+#include "text_writer.h"
+
+// Reads or encodes the prompts. One that cannot be encoded is an error (exit 2).
+bool samples_open(TextWriter *w, const Options *o, Data *data, Error *err);
+
+// Writes, prints and logs one round.
+void samples_report(TextWriter *w, ModelFace model, int64_t step, RunLog *log);
+
+#endif
