@@ -135,9 +135,9 @@ outcome a_failed_test_is_none_of_openmp 1 'expected a part of a case' "$root/bui
 expect a_full_standard_output 4 '^error: standard output' eval '"${run[@]}" --dry-run > /dev/full'
 
 # ---- bad input files --------------------------------------------------------------------------------------
-expect no_such_model 3 'hint: no such directory is there' "$train" --model tiny/final
+expect no_such_model 3 'hint: there is no such directory' "$train" --model tiny/final
 expect a_gguf_as_model 3 'hint: scripts/gguf_to_hf.py' "$train" --model x/y.gguf
-expect weights_as_model 3 'hint: give the directory where it lies' "$train" --model a/final/model.safetensors
+expect weights_as_model 3 'hint: give the directory that contains it' "$train" --model a/final/model.safetensors
 expect no_weights 3 'hint: .*save_pretrained converts' "$train" --model tiny "${data[@]}" --out n2
 expect no_training_data 3 'hint: scripts/quickstart.sh' "$train" --dry-run
 expect no_temporary_directory 4 'none: cannot create a directory' env TMPDIR=none "$train" --train "$root/README.md" --dry-run

@@ -77,8 +77,8 @@ bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, 
     mixture_print(&train->dataset->sources, &start, tokens / steps);
     if (layout == LAYOUT_PACKED && fill < 0.8 * s->fill_ppm * 1e-6)
         printf(
-            "fill    %.0f %% in the next %d step%s, as few documents fit together: more with "
-            "--micro-batch-tokens several times --max-seqlen (%d)\n",
+            "fill    %.0f %% in the next %d step%s, because few documents fit together; for more, "
+            "set --micro-batch-tokens to several times --max-seqlen (%d)\n",
             100 * fill, steps, text_plural(steps), s->max_seqlen);
     return true;
 }

@@ -92,7 +92,7 @@ static Merge *bpe_merge(const Bpe *b, int32_t left, int32_t right) {
 
 static bool bpe_unknown(const char *what, Error *err) {
     return error_set(err, EXIT_USAGE,
-                     "byte-level BPE is known, as SmolLM2, Llama 3, Qwen and GPT-2 have it: choose "
+                     "byte-level BPE is supported, as in SmolLM2, Llama 3, Qwen and GPT-2: choose "
                      "such a model",
                      "cannot encode with a tokenizer that has %s", what);
 }
@@ -273,7 +273,7 @@ static bool bpe_read(Bpe *b, Error *err) {
     if (!json_get_bool(model, "ignore_merges", &b->ignore_merges, false, err)) return false;
     const json_t *list = json_member(pre, "pretokenizers"), *type = json_member(pre, "type");
     if (list && type && !json_string_is(type, "Sequence"))
-        return bpe_unknown("pretokenizers that are no Sequence", err);
+        return bpe_unknown("pretokenizers that are not a Sequence", err);
     if (!json_is_array(list) && !bpe_add_pre_tokenizer(b, pre, err)) return false;
     json_array_foreach(list, part, item) {
         if (!bpe_add_pre_tokenizer(b, item, err)) return false;

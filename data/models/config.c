@@ -247,7 +247,7 @@ static const struct {
       "parallel_residual", "qk_layernorm", "qk_norm", "qkv_bias", "use_bias", "use_mrope",
       "use_parallel_residual", "use_qk_norm", "use_sliding_window",
       "rope_interleaved"}},  // Hugging Face weights are half-rotated, whatever they were
-    {"true", {"truncate"}},  // of YaRN, as is mscale
+    {"true", {"truncate"}},  // YaRN's, like mscale
     {"null",
      {"attention_multiplier", "attn_logit_softcapping", "clip_qkv", "final_logit_softcapping",
       "hidden_activation", "mscale", "mscale_all_dim", "mup_scale", "no_rope_layers", "num_experts",
@@ -470,7 +470,7 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
     if (gguf || path_ends_with(model, ".safetensors") || path_ends_with(model, ".bin"))
         return error_set(err, EXIT_BAD_INPUT,
                          gguf ? "scripts/gguf_to_hf.py FILE DIR makes a directory of it"
-                              : "give the directory where it lies with its config.json",
+                              : "give the directory that contains it and config.json",
                          "%s: expected a model directory, found a file of weights", model);
     if (path_exists(model)) return llama_config_read(c, model, err);
     for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
@@ -478,7 +478,7 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
         snprintf(hint, sizeof hint, "hf download %.200s --local-dir %.200s", model, model);
     else if (strchr(model, '/'))
         snprintf(hint, sizeof hint,
-                 "no such directory is there; hf download gets models from the hub");
+                 "there is no such directory; hf download gets models from the hub");
     else
         snprintf(hint, sizeof hint, "give a Hugging Face directory or one of %s", names);
     return error_set(err, EXIT_BAD_INPUT, hint,

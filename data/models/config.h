@@ -79,7 +79,7 @@ char *llama_config_text(const LlamaConfig *c, const char *torch_dtype);
 // i < head_dim / 2, in fp32:
 float rope_frequency(const LlamaConfig *c, int i);
 
-double rope_attention_factor(const LlamaConfig *c);  // 1 but for YaRN
+double rope_attention_factor(const LlamaConfig *c);  // 1 except with YaRN
 
 // (num_positions, head_dim/2, 2) cosine and sine of angles in fp32, in memory the caller frees
 double *rope_turns(const LlamaConfig *c, int32_t num_positions);

@@ -70,7 +70,7 @@ static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *
         if (json_is_null(item) && (strcmp(key, "r") == 0 || strcmp(key, "lora_alpha") == 0))
             return bad_input(err, "%s: expected a number, found null", key);
         if (json_is_set(item) && !is_computed(key, item))
-            return bad_input(err, "%s: expected LoRA of linear layers alone, found more", key);
+            return bad_input(err, "%s: expected LoRA of linear layers only, found more", key);
     }
     for (size_t i = 0; i < json_array_size(targets) || i == 0; i++) {
         const char *name = json_string_value(json_array_get(targets, i));

@@ -31,7 +31,7 @@ void dataset_close(Dataset *ds) {
     memset(ds, 0, sizeof *ds);
 }
 
-// All shards must come from one tokenizer, as far as their files tell.
+// As far as their files tell, all shards must come from one tokenizer.
 static bool dataset_agrees(Dataset *ds, const Shard *s, const DatasetOptions *options, Error *err) {
     if (options->vocab_size > 0 && s->vocab_size > options->vocab_size)
         return error_set(err, EXIT_CHECKPOINT_MISFIT, "make the shards with the model's tokenizer",

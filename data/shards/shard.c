@@ -291,7 +291,7 @@ static const Kind kinds[] = {
     {NULL, 0, 4, "\xa1\xd9\x34\1", "a shard cut off in its header", SHARD_HINT_REMAKE},
     {NULL, 0, 2, "\x1f\x8b", "a gzip file", "unpack it first"},
     {NULL, 0, 4, "PK\3\4", "a zip file (.npz, .zip, PyTorch's .pt)", "unpack it first"},
-#define MODEL "it is --model that takes a model, as a directory"
+#define MODEL "give a model's directory to --model"
     {NULL, 0, 4, "GGUF", "a GGUF model", MODEL},
     {NULL, 8, 2, "{\"", "a safetensors model", MODEL},
     {".idx", 0, 0, "", "an index", "name the token file, not its index"},

@@ -13,7 +13,7 @@
 enum {
     UNIT_BYTES = 1 << 18,
     MAX_DOCUMENT_BYTES = 1 << 30,  // of a file that is one document, or of a record
-    BINARY_BYTES = 1 << 13,        // a NUL among the first so many bytes: not text
+    BINARY_BYTES = 1 << 13,        // a NUL among the first ones: not text
 };
 
 void unit_free(Unit *u) {
@@ -382,7 +382,7 @@ static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     if (binary && f->named) u->err = u->left_out.named[0];
     if (binary) return;
     char *bytes = file_read_all(f->path, MAX_DOCUMENT_BYTES, &n,
-                                "write it as .jsonl with one document a line", &u->err);
+                                "write it as .jsonl with one document per line", &u->err);
     const uint64_t start = mark_bytes((char *)head),
                    end = bytes && options->cuts_files ? cut_at(bytes, n) : n;
     const Text text = {.bytes = (unsigned char *)bytes + start, .n = end - start},

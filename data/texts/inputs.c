@@ -141,7 +141,7 @@ static bool find_kind(Inputs *in, InputFile *f, Error *err) {
     const Ending *e = find_ending(f->path);
     const bool other = e && e->format;
     const char *format = other ? e->format : "JSON without records",
-               *how = other ? e->hint : "write an object {\"text\": ...} a line";
+               *how = other ? e->hint : "write one object {\"text\": ...} per line";
     char hint[512];
     f->kind = e ? e->kind : INPUT_TEXT;
     if (!other && f->kind != INPUT_TEXT) find_records(f);

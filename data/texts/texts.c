@@ -174,7 +174,7 @@ static bool open_tokenizer(Job *j, Error *err) {
     if (!j->bpe && err->code == EXIT_USAGE)
         text_copy(
             err->hint, sizeof err->hint,
-            "only byte-level BPE is known here: save ids of its own library by numpy.save, and "
+            "only byte-level BPE is supported: save the ids of its own library with numpy.save; "
             "data/convert.py makes shards of them");
     return j->bpe != NULL;
 }

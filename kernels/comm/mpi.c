@@ -21,7 +21,7 @@
 #include "job.h"
 
 #define JOB_RESUME \
-    "the newest checkpoint is whole: start again with --resume (scripts/train_until_done.sh does)"
+    "the newest checkpoint is complete: restart with --resume (scripts/train_until_done.sh does)"
 
 static struct {
     int rank, num, local_rank, num_local;

@@ -54,9 +54,9 @@ static cudaStream_t overlapped;
 static cudaEvent_t computed, communicated[NUM_EVENTS];
 static uint64_t begun, waited;
 
-#define NCCL_HINT                                                                                 \
-    "NCCL_DEBUG=WARN says more (NCCL_DEBUG_FILE=nccl.%h.%p: in files); each rank needs a GPU of " \
-    "its own"
+#define NCCL_HINT                                                                                \
+    "NCCL_DEBUG=WARN says more (NCCL_DEBUG_FILE=nccl.%h.%p: in files); each rank needs its own " \
+    "GPU"
 
 static void nccl_check(int line, const char *call, ncclResult_t status) {
     if (status == ncclSuccess) return;

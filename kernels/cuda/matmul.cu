@@ -38,7 +38,7 @@ static void *workspace;
 static size_t workspace_bytes;
 
 [[noreturn]] static void lt_fail(int line, const char *what, cublasStatus_t status) {
-    device_fail("is the cuBLASLt that is found at run time the one of this toolkit?",
+    device_fail("does the cuBLASLt found at run time belong to this toolkit?",
                 "cuda: %s:%d: %s: %s", __FILE__, line, what, cublasLtGetStatusString(status));
 }
 
@@ -79,7 +79,7 @@ static void create_preference() {
 const char *matmul_init() {
     if (handle) return NULL;
     if (cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS)
-        return "cuBLASLt does not start; is it of another version than the driver supports?";
+        return "cuBLASLt does not start; does the driver support its version?";
     workspace_bytes = (size_t)(cuda_arch() >= 90 ? 32 : 4) << 20;  // what NVIDIA recommends
     workspace = cuda_allocate("the matmul workspace", workspace_bytes);
     create_description(FORWARD, CUBLAS_OP_T, CUBLAS_OP_N);
