@@ -60,8 +60,8 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
                       Error *err);
 void step_data_free(StepData *d);
 
-// Reads a segment, with the token after it if it has one, and its targets where there are loss masks
-// into tokens (2 * length + 1), to which *view then points.
+// Reads a segment into tokens (2 * length + 1), to which *view then points: its tokens, the one
+// after them if there is one, and the targets where there are loss masks.
 bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err);
 
 // ------------------------------------------------------------------------------------------------
