@@ -516,7 +516,7 @@ static inline void llama_begin_step(LlamaModel *m, int64_t num_targets) {
     zero_begin_step(&m->zero);
 }
 
-// A micro-batch: losses (T) =, logits (T, V) =, if not NULL. train: adds its gradients to the step's.
+// Losses (T) =, logits (T, V) =, if not NULL. train: adds the gradients to those of the step.
 static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *losses,
                               float *logits) {
     const int64_t T = b->total_tokens, V = m->config.vocab_size;

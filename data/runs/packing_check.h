@@ -22,8 +22,8 @@ PackingDelta packing_check(ModelFace model, const Batch *packed);
 // rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
 bool packing_is_rounding(const PackingDelta *d, bool bf16);
 
-// Computes the gradients of this rank's part of a step twice. Exit 11 names the first parameter with
-// other bits.
+// Computes the gradients of this rank's part of a step twice. Exit 11 names the first parameter
+// whose bits differ.
 bool packing_replay(ModelFace model, Parameters p, const StepData *data, int64_t step, Error *err);
 
 // Checks the batch and prints how it differs; exit 11 where that is more than rounding.

@@ -211,12 +211,12 @@ static bool ends_turn(const TextWriter *w, const Text *text) {
 // special tokens but for those that end a text or a turn.
 static void forbid_tokens(const TextWriter *w, float *logits) {
     const Tokenizer *t = w->printer.tokenizer;
-    for (int32_t id = 0; t && id < w->model->vocab_size; id++) {
+    for (int32_t id = 0; t && id < w->model.vocab_size; id++) {
         size_t n;
         tokenizer_bytes(t, id, &n);
         const bool is_text = n > 0 && !t->special[id];
         if (!is_text && !(w->turn_end_length == 1 && id == w->turn_end[0]) &&
-            !token_ids_have(w->model->text_ends, id))
+            !token_ids_have(w->model.text_ends, id))
             logits[id] = -INFINITY;
     }
 }
@@ -224,11 +224,11 @@ static void forbid_tokens(const TextWriter *w, float *logits) {
 // Adds one token to each text that has room for one; returns how many have.
 static int32_t group_grow(TextWriter *w) {
     const Options *o = w->o;
-    const int32_t V = w->model->vocab_size;
+    const int32_t V = w->model.vocab_size;
     Text *growing[MAX_GROUP];
     int32_t rows[MAX_GROUP];
     const int32_t n = group_pack(w, growing, rows);
-    if (n > 0) w->model->next_logits(w->model->model, &w->batch, rows, n, w->logits);
+    if (n > 0) w->model.next_logits(w->model.model, &w->batch, rows, n, w->logits);
     for (int i = 0; i < n; i++) {
         Text *text = growing[i];
         float *logits = w->logits + (size_t)i * (size_t)V;
@@ -238,7 +238,7 @@ static int32_t group_grow(TextWriter *w) {
         const int32_t id =
             sample_token(logits, V, o->temperature, o->top_p, uniform, w->candidates);
         text->tokens[text->length++] = id;
-        text->ended = token_ids_have(w->model->text_ends, id) || ends_turn(w, text);
+        text->ended = token_ids_have(w->model.text_ends, id) || ends_turn(w, text);
     }
     return n;
 }
@@ -281,9 +281,9 @@ static void group_write(TextWriter *w) {
 static void group_take(TextWriter *w, Text *texts, int num_texts) {
     int32_t tokens = 0;
     int n = 0;
-    for (; n < num_texts && n < w->model->max_rows && n < MAX_GROUP; n++) {
+    for (; n < num_texts && n < w->model.max_rows && n < MAX_GROUP; n++) {
         const int32_t most = text_most(w, &texts[n]);
-        if (most > w->model->cache_tokens - tokens) break;
+        if (most > w->model.cache_tokens - tokens) break;
         texts[n].first_row = tokens;
         tokens += most;
     }
@@ -295,7 +295,7 @@ static void group_take(TextWriter *w, Text *texts, int num_texts) {
 void texts_write(TextWriter *w, ModelFace model, int64_t step) {
     const size_t V = (size_t)model.vocab_size;
     const size_t most = w->num_texts < MAX_GROUP ? (size_t)w->num_texts : MAX_GROUP;
-    w->model = &model;
+    w->model = model;
     w->step = step;
     w->logits = host_calloc(most * V, sizeof(float), "texts");
     w->candidates = host_calloc(V, sizeof(HeapItem), "texts");

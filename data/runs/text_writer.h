@@ -1,6 +1,6 @@
 // Writes texts with a model, for samples of a run and for --generate. The texts of a group grow
 // together: their prompts are one packed batch, then each pass takes the last token of every text
-// and finds the others' keys and values in the cache. TextList that do not fit into it at one time are
+// and finds the others' keys and values in the cache. Texts that do not fit into it together are
 // written in several groups.
 #ifndef UNPAD_TEXT_WRITER_H
 #define UNPAD_TEXT_WRITER_H
@@ -18,8 +18,8 @@ typedef struct {
     int32_t prompt_length, length;
     int number;  // its random numbers do not depend on the other texts
     bool ended;  // its last token is one of the model's ends or the end of a turn
-    // Of its tokens, so many are in the cache, from this row on. A single text may be continued by
-    // another call: its first tokens are still there.
+    // num_cached of its tokens are in the cache, from first_row on. Another call may continue a
+    // single text: its first tokens are still there.
     int32_t num_cached, first_row;
 } Text;
 
@@ -55,9 +55,9 @@ typedef struct {
     // the first pass of a group takes the prompts, every other one token of each text
     int64_t later_tokens;
     double prompt_ms, later_ms;
+    Batch batch;  // made when it is first needed
     // while texts_write runs
-    Batch batch;
-    const ModelFace *model;
+    ModelFace model;
     int64_t step;
     float *logits;         // (num_texts, vocab_size)
     HeapItem *candidates;  // (vocab_size)
