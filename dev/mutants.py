@@ -31,24 +31,23 @@ Mutant = collections.namedtuple("Mutant", "number file behind old new reason sui
 
 
 def read_list(path):
-    """[file] suites; then pairs of lines "- old" and "+ new"; "= reason": it is no fault. "@ text" before
-    a pair: old is the first one behind this text."""
-    mutants, file, suites, old, behind, here = [], None, [], None, "", ""
+    """[file] suites; then a line a fault: "old ==> new", "text |> old ==> new": old is the first one
+    behind this text; " ## reason" at the end: it is no fault."""
+    mutants, file, suites = [], None, []
     for n, line in enumerate(open(path), 1):
-        mark, text = line[:2], line[2:].rstrip("\n")
+        code, _, reason = line.rstrip("\n").partition(" ## ")
+        old, arrow, new = code.partition(" ==>")
+        behind, bar, rest = old.partition(" |> ")
+        if not line.strip() or line.startswith("#"):
+            continue
         if line.startswith("["):
-            file, _, rest = line[1:].partition("]")
-            suites = rest.split()
-        elif mark == "@ ":
-            here = text
-        elif mark == "- ":
-            old, behind, here = text, here, ""
-        elif mark in ("+ ", "+\n"):
-            mutants.append(Mutant(len(mutants) + 1, file, behind, old, text, None, suites))
-        elif mark == "= ":
-            mutants[-1] = mutants[-1]._replace(reason=text)
-        elif line.strip() and not line.startswith("#"):
-            sys.exit("error: %s:%d: expected [file], @, -, + or =" % (path, n))
+            file, _, words = line[1:].partition("]")
+            suites = words.split()
+        elif arrow:
+            mutants.append(Mutant(len(mutants) + 1, file, behind if bar else "", rest if bar else old,
+                                  new[1:], reason, suites))
+        else:
+            sys.exit("error: %s:%d: expected [file], or a fault with ==>" % (path, n))
     return mutants
 
 

@@ -35,7 +35,7 @@ check results_have_no_machine_paths no_machine_paths
 if git rev-parse --git-dir > /dev/null 2>&1; then check top_level_is_the_agreed_one top_level
 else skip top_level_is_the_agreed_one 'not a git checkout'; fi
 
-# Ceilings in lines, so that growth is a decision. Where the aim is lower, it stands behind.
+# Ceilings in lines, so that growth is a decision: never raised in the commit that needs it.
 lines_of() { git ls-files -z -- "$@" | xargs -0 -r cat | wc -l; }
 ceiling() {     # ceiling MOST WHAT PATTERN...
     local most=$1 what=$2 n
@@ -45,16 +45,16 @@ ceiling() {     # ceiling MOST WHAT PATTERN...
 }
 ceilings() {
     local wrong=0
-    ceiling 23874 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
-        ':!tests' ':!dev' || wrong=1                                             # 18,500
-    ceiling 1000 train_llama.cu train_llama.cu || wrong=1
-    ceiling 1425 llama.h llama.h || wrong=1                                      # 900
-    ceiling 342 kernels.h kernels/kernels.h || wrong=1                           # 300
-    ceiling 15000 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1   # 15,000
-    ceiling 12084 dev dev ':!dev/results' || wrong=1
-    ceiling 2482 'scripts and data/*.py' scripts 'data/*.py' || wrong=1          # 2,000
-    ceiling 141 Makefile Makefile || wrong=1                                     # 120
-    ceiling 170 README README.md || wrong=1
+    ceiling 24600 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
+        ':!tests' ':!dev' || wrong=1
+    ceiling 900 train_llama.cu train_llama.cu || wrong=1
+    ceiling 1000 llama.h llama.h || wrong=1
+    ceiling 345 kernels.h kernels/kernels.h || wrong=1
+    ceiling 15600 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1
+    ceiling 10500 dev dev ':!dev/results' || wrong=1
+    ceiling 2500 'scripts and data/*.py' scripts 'data/*.py' || wrong=1
+    ceiling 145 Makefile Makefile || wrong=1
+    ceiling 180 README README.md || wrong=1
     ceiling 400 dev/simple dev/simple/train_llama.c || wrong=1
     return $wrong
 }

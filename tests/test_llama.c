@@ -853,28 +853,25 @@ static LlamaConfig smaller(LlamaConfig c, int layers, int intermediate_size) {
     return c;
 }
 
-TEST(model_gradients_are_central_differences) {
-    const LlamaConfig gqa_3 = tiny_config(3, 1, 4, true), mha = tiny_config(2, 2, 6, false),
-                      one = smaller(tiny_config(2, 1, 4, true), 1, 20),
-                      variant = smaller(variant_config(), 2, 8);
-    const struct {
-        const LlamaConfig *config;
-        Layout layout;
-        bool masked;
-        LoraConfig adapters;
-    } cases[] = {{&gqa_3, LAYOUT_PACKED, false, {0}},
-                 {&mha, LAYOUT_PACKED, true, {0}},
-                 {&variant, LAYOUT_REPAD, true, {0}},
-                 {&one, LAYOUT_PADDED, true, {0}},
-                 {&one, LAYOUT_ROWS, false, {0}},
-                 {&one, LAYOUT_REPAD, true, {0}},
-                 {&variant, LAYOUT_PACKED, true, {3, 5, {1, 1, 1, 1, 1, 1, 1}}},
-                 {&variant, LAYOUT_PACKED, false, {3, 5, {0, 1, 0, 0, 1, 0, 0}}}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        adapters = cases[i].adapters;
-        check_model_gradient(cases[i].config, cases[i].layout, cases[i].masked);
+// One case: build/fp64/test_llama --filter gradients_of_rows
+#define GRADIENTS(name_, config_, layout_, masked_, ...)          \
+    TEST(gradients_of_##name_) {                                  \
+        const LlamaConfig config = config_;                       \
+        adapters = (LoraConfig){__VA_ARGS__};                     \
+        check_model_gradient(&config, LAYOUT_##layout_, masked_); \
+        adapters = (LoraConfig){0};                               \
     }
-}
+
+#define ONE_LAYER smaller(tiny_config(2, 1, 4, true), 1, 20)
+#define VARIANT smaller(variant_config(), 2, 8)
+GRADIENTS(three_heads_a_group, tiny_config(3, 1, 4, true), PACKED, false, 0)
+GRADIENTS(an_untied_head, tiny_config(2, 2, 6, false), PACKED, true, 0)
+GRADIENTS(a_variant, VARIANT, REPAD, true, 0)
+GRADIENTS(padded, ONE_LAYER, PADDED, true, 0)
+GRADIENTS(rows, ONE_LAYER, ROWS, false, 0)
+GRADIENTS(repad, ONE_LAYER, REPAD, true, 0)
+GRADIENTS(all_adapters, VARIANT, PACKED, true, 3, 5, {1, 1, 1, 1, 1, 1, 1})
+GRADIENTS(some_adapters, VARIANT, PACKED, false, 3, 5, {0, 1, 0, 0, 1, 0, 0})
 
 #endif
 
