@@ -53,7 +53,7 @@
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
 
 enum { MAX_SKIPS = 5 };
-enum { SAVE_NOW = -1 };  // in the place of a signal's number
+enum { SAVE_NOW = -1 };  // in RankNote.signal
 static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 
 // ------------------------------------------------------------------------------------------------
@@ -132,7 +132,8 @@ static void describe_work(void *model, char *text, size_t capacity) {
                  docs->num_segments, docs->max_seqlen, docs->total_tokens);
 }
 
-// Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing, or the right sizes.
+// Without --bf16-matmul, which needs a recent CPU, either there is no GPU or it lacks kernels for the
+// model's sizes.
 static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel *m) {
     const DeviceOptions options = {o->threads, o->bf16_matmul, reduces_deterministically(o)};
     const char *missing = device_init(&options);
@@ -153,7 +154,7 @@ static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel
     return room;
 }
 
-// Texts become shards in --out, and --train and --val the directories of these. Rank 0 writes.
+// Turns texts into shards in --out; --train and --val then name their directories. Rank 0 writes.
 static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32_t vocab_size) {
     Error err = {0};
     const char *model = at->dir[0] ? at->dir : o->model;
@@ -167,7 +168,7 @@ static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32
 // ------------------------------------------------------------------------------------------------
 // Ranks: what must be the same on all of them
 
-// Ranks started differently would silently train a mixture.
+// Ranks that were started differently would silently train a mixture.
 static void check_ranks_agree(const Data *d, const LlamaConfig *config, const ResumePoint *at) {
     RankFields own = {0};
     Error err = {0};
@@ -233,7 +234,7 @@ static void check_ranks_still_agree(const Run *run) {
 // ------------------------------------------------------------------------------------------------
 // The model's memory: planned, printed and checked before anything is allocated
 
-// The model of this rank. Without --recompute it recomputes as little as fits, alike on all ranks.
+// Plans this rank's model. Without --recompute all ranks recompute the least that fits on each.
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
                        const TextWriter *samples, DeviceRoom *room) {
     const int32_t leaves = d->loader_settings.plan.num_micro, val = d->most_val_micros;
@@ -351,7 +352,7 @@ static SaveJob save_job(const Run *run) {
                      is_rank_0(), run->log,  run->state};
 }
 
-// A save while training waits. All ranks; the return value is meaningful on rank 0 only.
+// Saves while training waits. All ranks call it; the result is meaningful on rank 0 only.
 static bool save_and_wait(Run *run, const char *name, Error *err) {
     LlamaModel *m = run->model;
     LoraMerge merge = {llama_frozen_parameters(m), llama_parameters(m), &run->o->adapters};
@@ -379,7 +380,8 @@ static void end_save(Run *run, bool wait, bool last) {
     printf("saved %s/step-%08ld in %.1f s\n", run->o->out, run->last_saved, s->ms * 1e-3);
 }
 
-// Training continues when the parameters are in the snapshot; last: when all is written. All ranks.
+// Training continues when the snapshot holds the parameters; last: when all is written. All ranks
+// call it.
 static void start_save(Run *run, bool last) {
     end_save(run, true, false);
     check_ranks_still_agree(run);
@@ -403,8 +405,8 @@ static AdamW adamw_of_step(const Options *o, int64_t step) {
                    .t = step + 1};
 }
 
-// What the ranks told each other with their losses: who needs how long for its micro-batches, and
-// whether one has received a signal, which stops all of them after the same step.
+// Reads the notes that came with the losses: how long each rank's micro-batches took, whether one
+// rank has received a signal, which stops all ranks after the same step, and whether rank 0 saves.
 static StepBalance read_notes(Run *run, const StepData *data) {
     StepBalance b = {.planned = data->imbalance};
     LlamaModel *m = run->model;
@@ -435,7 +437,8 @@ static bool pauses_after(const Run *run, int64_t step) {
            saves_after(run, step);
 }
 
-// What this rank asks of all of them after the next step, with which the others learn it.
+// Writes this rank's note for the next step: the signal that it has received, or that a checkpoint
+// is due. The other ranks read it after that step.
 static bool stop_requested(Run *run) {
     const bool asks_save =
         run->o->save_every < 0 && is_rank_0() && now_ms() >= run->save_due_ms && !stop_signal;
@@ -485,7 +488,7 @@ static void print_samples(Run *run) {
     comm_barrier();  // here the other ranks wait and see that rank 0 is alive
 }
 
-// Validation, samples and a checkpoint after `step` steps, where they are due
+// Validates, samples and saves after `step` steps, where that is due.
 static void pause_training(Run *run, int64_t step) {
     const Options *o = run->o;
     const bool last = step == o->steps;
@@ -548,7 +551,7 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     leave_if_diverged(run, &scalars);
 }
 
-// A handler must not format what it prints.
+// Formats now what a signal handler, which must not format, may print.
 static void say_at_signals(int64_t saved_step) {
     static char quits[64];
     snprintf(quits, sizeof quits, "quit: steps after %ld are lost\n", saved_step);
