@@ -132,7 +132,7 @@ static void describe_work(void *model, char *text, size_t capacity) {
                  docs->num_segments, docs->max_seqlen, docs->total_tokens);
 }
 
-// Without --bf16-matmul, which needs a recent CPU, either there is no GPU or it lacks kernels for the
+// Without --bf16-matmul, which needs a recent CPU, what is missing is a GPU, or kernels for the
 // model's sizes.
 static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel *m) {
     const DeviceOptions options = {o->threads, o->bf16_matmul, reduces_deterministically(o)};

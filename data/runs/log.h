@@ -66,7 +66,7 @@ typedef struct {
     int64_t step, steps;  // of the run: this one, 1-based, and all
     double ms;            // of this step
     // Parts of ms: waiting for the loader; the device's time for the passes through the model. The
-    // rest is the exchange of gradients, as far as it is not overlapped, and the update.
+    // rest is the update, and the part of the gradients' exchange that does not overlap.
     double read_ms, passes_ms;
     double loss, grad_norm, lr;
     double useful_flops;  // 0: not known for this layout

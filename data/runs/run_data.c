@@ -22,7 +22,7 @@ typedef struct {
     const Dataset *dataset;
 } NamedData;
 
-// 0: the directory has no tokenizer.json. path (IO_PATH_MAX): of it.
+// 0: the directory has no tokenizer.json. Writes its path to path (IO_PATH_MAX).
 static uint64_t tokenizer_hash(const char *dir, char *path) {
     Error err = {0};
     unsigned char digest[32];
@@ -130,7 +130,7 @@ static void open_datasets(Data *d, const Options *o, int32_t vocab_size) {
     d->has_val = true;
 }
 
-// The tokenizer's files all from one directory: those of two would not fit each other.
+// Takes all files of the tokenizer from one directory; files from two would not fit each other.
 static void read_model_files(Data *d, const Options *o, const ResumePoint *at, bool is_rank_0) {
     Error err = {0};
     const char *dirs[] = {at->dir, o->model, d->train.sources.list[0].spec}, *from = NULL;

@@ -127,7 +127,7 @@ Option run_option_table[] = {
            "activations that backward computes again instead of keeping, for the same bits: none, "
            "norms and SwiGLU, or whole layers; auto: as little as fits into memory"),
     NUMBER("replay-every", parsed.replay_every, "0", 0, 1 << 30,
-           "before every so many steps compute its gradients twice and compare all bits: finds "
+           "every N steps, compute the gradients twice before the step and compare all bits: finds "
            "faulty memory, cores and GPUs; 0: never"),
     NUMBER("heartbeat-seconds", parsed.heartbeat_seconds, "60", 0, 1e6,
            "several ranks: seconds without progress before a rank is reported and the run ends "
@@ -162,9 +162,9 @@ Option run_option_table[] = {
     OPTION_ELSEWHERE("validation-file|eval-dataset|val-file|input-val-bin|-j", "it is --val"),
     OPTION_ELSEWHERE("tokenizer|tokenizer-name|tokenizer-path", "it is the tokenizer of --model"),
     OPTION_ELSEWHERE("config|config-file|job.config-file",
-                     "there are no files of options; --resume takes those of the run"),
+                     "there are no option files; --resume uses the options of the run"),
     OPTION_ELSEWHERE("layers|num-layers|n-layer|hidden-size|heads|num-heads",
-                     "sizes are those of the config.json of --model"),
+                     "--model's config.json has the sizes"),
     OPTION_ELSEWHERE("max-seq-length|max-seq-len|max-length|seq-len|seq-length|sequence-length|"
                      "ctx-size|context-length|block-size|training.seq-len|-t|-c",
                      "it is --max-seqlen"),

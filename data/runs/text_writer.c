@@ -69,7 +69,7 @@ void texts_free(TextWriter *w) {
 // ------------------------------------------------------------------------------------------------
 // Printing
 
-// Prints what is complete of p->bytes; with `end` all of it.
+// Prints the complete characters in p->bytes; with `end` everything.
 static void text_printer_flush(TextPrinter *p, bool end) {
     while (p->n > 0) {
         const unsigned char first = p->bytes[0];
@@ -200,7 +200,7 @@ static int32_t group_pack(TextWriter *w, Text **growing, int32_t *rows) {
     return n;
 }
 
-// Is the end of a turn the last that was written? Without a token of its own it is several.
+// Does the text end with the end of a turn? Without a token of its own that is several tokens.
 static bool ends_turn(const TextWriter *w, const Text *text) {
     const int64_t n = w->turn_end_length;
     return n > 0 && text->length - text->prompt_length >= n &&
@@ -208,7 +208,7 @@ static bool ends_turn(const TextWriter *w, const Text *text) {
 }
 
 // What no text should have: ids without a token, as a vocabulary that is padded has them, and
-// special tokens but for those that end a text or a turn.
+// special tokens, except those that end a text or a turn.
 static void forbid_tokens(const TextWriter *w, float *logits) {
     const Tokenizer *t = w->printer.tokenizer;
     for (int32_t id = 0; t && id < w->model.vocab_size; id++) {
