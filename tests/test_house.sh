@@ -103,7 +103,8 @@ functions_are_used() {
     local objects=(data/*/*.c)  # of these: an old build may hold others
     objects=("${objects[@]/#/build/cpu/}")
     objects=("${objects[@]/%.c/.o}")
-    exist "${objects[@]}" || return 1
+    exist "${objects[@]}" build/asan/tests/test_{io,config,tokenizer,samples}.o ||
+        { echo 'run: make test-programs' && return 1; }
     nm -g --defined-only "${objects[@]}" | awk '$2 == "T" { print $3 }' | sort -u > "$work/defined"
     nm -u build/cpu/train_llama.o "${objects[@]}" build/cpu/kernels/*/*.o \
         build/asan/tests/*.o | awk '$1 == "U" { print $2 }' | sort -u > "$work/called"

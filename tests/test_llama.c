@@ -392,6 +392,30 @@ static void row_losses(LlamaModel *m, const Batch *b, float *losses) {
     device_download(losses, m->scratch.losses, (size_t)b->total_tokens * sizeof *losses);
 }
 
+// A key that llama.h forgets, in forward and backward alike, has right gradients and no effect.
+TEST(each_key_of_the_variant_changes_the_loss) {
+    LlamaConfig configs[4];
+    const int lengths[] = {9, 12, 7};
+    double sums[4] = {0};
+    for (int i = 0; i < 4; i++) configs[i] = variant_config();
+    configs[1].qkv_bias = configs[2].qk_norm = false;
+    configs[3].no_rope_interval = 0;
+    make_docs(lengths, 3, configs[0].vocab_size);
+    for (int i = 0; i < 4; i++) {
+        static LlamaModel m;
+        Batch b;
+        float losses[28];
+        make_model(&m, &configs[i], 64, 64, false);
+        batch_init(&b, 64, 64);
+        batch_pack(&b, docs, 3);
+        row_losses(&m, &b, losses);
+        for (int t = 0; t < 28; t++) sums[i] += (double)losses[t];
+        CHECK_MSG(i == 0 || fabs(sums[i] - sums[0]) > 1e-4, "key %d: %g", i, sums[i] - sums[0]);
+        batch_free(&b);
+        llama_free(&m);
+    }
+}
+
 // Documents order[0] to order[n - 1] in a batch: the losses of `only`, or of each, have the bits
 // that they have in `packed`.
 static void check_same_losses(LlamaModel *m, Batch *b, const float *packed, const int *order, int n,
