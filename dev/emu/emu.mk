@@ -40,7 +40,7 @@ $(eval $(call EMULATED_VARIANT,emusan,g++,,-O1 -fsanitize=address$(comma)undefin
 
 # The kernels as nvcc compiles them: their PTX as C++ (ptx.py), linked beside those of build/emu, whose
 # place they take
-PTX_ARCHS ?= 80 90a 120
+PTX_ARCHS ?= $(filter $(KNOWN) 90a,80 90a 120)
 PTX_FILES := $(shell grep -l __global__ $(CUDA_KERNELS))
 PTX_OF   = $(foreach a,$(PTX_ARCHS),$(1:%.cu=build/ptx/$(a)/%.o))
 PTX_CXX  = g++ $(filter-out -W%,$(EMUFLAGS)) $(filter -m%,$(FMA)) -ffp-contract=off -O1
