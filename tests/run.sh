@@ -11,7 +11,7 @@
 # killed, and its files are removed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-slow='ops cuda_ranks emu cuda_modes tensor_cores ranks_failure plan llama
+slow='ptx ops cuda_ranks emu cuda_modes tensor_cores ranks_failure plan llama
     cuda_build out_dir house ranks data_cli chat generate'
 limit_s=${SUITE_LIMIT_S:-1800} jobs=${JOBS:-3}
 passed=0 failed=0 skipped=0 done=0 said_s=0

@@ -403,6 +403,8 @@ TEST(descriptors) {
     descriptor_case<0, 0, 128, 64>("a_64x64", "b_128x64");
     descriptor_case<0, 0, 128, 128>("a_64x128", "b_128x128");
     descriptor_case<1, 1, 64, 64>("a_mn_64x64", "b_mn_64x64");
+    descriptor_case<0, 1, 64, 64>("a_64x64", "b_mn_64x64");  // two immediates
+    descriptor_case<0, 1, 128, 64>("a_64x64", "b_mn_128x64");
     descriptor_case<1, 1, 128, 64>("a_mn_64x64", "b_mn_128x64");
 }
 

@@ -3,7 +3,7 @@
 # the same texts, ranks, the CUDA backend (emulated), and starts that are refused. That they compute
 # what PEFT does is shown by the goldens of test_llama.c.
 . "$(dirname "$0")/lib.sh"
-train=${TRAIN:-$root/build/cpu/train_llama} cuda=$root/build/emu/train_llama
+train=${TRAIN:-$root/build/cpu/train_llama} cuda=${CUDA:-$root/build/emu/train_llama}
 tiny_model llama 64 96 64
 corpus 5
 common=(--train corpus --max-seqlen 96 --micro-batch-tokens 256 --batch-tokens 512 --keep 0

@@ -19,7 +19,7 @@ RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync 
 MINUTES ?= 60
 
 .PHONY: check bench-ops mutants fuzz soak test test-races test-dev test-faults test-programs \
-        test-dev-programs test-arm64 test-sanitizers test-archs test-schedules simple
+        test-dev-programs test-arm64 test-sanitizers test-archs test-schedules test-ptx simple
 
 # Of one suite: checksums for dev/fuzz/fuzz.c, saves that wait for test_power.c
 WRAP_fuzz  := -Wl,--wrap=crc32c
@@ -69,7 +69,7 @@ test: test-programs
 	@echo 'the suites of dev/ are not among these: make test-dev'
 	@tests/run.sh $(PROGRAMS) $(filter-out $(DEV_SCRIPTS),$(SCRIPTS))
 test-dev: test-dev-programs
-	@tests/run.sh $(DEV_PROGRAMS) $(DEV_SCRIPTS)
+	@PTX=all tests/run.sh $(DEV_PROGRAMS) $(DEV_SCRIPTS) tests/test_ptx.sh
 
 # Every operation on this machine: on its GPU, or on the CPU backend if it has none
 check: build/$(BACKEND)/test_ops
@@ -129,6 +129,10 @@ test-archs:
 # The emulated kernels under 40 schedules: half an hour
 test-schedules: build/emu/test_ops
 	@SEEDS=20 tests/test_emu.sh
+
+# The kernels as nvcc compiles them, in the emulator; make test takes a part of it
+test-ptx:
+	@PTX=all tests/test_ptx.sh
 
 # The whole idea in one file of plain C; tests/test_simple.c holds llama.h to it
 simple: build/simple

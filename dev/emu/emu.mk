@@ -37,3 +37,31 @@ $(eval $(call EMULATED_VARIANT,tsan,$(TSAN_CXX),-O2,,-O1 -fsanitize=thread))
 EMUFLAGS_emusan = $(EMUFLAGS)
 $(eval $(call EMULATED_VARIANT,emusan,g++,,-O1 -fsanitize=address$(comma)undefined \
     -fno-sanitize-recover=all -fno-omit-frame-pointer -U_FORTIFY_SOURCE,-fno-sanitize=vptr))
+
+# The kernels as nvcc compiles them: their PTX as C++ (ptx.py), linked beside those of build/emu, whose
+# place they take
+PTX_ARCHS ?= $(filter $(KNOWN) 90a,80 90a 120)
+PTX_FILES := $(shell grep -l __global__ $(CUDA_KERNELS))
+PTX_OF   = $(foreach a,$(PTX_ARCHS),$(1:%.cu=build/ptx/$(a)/%.o))
+PTX_CXX  = g++ $(filter-out -W%,$(EMUFLAGS)) $(filter -m%,$(FMA)) -ffp-contract=off -O1
+define PTX_RULES
+build/ptx/$(1)/%.ptx: %.cu Makefile dev/emu/emu.mk build/ptx/nccl/nccl.h
+	@mkdir -p $$(@D)
+	$$(call say,NVCC,$$<)$(NVCC) -std=c++17 -O3 -lineinfo -DBACKEND_CUDA -DWITH_NCCL -Ibuild/ptx/nccl \
+	    -MMD -MF $$@.d -MT $$@ -arch=compute_$(1) -ptx $$< -o $$@
+build/ptx/$(1)/%.cpp: build/ptx/$(1)/%.ptx dev/emu/ptx.py
+	$$(call say,PTX,$$<)dev/emu/ptx.py $$< > $$@ || (rm $$@; exit 1)
+build/ptx/$(1)/%.o: build/ptx/$(1)/%.cpp dev/emu/ptx.h
+	$$(call say,CXX,$$<)$(PTX_CXX) -c $$< -o $$@
+endef
+$(foreach a,$(PTX_ARCHS),$(eval $(call PTX_RULES,$(a))))
+build/ptx/nccl/nccl.h: dev/emu/include/nccl.h   # without the emulated CUDA beside it
+	@mkdir -p $(@D) && cp $< $@
+PTX_LINK = $(call say,LINK,$@)g++ -pthread $(filter %.o,$^) build/emu/libhost.a -o $@ $(LIBS_emu)
+PTX_PARTS := build/emu/libhost.a $(EMULATED:%=build/emu/%) $(call PTX_OF,$(PTX_FILES))
+build/ptx/train_llama: build/emu/train_llama.o $(PTX_PARTS)
+	$(PTX_LINK)
+build/ptx/test_%: build/emu/tests/test_%.o $(PTX_PARTS)
+	$(PTX_LINK)
+build/ptx/test_conform: build/ptx/90a/tests/test_conform.o
+.SECONDARY: $(foreach e,ptx cpp o,$(patsubst %.o,%.$(e),$(call PTX_OF,$(PTX_FILES) tests/test_conform.cu)))

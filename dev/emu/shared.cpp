@@ -89,7 +89,7 @@ void *smem_ptr(uint32_t a, size_t bytes, const char *what) {
     char *p = b->base + a, *dynamic = (char *)smem;
     if (p < b->tls_lo || p + bytes > b->tls_hi)
         fail("%s: shared address 0x%x is outside shared memory", what, a);
-    if (p >= dynamic && p + bytes > dynamic + b->dynamic_smem)
+    if (p >= dynamic && p < dynamic + SMEM_MAX && p + bytes > dynamic + b->dynamic_smem)
         fail("%s: %zu bytes at dynamic shared offset %zd run past the %zu bytes given at launch",
              what, bytes, p - dynamic, b->dynamic_smem);
     return p;

@@ -4,6 +4,7 @@
 #pragma once
 extern "C++" {  // a C header may include this inside its own extern "C"
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +12,7 @@ extern "C++" {  // a C header may include this inside its own extern "C"
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -110,6 +112,11 @@ void run_grid(dim3 grid, dim3 block, size_t smem, size_t static_limit, const cha
 // Now, on the stream's thread, or into a capture
 void enqueue(cudaStream_t stream, std::function<void()> work, const char *name = "call");
 
+// What nvcc made of a kernel (ptx.h), called with the addresses of its arguments, of these sizes.
+// nullptr: this program contains the host compiler's kernels only.
+typedef void (*Compiled)(void *const *arguments);
+Compiled compiled_kernel(const void *kernel, std::initializer_list<size_t> sizes);
+
 template <class T>
 void check_arg(const char *kernel, int i, const T &v) {
     if constexpr (std::is_pointer_v<T>)
@@ -130,13 +137,20 @@ struct Launch {
     struct Context {
         void (*kernel)(P...);
         std::tuple<std::decay_t<P>...> args;
-        static void call(void *p) { std::apply(((Context *)p)->kernel, ((Context *)p)->args); }
+        Compiled compiled;
+        static void call(void *p) {
+            Context &c = *(Context *)p;
+            if (!c.compiled) return std::apply(c.kernel, c.args);
+            auto addresses = [](auto &...a) { return std::array{(void *)&a..., (void *)nullptr}; };
+            c.compiled(std::apply(addresses, c.args).data());
+        }
     };
     template <class... A>
     void operator()(A &&...a) const {
         static_assert(sizeof...(A) == sizeof...(P), "kernel argument count");
         if (!check_launch(grid, block, smem, (const void *)kernel, name)) return;
-        Context context{kernel, {static_cast<P>(a)...}};
+        const Compiled compiled = compiled_kernel((const void *)kernel, {sizeof(P)...});
+        Context context{kernel, {static_cast<P>(a)...}, compiled};
         int i = 0;
         std::apply([&](auto &...v) { (check_arg(name, i++, v), ...); }, context.args);
         const size_t limit = static_smem_limit(smem, (const void *)kernel);
