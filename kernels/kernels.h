@@ -239,7 +239,7 @@ void attention_decode(floatX *out, const floatX *qkv, const floatX *cache,
 // out (T,N) =  inp (T,K) weight (N,K)^T
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
                     int64_t N);
-// out (T,N) =  resid (T,N) + inp weight^T, added in fp32 before rounding; out may be resid
+// out (T,N) =  resid (T,N) + inp weight^T, rounded once; out may be resid      resid NULL: zeros
 void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
                         int64_t T, int64_t K, int64_t N);
 // dinp (T,K) =  dout (T,N) weight (N,K); accumulate: +=
@@ -248,12 +248,12 @@ void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weigh
 // dweight (N,K) =  dout (T,N)^T inp (T,K); accumulate: +=
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, bool accumulate,
                             int64_t T, int64_t K, int64_t N);
-// The same where out and dout are N columns of rows of out_stride elements, and inp and dinp K
-// columns of rows of inp_stride, multiples of 8 on CUDA
-// out (T,N) +=  scale * inp (T,K) weight (N,K)^T
-void matmul_forward_columns(floatX *out, const floatX *inp, const floatX *weight, float scale,
-                            int64_t T, int64_t K, int64_t N, int64_t inp_stride,
-                            int64_t out_stride);
+// The same where out, resid and dout are N columns of rows of out_stride elements, and inp and dinp
+// K columns of rows of inp_stride, multiples of 8 on CUDA
+// out (T,N) =  resid (T,N) + scale * inp (T,K) weight (N,K)^T      resid NULL: zeros
+void matmul_forward_columns(floatX *out, const floatX *resid, const floatX *inp,
+                            const floatX *weight, float scale, int64_t T, int64_t K, int64_t N,
+                            int64_t inp_stride, int64_t out_stride);
 // dinp (T,K)    =  scale * dout (T,N) weight (N,K)
 // dweight (N,K) =  scale * dout (T,N)^T inp (T,K); accumulate: +=
 void matmul_backward_columns(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,

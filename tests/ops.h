@@ -518,10 +518,17 @@ REFERENCE(matmul_new_weight) {
 
 // Columns: the second half of out and dout, the first of inp and dinp
 #define COLUMNS_SCALE 0.5f  // exact, also before factors are rounded to bf16
-CALL(matmul_forward_columns, (floatX *)p[0] + V, p[1], p[2], COLUMNS_SCALE, T, C, V, 2 * C, 2 * V)
+CALL(matmul_forward_columns, (floatX *)p[0] + V, (floatX *)p[1] + V, p[2], p[3], COLUMNS_SCALE, T,
+     C, V, 2 * C, 2 * V)
 REFERENCE(matmul_forward_columns) {
     EACH(i, T * 2 * V) want_exactly(r, 0, i, x[0][i]);
-    want_part(r, 0, V, 2 * V, x[0], COLUMNS_SCALE, x[1], x[2], T, V, C, 2 * C, 1, C, 1);
+    want_part(r, 0, V, 2 * V, x[1], COLUMNS_SCALE, x[2], x[3], T, V, C, 2 * C, 1, C, 1);
+}
+CALL_AS(matmul_new_columns, matmul_forward_columns, (floatX *)p[0] + V, NULL, p[1], p[2],
+        COLUMNS_SCALE, T, C, V, 2 * C, 2 * V)
+REFERENCE(matmul_new_columns) {
+    EACH(i, T * 2 * V) want_exactly(r, 0, i, x[0][i]);
+    want_part(r, 0, V, 2 * V, NULL, COLUMNS_SCALE, x[1], x[2], T, V, C, 2 * C, 1, C, 1);
 }
 CALL(matmul_backward_columns, p[0], p[1], (floatX *)p[2] + V, p[3], p[4], COLUMNS_SCALE, true, T, C,
      V, 2 * C, 2 * V)
@@ -903,6 +910,9 @@ static const Operation operations[] = {
     OPERATION(matmul_new_weight, .flags = PRODUCT, .shapes = product_shapes, .operands = {
         {"dweight", REAL, OUT, "VC", 0}, INPUT("dout", "TV"), INPUT("inp", "TC")}),
     OPERATION(matmul_forward_columns, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
+              .operands = {
+        SUM("out", "T2V"), INPUT("resid", "T2V"), INPUT("inp", "T2C"), INPUT("weight", "VC")}),
+    OPERATION(matmul_new_columns, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
               .operands = {
         SUM("out", "T2V"), INPUT("inp", "T2C"), INPUT("weight", "VC")}),
     OPERATION(matmul_backward_columns, .flags = PRODUCT, .shapes = product_shapes, .operands = {

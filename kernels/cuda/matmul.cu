@@ -203,10 +203,10 @@ void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp
     run({BACKWARD_WEIGHT, T, K, N, K, N}, {dweight, accumulate ? dweight : NULL, inp, dout});
 }
 
-void matmul_forward_columns(floatX *out, const floatX *inp, const floatX *weight, float scale,
-                            int64_t T, int64_t K, int64_t N, int64_t inp_stride,
-                            int64_t out_stride) {
-    run({FORWARD, T, K, N, inp_stride, out_stride}, {out, out, weight, inp, scale});
+void matmul_forward_columns(floatX *out, const floatX *resid, const floatX *inp,
+                            const floatX *weight, float scale, int64_t T, int64_t K, int64_t N,
+                            int64_t inp_stride, int64_t out_stride) {
+    run({FORWARD, T, K, N, inp_stride, out_stride}, {out, resid, weight, inp, scale});
 }
 
 void matmul_backward_columns(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,
