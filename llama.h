@@ -807,6 +807,7 @@ static inline ZeroShape llama_zero_shape(const LlamaModel *m) {
                    .num_elements = m->num_elements,
                    .num_decayed = m->num_decayed,
                    .num_added = separate ? m->tensors[0].count : 0,
+                   .num_kinds = m->settings.muon ? LLAMA_LAYER_MATRICES : 0,
                    .num_buckets = LLAMA_LAYERS + L + 1};
     s.matrices = host_calloc((size_t)m->num_tensors, sizeof(ZeroMatrix), "matrices");
     s.buckets = host_calloc((size_t)s.num_buckets, sizeof(ZeroBucket), "buckets");

@@ -28,6 +28,9 @@ as_on_cpu sm80 --attention sm80         # the kernels for GPUs before Hopper
 
 check cpu_muon_4_steps "$cpu" "${common[@]}" --optimizer muon --out cpu_muon --steps 4
 cpu_run=cpu_muon as_on_cpu muon --optimizer muon
+launches() { EMU_TRACE=1 "$cuda" "${common[@]}" --val-every 0 --steps 1 --optimizer $1 --out traced_$1 2>&1 | grep -c 'EMU TRACE'; }
+[[ $cuda != *emu* ]] || check muon_updates_all_layers_at_once \
+    test $(($(launches muon) - $(launches adamw))) -le $((7 * 20))     # of seven kinds of matrices
 
 # --recompute auto: as little as fits, with a 16th of the memory to spare
 if [[ $cuda = *emu* ]]; then

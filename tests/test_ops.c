@@ -865,14 +865,7 @@ TEST(adapters_are_added_before_the_layer_is_rounded) {
     for (int i = 0; i < R; i++) x[B + i * R] = -256;
     floatX *p = device_malloc(ALL * sizeof *p);
     weights_from_host(p, NULL, x, ALL);
-    const Lora adapter = {.num = 1,
-                          .rank = R,
-                          .scale = 1,
-                          .column = {R},
-                          .rows = {R},
-                          .A = p + A,
-                          .B = p + B,
-                          .h = p + H};
+    const Lora adapter = {1, R, 1, {R}, {R}, p + A, p + B, NULL, NULL, p + H, NULL};
     linear_forward(p + OUT, NULL, p + X, p + W, &adapter, 1, K, N);
     activations_to_host(got, p + OUT, N);
     for (int i = 0; i < N; i++)
