@@ -34,6 +34,10 @@ launches() { EMU_TRACE=1 "$cuda" "${common[@]}" --val-every 0 --steps 1 --optimi
 
 # --recompute auto: as little as fits, with a 16th of the memory to spare
 if [[ $cuda = *emu* ]]; then
+    EMU_ARCH=120 EMU_RUNTIME=12060 expect an_old_toolkit_on_a_new_gpu 11 'sm_120 needs CUDA 12.8; .* 12.6' \
+        "$cuda" "${common[@]}" --out refused
+    EMU_ARCH=100 outcome sm_100_runs_kernels_of_sm_80 0 'attention sm80 .made for older GPUs' \
+        "$cuda" "${common[@]}" --dry-run
     expect no_sm90_kernels_on_sm_80 2 'error: .*attention' \
         env EMU_ARCH=80 "$cuda" "${common[@]}" --attention sm90 --out refused
     check refused_runs_write_nothing test ! -e refused
