@@ -6,11 +6,9 @@
 
 enum { BLOCK = 256, WIDTH = 8 };
 
-struct alignas(16) Floats {
-    float x[WIDTH];
-};
-struct alignas(16) Halves {
-    uint16_t x[WIDTH];
+template <class T>
+struct alignas(16) Eight {
+    T x[WIDTH];
 };
 
 static size_t elements(const MuonShape &s) { return (size_t)(s.rows * s.cols); }
@@ -31,16 +29,16 @@ __global__ void muon_momentum_kernel(real *grads, real *momentum, const StepScal
     const size_t i = element() + blockIdx.y * stride;
     const float scale = step->scale;
     if (element() >= n || scale == 0) return;  // a non-finite step changes nothing
-    Floats g = *reinterpret_cast<Floats *>(grads + i),
-           m = *reinterpret_cast<Floats *>(momentum + i);
+    Eight<float> g = *reinterpret_cast<Eight<float> *>(grads + i),
+                 m = *reinterpret_cast<Eight<float> *>(momentum + i);
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) {
         const float x = (1 - beta) * (g.x[k] * scale);
         m.x[k] = beta * m.x[k] + x;
         g.x[k] = beta * m.x[k] + x;
     }
-    *reinterpret_cast<Floats *>(momentum + i) = m;
-    *reinterpret_cast<Floats *>(grads + i) = g;
+    *reinterpret_cast<Eight<float> *>(momentum + i) = m;
+    *reinterpret_cast<Eight<float> *>(grads + i) = g;
 }
 
 void muon_momentum(real *grads, real *momentum, const StepScalars *step, float beta, MuonShape s) {
@@ -54,7 +52,7 @@ __global__ void muon_normalise_kernel(floatX *__restrict__ x, const real *__rest
     const size_t i = element();
     if (i >= n) return;
     const float scale = 1 / fmaxf(sqrtf((float)squares[blockIdx.y]), eps);
-    Floats g = *reinterpret_cast<const Floats *>(grads + blockIdx.y * stride + i);
+    Eight<float> g = *reinterpret_cast<const Eight<float> *>(grads + blockIdx.y * stride + i);
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) g.x[k] *= scale;
     store8(x + blockIdx.y * n + i, g.x);
@@ -84,15 +82,15 @@ __global__ void muon_apply_kernel(uint16_t *weights, uint16_t *master_lo,
                                   float keep, size_t n, size_t stride) {
     const size_t i = element() + blockIdx.y * stride;
     if (element() >= n || step->scale == 0) return;
-    Halves hi = *reinterpret_cast<Halves *>(weights + i),
-           lo = *reinterpret_cast<Halves *>(master_lo + i);
+    Eight<uint16_t> hi = *reinterpret_cast<Eight<uint16_t> *>(weights + i),
+                    lo = *reinterpret_cast<Eight<uint16_t> *>(master_lo + i);
     float update[WIDTH];
     load8(update, x + blockIdx.y * n + element());
 #pragma unroll
     for (int k = 0; k < WIDTH; k++)
         master_split(master_join(hi.x[k], lo.x[k]) * keep - lr * update[k], &hi.x[k], &lo.x[k]);
-    *reinterpret_cast<Halves *>(weights + i) = hi;
-    *reinterpret_cast<Halves *>(master_lo + i) = lo;
+    *reinterpret_cast<Eight<uint16_t> *>(weights + i) = hi;
+    *reinterpret_cast<Eight<uint16_t> *>(master_lo + i) = lo;
 }
 
 void muon_apply(floatX *weights, uint16_t *master_lo, const floatX *x, const StepScalars *step,
