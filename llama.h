@@ -272,18 +272,18 @@ static inline void llama_forward_layer(LlamaModel *m, int l) {
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
 
-    llama_norm_attn(m, l);                                              // (T, C)
-    matmul_forward(a->proj, a->norm_attn, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
+    llama_norm_attn(m, l);  // (T, C)
+    linear_forward(a->proj, NULL, a->norm_attn, w->qkv_proj, w->lora + LORA_QKV, T, C,
+                   qkv_dim);  // (T, QKV)
     if (c->qkv_bias) bias_forward(a->proj, w->qkv_bias, T, qkv_dim);
-    lora_forward(&w->lora[LORA_QKV], a->proj, a->norm_attn, T, C, qkv_dim);
     llama_rotate(m, l);
-    llama_attention_forward(m, a);                                                     // (T, H*D)
-    matmul_forward_add(a->resid_mlp, a->resid_attn, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
-    lora_forward(&w->lora[LORA_O], a->resid_mlp, a->attn, T, q_dim, C);
-    llama_norm_mlp(m, l);                                                   // (T, C)
-    matmul_forward(a->gate_up, a->norm_mlp, w->gate_up_proj, T, C, 2 * F);  // (T, 2F)
-    lora_forward(&w->lora[LORA_GATE_UP], a->gate_up, a->norm_mlp, T, C, 2 * F);
-    llama_activate(m, l);  // (T, F)
+    llama_attention_forward(m, a);  // (T, H*D)
+    linear_forward(a->resid_mlp, a->resid_attn, a->attn, w->o_proj, w->lora + LORA_O, T, q_dim,
+                   C);     // (T, C)
+    llama_norm_mlp(m, l);  // (T, C)
+    linear_forward(a->gate_up, NULL, a->norm_mlp, w->gate_up_proj, w->lora + LORA_GATE_UP, T, C,
+                   2 * F);  // (T, 2F)
+    llama_activate(m, l);   // (T, F)
 }
 
 // For backward: the activations of layer l that it has not kept, bit for bit.
@@ -309,9 +309,8 @@ static inline void llama_forward(LlamaModel *m) {
     for (int l = 0; l < c->num_layers; l++, a++) {
         zero_await_weights(&m->zero, LLAMA_LAYERS + l);
         llama_forward_layer(m, l);
-        matmul_forward_add(a[1].resid_attn, a->resid_mlp, a->swiglu, m->layers[l].down_proj, T, F,
-                           C);  // (T, C)
-        lora_forward(&m->layers[l].lora[LORA_DOWN], a[1].resid_attn, a->swiglu, T, F, C);
+        linear_forward(a[1].resid_attn, a->resid_mlp, a->swiglu, m->layers[l].down_proj,
+                       m->layers[l].lora + LORA_DOWN, T, F, C);  // (T, C)
     }
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->norm, c->rms_norm_eps, T, C);
     zero_await_weights(&m->zero, llama_head_bucket(c));
@@ -377,26 +376,22 @@ static inline void llama_backward(LlamaModel *m) {
         const LlamaLayerGrads *g = &m->dlayers[l];
         a = &m->acts[l];
         llama_restore_layer(m, l);
-        matmul_backward_weight(g->down_proj, s->dresid, a->swiglu, sum, T, F, C);    // +=
-        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, false, T, F, C);  // =
-        lora_backward(&w->lora[LORA_DOWN], s->dswiglu, s->dresid, a->swiglu, sum, T, F, C);
-        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);                           // =
-        matmul_backward_weight(g->gate_up_proj, s->dgate_up, a->norm_mlp, sum, T, C, 2 * F);  // +=
-        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, false, T, C, 2 * F);    // =
-        lora_backward(&w->lora[LORA_GATE_UP], s->dnorm, s->dgate_up, a->norm_mlp, sum, T, C, 2 * F);
+        linear_backward(s->dswiglu, g->down_proj, s->dresid, a->swiglu, w->down_proj,
+                        w->lora + LORA_DOWN, sum, T, F, C);          // = and +=
+        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);  // =
+        linear_backward(s->dnorm, g->gate_up_proj, s->dgate_up, a->norm_mlp, w->gate_up_proj,
+                        w->lora + LORA_GATE_UP, sum, T, C, 2 * F);  // = and +=
         rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
-                         w->post_attention_layernorm, a->rstd_mlp, T, C);           // +=
-        matmul_backward_weight(g->o_proj, s->dresid, a->attn, sum, T, q_dim, C);    // +=
-        matmul_backward_input(s->dattn, s->dresid, w->o_proj, false, T, q_dim, C);  // =
-        lora_backward(&w->lora[LORA_O], s->dattn, s->dresid, a->attn, sum, T, q_dim, C);
+                         w->post_attention_layernorm, a->rstd_mlp, T, C);  // +=
+        linear_backward(s->dattn, g->o_proj, s->dresid, a->attn, w->o_proj, w->lora + LORA_O, sum,
+                        T, q_dim, C);    // = and +=
         llama_attention_backward(m, a);  // = and rope's
         if (c->qk_norm)
             qk_norm_backward(s->dqkv, g->qk_norm, a->proj, w->qk_norm, c->rms_norm_eps, T,
                              m->heads);
-        if (c->qkv_bias) bias_backward(g->qkv_bias, s->dqkv, T, qkv_dim);                // +=
-        matmul_backward_weight(g->qkv_proj, s->dqkv, a->norm_attn, sum, T, C, qkv_dim);  // +=
-        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, false, T, C, qkv_dim);     // =
-        lora_backward(&w->lora[LORA_QKV], s->dnorm, s->dqkv, a->norm_attn, sum, T, C, qkv_dim);
+        if (c->qkv_bias) bias_backward(g->qkv_bias, s->dqkv, T, qkv_dim);  // +=
+        linear_backward(s->dnorm, g->qkv_proj, s->dqkv, a->norm_attn, w->qkv_proj,
+                        w->lora + LORA_QKV, sum, T, C, qkv_dim);  // = and +=
         rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
                          a->rstd_attn, T, C);  // +=
         zero_grads_done(&m->zero, LLAMA_LAYERS + l);
@@ -819,6 +814,7 @@ static inline ZeroShape llama_zero_shape(const LlamaModel *m) {
                    .num_elements = m->num_elements,
                    .num_decayed = m->num_decayed,
                    .num_added = separate ? m->tensors[0].count : 0,
+                   .num_kinds = m->settings.muon ? LLAMA_LAYER_MATRICES : 0,
                    .num_buckets = LLAMA_LAYERS + L + 1};
     s.matrices = host_calloc((size_t)m->num_tensors, sizeof(ZeroMatrix), "matrices");
     s.buckets = host_calloc((size_t)s.num_buckets, sizeof(ZeroBucket), "buckets");

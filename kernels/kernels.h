@@ -239,7 +239,7 @@ void attention_decode(floatX *out, const floatX *qkv, const floatX *cache,
 // out (T,N) =  inp (T,K) weight (N,K)^T
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
                     int64_t N);
-// out (T,N) =  resid (T,N) + inp weight^T, added in fp32 before rounding; out may be resid
+// out (T,N) =  resid (T,N) + inp weight^T, rounded once; out may be resid      resid NULL: zeros
 void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
                         int64_t T, int64_t K, int64_t N);
 // dinp (T,K) =  dout (T,N) weight (N,K); accumulate: +=
@@ -248,12 +248,12 @@ void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weigh
 // dweight (N,K) =  dout (T,N)^T inp (T,K); accumulate: +=
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, bool accumulate,
                             int64_t T, int64_t K, int64_t N);
-// The same on columns of wider rows: out and dout are N columns of rows of out_stride elements, inp
-// and dinp K columns of rows of inp_stride; strides are multiples of 8 on CUDA
-// out (T,N) +=  scale * inp (T,K) weight (N,K)^T
-void matmul_forward_columns(floatX *out, const floatX *inp, const floatX *weight, float scale,
-                            int64_t T, int64_t K, int64_t N, int64_t inp_stride,
-                            int64_t out_stride);
+// The same where out, resid and dout are N columns of rows of out_stride elements, and inp and dinp
+// K columns of rows of inp_stride, multiples of 8 on CUDA
+// out (T,N) =  resid (T,N) + scale * inp (T,K) weight (N,K)^T      resid NULL: zeros
+void matmul_forward_columns(floatX *out, const floatX *resid, const floatX *inp,
+                            const floatX *weight, float scale, int64_t T, int64_t K, int64_t N,
+                            int64_t inp_stride, int64_t out_stride);
 // dinp (T,K)    =  scale * dout (T,N) weight (N,K)
 // dweight (N,K) =  scale * dout (T,N)^T inp (T,K); accumulate: +=
 void matmul_backward_columns(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,
@@ -320,21 +320,21 @@ typedef struct {
 void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n);
 
-// The operations that muon.h combines with matmuls to update a matrix
-// momentum (n) =  beta momentum + (1 - beta) g  and  grads (n) =  beta momentum + (1 - beta) g,
-// g being grads times step->scale. With scale 0 nothing changes.
-void muon_momentum(real *grads, real *momentum, const StepScalars *step, float beta, size_t n);
-#define MUON_EPS 1e-7
-// out (n) =  x (n) / max(sqrt(norm_squared (1)), MUON_EPS); norm_squared NULL: x
-void muon_normalise(floatX *out, const real *x, const double *norm_squared, size_t n);
-// out (n,n) =  MUON_A I + MUON_B gram + MUON_C square      gram, square (n,n)
-#define MUON_A 3.4445f
-#define MUON_B -4.7750f
-#define MUON_C 2.0315f
-void muon_polynomial(floatX *out, const floatX *gram, const real *square, int64_t n);
-// weights (n) =  keep weights - lr x (n). With scale 0 nothing changes. master_lo: as AdamW's
+// Muon (muon.h), of num matrices stride elements apart in weights, grads and momentum, dense in x,
+// next (num,rows,cols) and squares (2,num,side,side), scratch. With step->scale 0 nothing changes.
+typedef struct {
+    int64_t rows, cols, num;
+    size_t stride;
+} MuonShape;
+// momentum =  beta momentum + (1 - beta) g  and  grads =  the same once more; g: scale times grads
+void muon_momentum(real *grads, real *momentum, const StepScalars *step, float beta, MuonShape s);
+// x =  grads / max(||grads||, eps), the Frobenius norm of each matrix
+void muon_normalise(floatX *x, const real *grads, double eps, MuonShape s);
+// next =  k[0] x + (k[1] g + k[2] g g) x  with g = x x^T, where x is tall x (..) with x^T x
+void muon_iterate(floatX *next, floatX *squares, const floatX *x, const float k[3], MuonShape s);
+// weights =  keep weights - lr x      master_lo: as AdamW's
 void muon_apply(floatX *weights, uint16_t *master_lo, const floatX *x, const StepScalars *step,
-                float lr, float keep, size_t n);
+                float lr, float keep, MuonShape s);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,7 @@
-// Muon: the update of a matrix is its momentum with all singular values near 1. It is composed of
-// operations of kernels.h, so it is the same in both backends. It is torch.optim.Muon (PyTorch 2.9)
-// with adjust_lr_fn "match_rms_adamw"; its five iterations run in bf16 on CUDA, in fp32 on the CPU.
+// Muon: the update of a matrix is its momentum with all singular values near 1. A composition of
+// operations of kernels.h, so the same in both backends, on all matrices of one shape at once: one
+// by one they are thousands of launches, too short for a GPU. It is torch.optim.Muon (2.9) with
+// adjust_lr_fn "match_rms_adamw"; of its five bf16 steps those of CUDA are too, the CPU's are fp32.
 //   m  =  beta m + (1 - beta) g                momentum; g is the clipped gradient
 //   x  =  beta m + (1 - beta) g                Nesterov
 //   x  =  x / max(||x||, 1e-7)                 Frobenius norm: no singular value is above 1
@@ -16,56 +17,33 @@
 #include "kernels.h"
 
 enum { MUON_STEPS = 5 };
-static const float MUON_MOMENTUM = 0.95f;
+static const float MUON_MOMENTUM = 0.95f, MUON_POLYNOMIAL[] = {3.4445f, -4.7750f, 2.0315f};
 
-// Device memory of an update, for the largest matrix and the largest square of a shorter side
+// Device memory of an update: twice (num,rows,cols); (2,num,side,side)
 typedef struct {
-    floatX *x, *next;      // (rows,cols)
-    floatX *gram, *poly;   // (side,side)
-    double *norm_squared;  // (1)
+    floatX *x[2], *squares;
 } MuonScratch;
 
-static inline int64_t muon_side(int64_t rows, int64_t cols) { return rows < cols ? rows : cols; }
-
-static inline double muon_flops(int64_t rows, int64_t cols) {
-    const double side = (double)muon_side(rows, cols);
-    return MUON_STEPS * 2 * side * (2 * (double)rows * (double)cols + side * side);
+// FLOPs that take a GPU as long as the update of a matrix among many: its products in tiles of 128
+// x 128, and 76 bytes an element at 100 FLOPs a byte
+static inline double muon_cost(int64_t rows, int64_t cols) {
+    const double m = (double)((rows + 127) / 128 * 128), n = (double)((cols + 127) / 128 * 128);
+    const double side = m < n ? m : n, elements = (double)rows * (double)cols;
+    return MUON_STEPS * 2 * side * (2 * m * n + side * side) + 76 * 100 * elements;
 }
 
-// One Newton-Schulz step: s->x =  (a I + b G + c G^2) x with G = x x^T, or where x is tall
-// x (a I + b G + c G^2) with G = x^T x, the same in exact arithmetic. square (side,side): scratch.
-static inline void muon_iterate(MuonScratch *s, real *square, int64_t rows, int64_t cols) {
-    const int64_t side = muon_side(rows, cols);
-    floatX *x = s->x;
-    if (rows <= cols) {
-        matmul_forward(s->gram, x, x, rows, cols, rows);
-    } else {
-        matmul_backward_weight(square, x, x, false, rows, cols, cols);
-        muon_normalise(s->gram, square, NULL, (size_t)(side * side));
-    }
-    matmul_backward_weight(square, s->gram, s->gram, false, side, side, side);
-    muon_polynomial(s->poly, s->gram, square, side);
-    if (rows <= cols)
-        matmul_backward_input(s->next, s->poly, x, false, rows, cols, rows);
-    else
-        matmul_forward(s->next, x, s->poly, rows, cols, cols);
-    s->x = s->next;
-    s->next = x;
-}
-
-// weights (rows,cols), master_lo and momentum (rows,cols) in place; grads (rows,cols) are read
-// times step->scale and become scratch. With scale 0 weights and momentum do not change.
+// weights, master_lo and momentum in place; grads are read times step->scale and become scratch.
+// With scale 0 weights and momentum do not change.
 static inline void muon_update(floatX *weights, uint16_t *master_lo, real *momentum, real *grads,
-                               const StepScalars *step, float lr, float weight_decay, int64_t rows,
-                               int64_t cols, MuonScratch s) {
-    const size_t n = (size_t)rows * (size_t)cols;
-    const float longer = sqrtf((float)(rows > cols ? rows : cols));
-    muon_momentum(grads, momentum, step, MUON_MOMENTUM, n);
-    device_zero(s.norm_squared, sizeof *s.norm_squared);
-    global_norm_squared(s.norm_squared, grads, n);
-    muon_normalise(s.x, grads, s.norm_squared, n);
-    for (int i = 0; i < MUON_STEPS; i++) muon_iterate(&s, grads, rows, cols);
-    muon_apply(weights, master_lo, s.x, step, lr * 0.2f * longer, 1 - lr * weight_decay, n);
+                               const StepScalars *step, float lr, float weight_decay,
+                               MuonShape shape, MuonScratch s) {
+    const float longer = sqrtf((float)(shape.rows > shape.cols ? shape.rows : shape.cols));
+    muon_momentum(grads, momentum, step, MUON_MOMENTUM, shape);
+    muon_normalise(s.x[0], grads, 1e-7, shape);
+    for (int i = 0; i < MUON_STEPS; i++)
+        muon_iterate(s.x[(i + 1) % 2], s.squares, s.x[i % 2], MUON_POLYNOMIAL, shape);
+    muon_apply(weights, master_lo, s.x[MUON_STEPS % 2], step, lr * 0.2f * longer,
+               1 - lr * weight_decay, shape);
 }
 
 #endif

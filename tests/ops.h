@@ -117,8 +117,9 @@ static inline int64_t dim(const Run *r, char letter) {
            : letter == 'Q' ? (h.num_heads + 2 * h.num_kv_heads) * h.head_dim
            : letter == 'O' ? h.num_heads * h.head_dim
            : letter == 'K' ? 2 * h.num_kv_heads * h.head_dim
-           : letter == 'N' ? T / 2  // rows picked
-           : letter == 'R' ? T + 2  // rows of the cache
+           : letter == 'N' ? T / 2                      // rows picked
+           : letter == 'M' ? (T < r->s.C ? T : r->s.C)  // the shorter side
+           : letter == 'R' ? T + 2                      // rows of the cache
            : letter == 'P' ? MAX_POSITION
            : letter == 'S' ? r->num_segments + 1
            : letter == 'W' ? (int64_t)attention_work_list_size(T, r->num_segments)
@@ -518,10 +519,17 @@ REFERENCE(matmul_new_weight) {
 
 // Columns: the second half of out and dout, the first of inp and dinp
 #define COLUMNS_SCALE 0.5f  // exact, also before factors are rounded to bf16
-CALL(matmul_forward_columns, (floatX *)p[0] + V, p[1], p[2], COLUMNS_SCALE, T, C, V, 2 * C, 2 * V)
+CALL(matmul_forward_columns, (floatX *)p[0] + V, (floatX *)p[1] + V, p[2], p[3], COLUMNS_SCALE, T,
+     C, V, 2 * C, 2 * V)
 REFERENCE(matmul_forward_columns) {
     EACH(i, T * 2 * V) want_exactly(r, 0, i, x[0][i]);
-    want_part(r, 0, V, 2 * V, x[0], COLUMNS_SCALE, x[1], x[2], T, V, C, 2 * C, 1, C, 1);
+    want_part(r, 0, V, 2 * V, x[1], COLUMNS_SCALE, x[2], x[3], T, V, C, 2 * C, 1, C, 1);
+}
+CALL_AS(matmul_new_columns, matmul_forward_columns, (floatX *)p[0] + V, NULL, p[1], p[2],
+        COLUMNS_SCALE, T, C, V, 2 * C, 2 * V)
+REFERENCE(matmul_new_columns) {
+    EACH(i, T * 2 * V) want_exactly(r, 0, i, x[0][i]);
+    want_part(r, 0, V, 2 * V, NULL, COLUMNS_SCALE, x[1], x[2], T, V, C, 2 * C, 1, C, 1);
 }
 CALL(matmul_backward_columns, p[0], p[1], (floatX *)p[2] + V, p[3], p[4], COLUMNS_SCALE, true, T, C,
      V, 2 * C, 2 * V)
@@ -667,47 +675,77 @@ static void prepare_adamw(Run *r, double *const *x) {
     EACH(i, r->s.T) x[3][i] = i % 2 ? NAN : INFINITY;
 }
 
-CALL(muon_momentum, p[0], p[1], p[2], 0.95f, (size_t)T)
+// V matrices (T,C), as many elements apart as they have
+#define MATRICES \
+    { T, C, V, (size_t)(2 * T * C) }
+#define EACH_OF_MATRICES(i_, at_)                 \
+    for (int64_t i_ = 0, at_ = 0; i_ < T * C * V; \
+         i_++, at_ = i_ / (T * C) * (2 * T * C) + i_ % (T * C))
+CALL(muon_momentum, p[0], p[1], p[2], 0.95f, (MuonShape)MATRICES)
 REFERENCE(muon_momentum) {
     const double beta = (double)0.95f, scale = x[2][3];
-    EACH(i, T) {
-        const double g = (1 - beta) * x[0][i] * scale, old = beta * x[1][i], m = old + g;
-        want(r, 1, i, m, fabs(old) + fabs(g), 0);
-        want(r, 0, i, beta * m + g, fabs(old) + 2 * fabs(g), 0);
-        for (int k = 0; k < 2 && scale == 0; k++) want_exactly(r, k, i, x[k][i]);
+    for (int k = 0; k < 2; k++) EACH(i, r->n[k]) want_exactly(r, k, i, x[k][i]);
+    EACH_OF_MATRICES(i, at) {
+        const double g = (1 - beta) * x[0][at] * scale, old = beta * x[1][at], m = old + g;
+        if (scale == 0) break;
+        want(r, 1, at, m, fabs(old) + fabs(g), 0);
+        want(r, 0, at, beta * m + g, fabs(old) + 2 * fabs(g), 0);
     }
 }
-CALL(muon_normalise, p[0], p[1], p[2], (size_t)T)
+CALL(muon_normalise, p[0], p[1], 1e-7, (MuonShape)MATRICES)
 REFERENCE(muon_normalise) {
-    const double norm = fmax(sqrt(x[2][0]), MUON_EPS);
-    EACH(i, T) want(r, 0, i, x[1][i] / norm, fabs(x[1][i] / norm), 0);
+    double norm = 0;
+    EACH_OF_MATRICES(i, at) {
+        if (i % (T * C) == 0) {
+            norm = 0;
+            EACH(k, T * C) norm += x[1][at + k] * x[1][at + k];
+            norm = fmax(sqrt(norm), 1e-7);
+        }
+        want(r, 0, i, x[1][at] / norm, fabs(x[1][at] / norm), 0);
+    }
 }
 // Norms near and below the least one
 static void prepare_norm(Run *r, double *const *x) {
-    if (r->s.scale == 1e3) x[2][0] = 0;
-    if (r->s.T == 256) x[2][0] = 1.21e-14;
+    EACH(i, r->n[1] / r->s.V) x[1][i] = r->s.V == 3 ? ldexp(x[1][i], -30) : 0;
 }
-CALL_AS(muon_convert, muon_normalise, p[0], p[1], NULL, (size_t)T)
-REFERENCE(muon_convert) { EACH(i, T) want(r, 0, i, x[1][i], 0, 0); }
-CALL(muon_polynomial, p[0], p[1], p[2], T)
-REFERENCE(muon_polynomial) {
-    EACH(i, T * T) {
-        const double b = (double)MUON_B * x[1][i], c = (double)MUON_C * x[2][i],
-                     a = i % (T + 1) == 0 ? (double)MUON_A : 0;
-        want(r, 0, i, a + b + c, a + fabs(b) + fabs(c), 0);
+static const float coefficients[] = {3, -4, 2};
+CALL(muon_iterate, p[0], p[1], p[2], coefficients, (MuonShape)MATRICES)
+// Of singular values near 1: each step's rounding to floatX counts a few times
+REFERENCE(muon_iterate) {
+    const int64_t side = T < C ? T : C, n = side * side, row = T <= C ? C : 1,
+                  step = T <= C ? 1 : C;
+    const double *k = (double[]){coefficients[0], coefficients[1], coefficients[2]};
+    double *g = calloc((size_t)(2 * n), sizeof *g), *poly = g + n;
+    EACH(m, V) {
+        const double *y = x[2] + m * T * C;  // (side, T * C / side): x, or where that is tall x^T
+        EACH(i, n) g[i] = 0;
+        EACH(i, n)
+        EACH(j, T * C / side) g[i] += y[i / side * row + j * step] * y[i % side * row + j * step];
+        EACH(i, n) poly[i] = k[1] * g[i] + (i % (side + 1) == 0 ? k[0] : 0);
+        EACH(i, n) EACH(j, side) poly[i] += k[2] * g[i / side * side + j] * g[j * side + i % side];
+        EACH(i, side) EACH(j, T * C / side) {
+            const int64_t at = m * T * C + i * row + j * step;
+            double sum = 0;
+            EACH(l, side) sum += poly[i * side + l] * y[l * row + j * step];
+            want(r, 0, at, sum, 0, 0);
+            r->tol[0][at] += 16 * STORE * (1 + fabs(sum));
+        }
     }
+    EACH(i, r->n[1]) r->tol[1][i] = INFINITY;  // scratch
+    free(g);
 }
-CALL(muon_apply, p[0], low_bits_of(p[0], T), p[1], p[2], 0.02f, 0.9f, (size_t)T)
+CALL(muon_apply, p[0], low_bits_of(p[0], r->n[0]), p[1], p[2], 0.02f, 0.9f, (MuonShape)MATRICES)
 REFERENCE(muon_apply) {
-    EACH(i, T) {
-        const double w = (double)0.9f * x[0][i], d = (double)0.02f * x[1][i];
-        want(r, 0, i, w - d, fabs(w) + fabs(d), 0);
-        r->tol[0][i] += 0x1p-23 * (fabs(w) + fabs(r->want[0][i]));
-        if (x[2][3] == 0) want_exactly(r, 0, i, x[0][i]);
+    EACH(i, r->n[0]) want_exactly(r, 0, i, x[0][i]);
+    EACH_OF_MATRICES(i, at) {
+        const double w = (double)0.9f * x[0][at], d = (double)0.02f * x[1][i];
+        if (x[2][3] == 0) break;
+        want(r, 0, at, w - d, fabs(w) + fabs(d), 0);
+        r->tol[0][at] += 0x1p-23 * (fabs(w) + fabs(r->want[0][at]));
     }
 }
 static void prepare_muon(Run *r, double *const *x) {
-    if (r->s.T % 257 == 0) x[2][3] = 0;
+    if (r->s.T % 16 != 0) x[2][3] = 0;
 }
 
 // ---- Shapes. The backend takes widths of its own: CPU any, CUDA multiples of 8. -----------------
@@ -827,9 +865,13 @@ static const Shape flat_shapes[] = {
     {.T = 1003}, {.T = 0}, {.T = 1}, {.T = 3}, {.T = 4}, {.T = 256}, {.T = 257},
     {.T = 4097, .scale = 1e3}, {.T = 70001}, END};
 static const Shape flat_bench[] = {{.T = 1 << 22}, END};
-static const Shape square_shapes[] = {
-    {.T = 40}, {.T = 0}, {.T = 1}, {.T = 8}, {.T = 129}, {.T = 300}, END};
-static const Shape square_bench[] = {{.T = 576}, END};
+#define MATRIX(T_, C_, V_, scale_) {.T = T_, .C = C_, .V = V_, .scale = scale_}
+static const Shape matrix_shapes[] = {
+    MATRIX(16, 24, 3, 0.2), MATRIX(64, 24, 2, 0.12), MATRIX(8, 8, 1, 0.3), MATRIX(40, 40, 2, 0.15),
+    MATRIX(80, 8, 5, 0.1), MATRIX(8, 520, 2, 0.04),
+    ODD(MATRIX(7, 5, 3, 0.4), MATRIX(3, 11, 2, 0.3), MATRIX(1, 9, 1, 0.3)) END};
+static const Shape matrix_bench[] = {
+    MATRIX(576, 1536, 30, 0.03), MATRIX(192, 576, 30, 0.04), END};
 #define CLIP(T_, scale_) {.T = T_, .scale = scale_}
 static const Shape clip_shapes[] = {
     CLIP(0, 1), CLIP(0, 0.01), CLIP(0, -1), CLIP(1, 1), CLIP(2, 1), CLIP(3, 1), CLIP(3, -1),
@@ -904,6 +946,9 @@ static const Operation operations[] = {
         {"dweight", REAL, OUT, "VC", 0}, INPUT("dout", "TV"), INPUT("inp", "TC")}),
     OPERATION(matmul_forward_columns, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
               .operands = {
+        SUM("out", "T2V"), INPUT("resid", "T2V"), INPUT("inp", "T2C"), INPUT("weight", "VC")}),
+    OPERATION(matmul_new_columns, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
+              .operands = {
         SUM("out", "T2V"), INPUT("inp", "T2C"), INPUT("weight", "VC")}),
     OPERATION(matmul_backward_columns, .flags = PRODUCT, .shapes = product_shapes, .operands = {
         SUM("dinp", "T2C"), GRADIENT("dweight", "VC"), INPUT("dout", "T2V"), INPUT("inp", "T2C"),
@@ -927,16 +972,15 @@ static const Operation operations[] = {
         {"sum", DOUBLE, INOUT, "1", POSITIVE}, {"x", REAL, IN, "T", 0}}),
     OPERATION(clip_scale, .shapes = clip_shapes, .operands = {
         {"step", STEP, INOUT, "4", SCALARS}}),
-    OPERATION(muon_momentum, SHAPES(flat), .prepare = prepare_muon, .operands = {
-        GRADIENT("grads", "T"), GRADIENT("momentum", "T"), {"step", STEP, IN, "4", SCALARS}}),
-    OPERATION(muon_normalise, SHAPES(flat), .prepare = prepare_norm, .operands = {
-        RESULT("out", "T"), {"x", REAL, IN, "T", 0}, {"norm_squared", DOUBLE, IN, "1", POSITIVE}}),
-    OPERATION(muon_convert, .shapes = flat_shapes, .operands = {
-        RESULT("out", "T"), {"x", REAL, IN, "T", 0}}),
-    OPERATION(muon_polynomial, SHAPES(square), .operands = {
-        RESULT("out", "TT"), INPUT("gram", "TT"), {"square", REAL, IN, "TT", 0}}),
-    OPERATION(muon_apply, SHAPES(flat), .prepare = prepare_muon, .operands = {
-        {"weights", MASTER, INOUT, "T", 0}, INPUT("x", "T"), {"step", STEP, IN, "4", SCALARS}}),
+    OPERATION(muon_momentum, SHAPES(matrix), .prepare = prepare_muon, .operands = {
+        GRADIENT("grads", "2VTC"), GRADIENT("momentum", "2VTC"), {"step", STEP, IN, "4", SCALARS}}),
+    OPERATION(muon_normalise, SHAPES(matrix), .prepare = prepare_norm, .operands = {
+        RESULT("x", "VTC"), {"grads", REAL, IN, "2VTC", 0}}),
+    OPERATION(muon_iterate, SHAPES(matrix), .operands = {
+        RESULT("next", "VTC"), RESULT("squares", "2VMM"), INPUT("x", "VTC")}),
+    OPERATION(muon_apply, SHAPES(matrix), .prepare = prepare_muon, .operands = {
+        {"weights", MASTER, INOUT, "2VTC", 0}, INPUT("x", "VTC"),
+        {"step", STEP, IN, "4", SCALARS}}),
     OPERATION(adamw_update, SHAPES(flat), .prepare = prepare_adamw, .operands = {
         {"weights", MASTER, INOUT, "T", 0}, GRADIENT("m", "T"), {"v", REAL, INOUT, "T", POSITIVE},
         {"grads", REAL, IN, "T", 0}, {"step", STEP, IN, "4", SCALARS}}),

@@ -125,7 +125,7 @@ if [ -n "$emulated" ]; then
     expect no_gpu 11 'no NVIDIA GPU is visible' env EMU_DEVICES=0 "${run[@]}" --out m
 fi
 [ -n "$emulated" ] || finish    # nvcc links no train_llama_faulty
-planned=("$bin/train_llama_faulty" "${common[@]}" --dry-run)
+planned=("$bin/train_llama_faulty" "${common[@]}" --steps 1 --val-every 0 --out "$work/planned")
 outcome all_ranks_take_the_same_kernels 0 '^  rank 0-1 on .*attention sm80$' \
     "${mpi[@]}" -n 1 "${planned[@]}" : -n 1 env WRONG_ATTENTION=crash "${planned[@]}"
 has the_rank_is_named '^warning: .* sm90 fail on the GPU of rank 1; sm80' out.txt

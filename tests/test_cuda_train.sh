@@ -28,9 +28,16 @@ as_on_cpu sm80 --attention sm80         # the kernels for GPUs before Hopper
 
 check cpu_muon_4_steps "$cpu" "${common[@]}" --optimizer muon --out cpu_muon --steps 4
 cpu_run=cpu_muon as_on_cpu muon --optimizer muon
+launches() { EMU_TRACE=1 "$cuda" "${common[@]}" --val-every 0 --steps 1 --optimizer $1 --out traced_$1 2>&1 | grep -c 'EMU TRACE'; }
+[[ $cuda != *emu* ]] || check muon_updates_all_layers_at_once \
+    test $(($(launches muon) - $(launches adamw))) -le $((7 * 20))     # of seven kinds of matrices
 
 # --recompute auto: as little as fits, with a 16th of the memory to spare
 if [[ $cuda = *emu* ]]; then
+    EMU_ARCH=120 EMU_RUNTIME=12060 expect an_old_toolkit_on_a_new_gpu 11 'sm_120 needs CUDA 12.8; .* 12.6' \
+        "$cuda" "${common[@]}" --out refused
+    EMU_ARCH=100 outcome sm_100_runs_kernels_of_sm_80 0 'attention sm80 .made for older GPUs' \
+        "$cuda" "${common[@]}" --dry-run
     expect no_sm90_kernels_on_sm_80 2 'error: .*attention' \
         env EMU_ARCH=80 "$cuda" "${common[@]}" --attention sm90 --out refused
     check refused_runs_write_nothing test ! -e refused

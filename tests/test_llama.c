@@ -248,10 +248,6 @@ static void check_muon_golden(const char *name) {
     golden_open(&g, name, 0, true);
     open_expected(&g, "muon");
     golden_training(&g, "losses", "norms");
-    // the CPU gets away with products that overwrite their own factor; cuBLASLt promises nothing
-    MuonScratch s = g.model.zero.muon;
-    muon_iterate(&s, g.model.grads, 4, 6);
-    CHECK(s.x == g.model.zero.muon.next && s.next == g.model.zero.muon.x);
     golden_close(&g);
 }
 
@@ -760,8 +756,10 @@ static void check_shard(const LlamaModel *m, bool muon, size_t first) {
     for (const Parameter *t = m->tensors; t < m->tensors + m->num_tensors; t++) {
         const bool matrix = muon && t->cols && strstr(t->name, "layers");
         const double a = (double)t->rows, b = (double)t->cols, side = a < b ? a : b;
-        const double cost = matrix ? 5 * 2 * side * (a * b + side * side + a * b)  // three products
-                                   : 2800 * (double)t->count;
+        const double wide = 128 * ceil(side / 128), area = 128 * wide * ceil(a * b / side / 128);
+        const double cost =  // three products, and bytes
+            matrix ? 5 * 2 * wide * (area + wide * wide + area) + 7600 * a * b
+                   : 2800 * (double)t->count;
         const size_t from = t->offset > first ? t->offset : first,
                      to = t->offset + t->count < end ? t->offset + t->count : end,
                      own = from < to ? to - from : 0;

@@ -19,6 +19,7 @@
 #include "../kernels/cpu/common.h"
 #endif
 #include "../data/base/clock.h"
+#include "../kernels/lora.h"
 #include "ops.h"
 
 static bool quick;
@@ -852,6 +853,24 @@ TEST(timer_is_within_the_clock) {
     CHECK(device_timer_ms() <= 0);
 #endif
     device_free(x);
+}
+
+// bf16 does not have 257; less the adapter's 256, before it is rounded, it is 1.
+TEST(adapters_are_added_before_the_layer_is_rounded) {
+    enum { K = 8, N = 16, R = 8, X = 0, W = X + K, A = W + N * K, B = A + R * K, H = B + R * R };
+    enum { OUT = H + R, ALL = OUT + N };
+    float x[ALL] = {[X] = 1, [X + 1] = 1, [A] = 1, [OUT] = NAN}, got[N];
+    open_device();
+    for (int i = 0; i < N; i++) x[W + i * K] = 256, x[W + i * K + 1] = 1;
+    for (int i = 0; i < R; i++) x[B + i * R] = -256;
+    floatX *p = device_malloc(ALL * sizeof *p);
+    weights_from_host(p, NULL, x, ALL);
+    const Lora adapter = {1, R, 1, {R}, {R}, p + A, p + B, NULL, NULL, p + H, NULL};
+    linear_forward(p + OUT, NULL, p + X, p + W, &adapter, 1, K, N);
+    activations_to_host(got, p + OUT, N);
+    for (int i = 0; i < N; i++)
+        CHECK_MSG(i < R ? fabsf(got[i] - 257) <= 1 : got[i] == 1, "%d: %g", i, (double)got[i]);
+    device_free(p);
 }
 
 // While the running maximum does not change, rescaling must not change the previous sums by a bit:

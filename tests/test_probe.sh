@@ -14,8 +14,13 @@ check sm80 train --attention sm80 --out sm80
 outcome right 0 'attention sm90' train --out right
 lacks right_without_a_warning '^warning: the attention' out.txt
 differ sm90_has_other_bits {sm80,right}/step-00000002/model.safetensors
-EMU_EXCLUSIVE=$work/lock outcome no_gpu_left_to_probe 0 'attention sm90' train --dry-run
-WRONG_ATTENTION=signal outcome probe_ended_by_a_signal 0 'attention sm90' train --dry-run
+EMU_EXCLUSIVE=$work/lock outcome no_gpu_left_to_probe 0 'attention sm90' train --out left
+WRONG_ATTENTION=signal outcome probe_ended_by_a_signal 0 'attention sm90' train --out ended
+WRONG_ATTENTION=crash outcome no_probe_where_nothing_is_trained 0 'attention sm90' train --dry-run
+lacks nothing_is_said_of_it '^warning: the attention' out.txt
+CUDA_INJECTION64_PATH=x outcome no_other_path_under_a_profiler 0 \
+    '^warning: the attention kernels of sm90 run without having been probed: a profiler' train --out watched
+same_state watched_has_the_bits_of_sm90 {right,watched}/step-00000002
 export WRONG_ATTENTION
 while read -r WRONG_ATTENTION words; do
     outcome "$WRONG_ATTENTION" 0 "^warning: the attention kernels of sm90 $words on this GPU; sm80's" \

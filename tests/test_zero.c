@@ -8,9 +8,9 @@
 #include "scratch.h"
 #include "test.h"
 
-// Elements: an embedding, two matrices of one layer, a head, vectors
-enum { ADDED = 200, ROWS = 24, COLS = 16, MATRIX = ROWS * COLS, HEAD = ADDED + 2 * MATRIX };
-enum { DECAYED = 2600, NUM = 3000, MICROS = 7, STEPS = 4, BUCKETS = 4, ARENAS = 4 };
+// Elements: an embedding, three layers of two matrices, a head, vectors
+enum { ADDED = 200, ROWS = 24, COLS = 16, MATRIX = ROWS * COLS, HEAD = ADDED + 6 * MATRIX };
+enum { DECAYED = 4104, NUM = 4504, MICROS = 7, STEPS = 4, BUCKETS = 4, ARENAS = 4 };
 static const AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 0};
 
 typedef struct {
@@ -32,13 +32,14 @@ static void open_flat(Flat *f, ZeroSettings settings, bool muon) {
                        .num_elements = NUM,
                        .num_decayed = DECAYED,
                        .num_added = ADDED,
-                       .matrices = host_calloc(2, sizeof(ZeroMatrix), "test"),
+                       .matrices = host_calloc(6, sizeof(ZeroMatrix), "test"),
                        .buckets = host_calloc(BUCKETS, sizeof(ZeroBucket), "test"),
-                       .num_matrices = muon ? 2 : 0,
+                       .num_matrices = muon ? 6 : 0,
+                       .num_kinds = 2,
                        .num_buckets = BUCKETS};
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < 6; k++)
         shape.matrices[k] =
-            (ZeroMatrix){(size_t)(ADDED + k * MATRIX), k ? COLS : ROWS, k ? ROWS : COLS};
+            (ZeroMatrix){(size_t)(ADDED + k * MATRIX), k % 2 ? COLS : ROWS, k % 2 ? ROWS : COLS};
     for (int k = 0; k < BUCKETS; k++)
         shape.buckets[k] = (ZeroBucket){.first = ends[k][0], .last = ends[k][1]};
     memset(f, 0, sizeof *f);

@@ -45,7 +45,7 @@ cublasStatus_t check_layout(const cublasLtMatrixLayoutOpaque_t *m) {
     if (!m) return CUBLAS_STATUS_INVALID_VALUE;
     if (m->ld < (int64_t)(m->order == CUBLASLT_ORDER_COL ? m->rows : m->cols))
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (m->order != CUBLASLT_ORDER_COL || m->batch_count != 1) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (m->order != CUBLASLT_ORDER_COL || m->batch_count < 1) return CUBLAS_STATUS_NOT_SUPPORTED;
     return is_type(m->type) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
@@ -72,7 +72,11 @@ cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t *op,
     for (const cublasLtMatrixLayoutOpaque_t *m : {a, b, c, d}) {
         cublasStatus_t status = check_layout(m);
         if (status != CUBLAS_STATUS_SUCCESS) return status;
+        if (m->batch_count != d->batch_count) return CUBLAS_STATUS_INVALID_VALUE;
     }
+    // matrices of D that share an element
+    if (d->batch_count > 1 && d->batch_offset < (int64_t)((d->cols - 1) * d->ld + d->rows))
+        return CUBLAS_STATUS_INVALID_VALUE;
     uint64_t m = op->trans_a == CUBLAS_OP_N ? a->rows : a->cols;
     uint64_t k = op->trans_a == CUBLAS_OP_N ? a->cols : a->rows;
     uint64_t kb = op->trans_b == CUBLAS_OP_N ? b->rows : b->cols;
@@ -146,6 +150,11 @@ CLONES void tile(float *sum, const float *a, const float *b, int64_t k) {
         for (int j = 0; j < TILE_N; j++)
             for (int i = 0; i < TILE_M; i++) acc[j][i] += a[l * TILE_M + i] * b[l * TILE_N + j];
     memcpy(sum, acc, sizeof acc);
+}
+
+// Matrix number i of a batch
+const void *matrix_at(const void *p, const cublasLtMatrixLayoutOpaque_t *m, int i) {
+    return (const char *)p + (int64_t)i * m->batch_offset * (int64_t)type_bytes(m->type);
 }
 
 float element(const void *p, uint32_t type, size_t i) {
@@ -323,6 +332,16 @@ cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataT
     *layout = {(uint32_t)type, 0, 1, rows, cols, ld, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attr,
+                                                const void *buf, size_t bytes) {
+    EMU_CALL(cublasStatus_t, __func__);
+    if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
+    if (attr == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT) return set(&layout->batch_count, buf, bytes);
+    if (attr == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET)
+        return set(&layout->batch_offset, buf, bytes);
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
     delete layout;
     return CUBLAS_STATUS_SUCCESS;
@@ -446,10 +465,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     memcpy(&x.alpha, alpha, sizeof x.alpha);
     memcpy(&x.beta, beta, sizeof x.beta);
     emu::enqueue(stream, [=] {
-        if (id == 1)
-            multiply_in_two_halves(x, (float *)workspace);
-        else
-            multiply(x);
+        for (int i = 0; i < x.d.batch_count; i++) {
+            Product one = x;
+            one.pa = matrix_at(A, &x.a, i), one.pb = matrix_at(B, &x.b, i);
+            one.pc = matrix_at(C, &x.c, i), one.pd = (void *)matrix_at(D, &x.d, i);
+            if (id == 1)
+                multiply_in_two_halves(one, (float *)workspace);
+            else
+                multiply(one);
+        }
     });
     return CUBLAS_STATUS_SUCCESS;
 }

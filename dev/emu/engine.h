@@ -73,7 +73,8 @@ struct Options {
     Sched sched = FIFO;
     AsyncMode async = LAZY;
     int threads = 1, proxy = 0, exact = 0, timeout = 0, guard = 1, poison = 1, stats = 0;
-    int arch = 90, driver = 0, devices = 1, streams = 0, slow_stream = 0, lag_ms = 1, trace = 0;
+    int arch = 90, driver = 0, runtime = 0, devices = 1, streams = 0, slow_stream = 0, lag_ms = 1,
+        trace = 0;
     int fast_math = 0;
     size_t align = 64, memory = (size_t)8 << 30, page_cache = 0;
     uint64_t seed = 1;

@@ -204,7 +204,7 @@ cudaError_t cudaDriverGetVersion(int *version) {
 }
 cudaError_t cudaRuntimeGetVersion(int *version) {
     API_CALL;
-    *version = CUDART_VERSION;
+    *version = opt.runtime;
     return cudaSuccess;
 }
 

@@ -40,6 +40,7 @@ Options::Options() {
     stats = (int)env_number("EMU_STATS", 0);
     arch = (int)env_number("EMU_ARCH", 90);
     driver = (int)env_number("EMU_DRIVER", 0);
+    runtime = (int)env_number("EMU_RUNTIME", CUDART_VERSION);
     devices = (int)env_number("EMU_DEVICES", 1);
     streams = (int)env_number("EMU_STREAMS", 0);
     slow_stream = (int)env_number("EMU_SLOW_STREAM", 0);

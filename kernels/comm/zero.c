@@ -30,7 +30,7 @@ static void plan_parts(Zero *z) {
     if (s->num_matrices > 0) z->matrices_first = s->matrices[0].first;
     for (const ZeroMatrix *x = s->matrices; x < s->matrices + s->num_matrices; x++) {
         add_blocks(z, end, x->first);
-        z->parts[z->num_parts++] = (ZeroPart){x->first, muon_flops(x->rows, x->cols)};
+        z->parts[z->num_parts++] = (ZeroPart){x->first, muon_cost(x->rows, x->cols)};
         z->matrices_last = end = x->first + (size_t)(x->rows * x->cols);
     }
     add_blocks(z, end, s->num_elements);
@@ -50,6 +50,14 @@ static void plan_shards(Zero *z) {
     }
     z->shard_first = z->shards[z->settings.rank];
     z->shard_count = z->shards[z->settings.rank + 1] - z->shard_first;
+}
+
+// Matrices like x that are updated at once: with 128 MB of scratch memory they fill a GPU; those of
+// the CPU fit its cache.
+static int batch_size(const ZeroShape *s, const ZeroMatrix *x) {
+    const int64_t most = sizeof(floatX) == 2 ? 32 << 20 : 64 << 10;
+    const int64_t fit = most / (x->rows * x->cols), all = s->num_matrices / s->num_kinds;
+    return fit < 1 ? 1 : (int)(fit < all ? fit : all);
 }
 
 // On a GPU a round of all ranks fills 32 MiB: it costs launches on every rank, however short it is.
@@ -112,17 +120,16 @@ static bool has_partial_sums(const Zero *z) {
 
 static void carve_muon(Zero *z, Arena *workspace) {
     const ZeroShape *s = &z->shape;
-    size_t largest = 0, square = 0;
+    size_t largest = 0, squares = 0;
     for (const ZeroMatrix *x = s->matrices; x < s->matrices + s->num_matrices; x++) {
-        const size_t n = (size_t)(x->rows * x->cols), side = (size_t)muon_side(x->rows, x->cols);
+        const int64_t num = batch_size(s, x), side = x->rows < x->cols ? x->rows : x->cols;
+        const size_t n = (size_t)(num * x->rows * x->cols), two = (size_t)(2 * num * side * side);
         if (n > largest) largest = n;
-        if (side * side > square) square = side * side;
+        if (two > squares) squares = two;
     }
-    ARENA_BUFFER(workspace, z->muon.norm_squared, 1, true);
-    ARENA_BUFFER(workspace, z->muon.x, largest, true);
-    ARENA_BUFFER(workspace, z->muon.next, largest, true);
-    ARENA_BUFFER(workspace, z->muon.gram, square, true);
-    ARENA_BUFFER(workspace, z->muon.poly, square, true);
+    ARENA_BUFFER(workspace, z->muon.x[0], largest, true);
+    ARENA_BUFFER(workspace, z->muon.x[1], largest, true);
+    ARENA_BUFFER(workspace, z->muon.squares, squares, true);
 }
 
 void zero_carve(Zero *z, floatX *weights, real *grads, Arena *of_weights, Arena *of_grads,
@@ -357,11 +364,18 @@ static void update_range(Zero *z, AdamW hyper, size_t from, size_t to) {
 
 static void update_matrices(Zero *z, AdamW hyper) {
     const ZeroShape *s = &z->shape;
-    for (const ZeroMatrix *x = s->matrices; x < s->matrices + s->num_matrices; x++)
-        if (own_part(z, x->first, x->first + 1).count)  // then all of it
-            muon_update(z->weights + x->first, low_bits(z, x->first),
-                        z->m + (x->first - z->shard_first), z->grads + x->first, z->step, hyper.lr,
-                        hyper.weight_decay, x->rows, x->cols, z->muon);
+    const int kinds = s->num_kinds;
+    for (int kind = 0; kind < kinds; kind++)
+        for (int i = kind, num; i < s->num_matrices; i += (num ? num : 1) * kinds) {
+            const ZeroMatrix *x = s->matrices + i;
+            for (num = 0; num < batch_size(s, x) && i + num * kinds < s->num_matrices; num++)
+                if (!own_part(z, x[num * kinds].first, x[num * kinds].first + 1).count) break;
+            const size_t at = x->first, stride = num > 1 ? x[kinds].first - at : 0;
+            if (num == 0) continue;
+            muon_update(z->weights + at, low_bits(z, at), z->m + (at - z->shard_first),
+                        z->grads + at, z->step, hyper.lr, hyper.weight_decay,
+                        (MuonShape){x->rows, x->cols, num, stride}, z->muon);
+        }
 }
 
 void zero_update(Zero *z, AdamW hyper, float grad_clip) {

@@ -25,7 +25,8 @@ typedef struct {
     int32_t num_losses;  // most partial sums that the losses of a step or a validation have
 } ZeroSettings;
 
-// A matrix that Muon updates: no shard cuts it.
+// A matrix that Muon updates: no shard cuts it. Matrix i + num_kinds has the shape of matrix i, and
+// all such pairs lie equally far apart.
 typedef struct {
     size_t first;  // element
     int64_t rows, cols;
@@ -48,7 +49,7 @@ typedef struct {
     // last; buckets are in the order in which forward needs their weights.
     ZeroMatrix *matrices;
     ZeroBucket *buckets;
-    int num_matrices, num_buckets;
+    int num_matrices, num_kinds, num_buckets;
 } ZeroShape;
 
 // What each rank tells all others with its losses, so that a step needs no exchange for it: the

@@ -404,11 +404,11 @@ void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp
     gemm(dweight, accumulate ? dweight : NULL, (Matrix){dout, 1, N}, (Matrix){inp, 1, K}, N, K, T);
 }
 
-void matmul_forward_columns(floatX *out, const floatX *inp, const floatX *weight, float scale,
-                            int64_t T, int64_t K, int64_t N, int64_t inp_stride,
-                            int64_t out_stride) {
+void matmul_forward_columns(floatX *out, const floatX *resid, const floatX *inp,
+                            const floatX *weight, float scale, int64_t T, int64_t K, int64_t N,
+                            int64_t inp_stride, int64_t out_stride) {
     if (T == 0) return;
-    multiply(out, out, out_stride, scale, (Matrix){inp, inp_stride, 1}, (Matrix){weight, K, 1}, T,
+    multiply(out, resid, out_stride, scale, (Matrix){inp, inp_stride, 1}, (Matrix){weight, K, 1}, T,
              N, K);
 }
 

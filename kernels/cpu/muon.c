@@ -1,34 +1,56 @@
-// Muon's element-wise operations; muon.h combines them with matmuls.
+// What Muon does to matrices of one shape, here one after another; muon.h composes it.
 
 #include "common.h"
 
-void muon_momentum(real *grads, real *momentum, const StepScalars *step, float beta, size_t n) {
+static size_t elements(MuonShape s) { return (size_t)(s.rows * s.cols); }
+
+void muon_momentum(real *grads, real *momentum, const StepScalars *step, float beta, MuonShape s) {
     const real scale = step->scale;
     if (scale == 0) return;  // skipped: not finite
+    for (int64_t j = 0; j < s.num; j++, grads += s.stride, momentum += s.stride)
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i++) {
-        const real g = (1 - beta) * (grads[i] * scale);
-        momentum[i] = beta * momentum[i] + g;
-        grads[i] = beta * momentum[i] + g;
+        for (size_t i = 0; i < elements(s); i++) {
+            const real g = (1 - beta) * (grads[i] * scale);
+            momentum[i] = beta * momentum[i] + g;
+            grads[i] = beta * momentum[i] + g;
+        }
+}
+
+void muon_normalise(floatX *x, const real *grads, double eps, MuonShape s) {
+    for (int64_t j = 0; j < s.num; j++, x += elements(s), grads += s.stride) {
+        double sum = 0;
+        global_norm_squared(&sum, grads, elements(s));
+        const real scale = (real)(1 / fmax(sqrt(sum), eps));
+#pragma omp parallel for schedule(static)
+        for (size_t i = 0; i < elements(s); i++) x[i] = grads[i] * scale;
     }
 }
 
-void muon_normalise(floatX *out, const real *x, const double *norm_squared, size_t n) {
-    const real scale = norm_squared ? (real)(1 / fmax(sqrt(*norm_squared), MUON_EPS)) : 1;
+void muon_iterate(floatX *next, floatX *squares, const floatX *x, const float k[3], MuonShape s) {
+    const int64_t rows = s.rows, cols = s.cols, side = rows < cols ? rows : cols;
+    floatX *gram = squares, *poly = squares + s.num * side * side;
+    for (int64_t j = 0; j < s.num; j++, gram += side * side, poly += side * side) {
+        if (rows <= cols)
+            matmul_forward(gram, x, x, rows, cols, rows);
+        else
+            matmul_backward_weight(gram, x, x, false, rows, cols, cols);
+        matmul_backward_weight(poly, gram, gram, false, side, side, side);
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i++) out[i] = x[i] * scale;
-}
-
-void muon_polynomial(floatX *out, const floatX *gram, const real *square, int64_t n) {
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < n * n; i++)
-        out[i] = MUON_B * gram[i] + MUON_C * square[i] + (i % (n + 1) == 0 ? MUON_A : 0);
+        for (int64_t i = 0; i < side * side; i++)
+            poly[i] = k[1] * gram[i] + k[2] * poly[i] + (i % (side + 1) == 0 ? k[0] : 0);
+        if (rows <= cols)
+            matmul_backward_input(next, poly, x, false, rows, cols, rows);
+        else
+            matmul_forward(next, x, poly, rows, cols, cols);
+        next += elements(s), x += elements(s);
+    }
 }
 
 void muon_apply(floatX *weights, uint16_t *master_lo, const floatX *x, const StepScalars *step,
-                float lr, float keep, size_t n) {
+                float lr, float keep, MuonShape s) {
     (void)master_lo;  // the weight is its own fp32 master here
     if (step->scale == 0) return;
+    for (int64_t j = 0; j < s.num; j++, weights += s.stride, x += elements(s))
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i++) weights[i] = weights[i] * keep - lr * x[i];
+        for (size_t i = 0; i < elements(s); i++) weights[i] = weights[i] * keep - lr * x[i];
 }

@@ -29,8 +29,12 @@ void *cuda_scratch();
 // rmsnorm.cu: dweight (C) += the rows of partial (num_partial, C), in a fixed order
 void add_partial_rows(real *dweight, const float *partial, int num_partial, int C);
 
-// probe.cu: does not return in the process that probes attention, on device probed_device() (-1:
-// this is another process).
+// optimizer.cu: sums (num) += squares of num arrays of n elements, stride elements apart. sums may
+// be the first of the scratch memory
+void add_squares(double *sums, const real *x, size_t n, int64_t num, size_t stride);
+
+// probe.cu: does not return in a process that is to probe attention, on device probed_device() (-1:
+// another process).
 void probe_if_asked();
 int probed_device();
 
@@ -39,6 +43,16 @@ void *cuda_allocate(const char *what, size_t bytes);
 
 // matmul.cu: takes cuBLASLt's handle and workspace; NULL, or one line that says what is missing.
 const char *matmul_init();
+// d = scale a b + beta addend, of num bf16 matrices one behind another. d, a and b are by kind out,
+// weight, inp; dinp, weight, dout; dweight, inp, dout. addend may be d; NULL: zeros
+enum MatmulKind { FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, NUM_KINDS };
+struct MatmulOperands {
+    void *d;
+    const void *addend, *a, *b;
+    float scale = 1, beta = 1;
+};
+void matmul_many(MatmulKind kind, const MatmulOperands &x, int64_t T, int64_t K, int64_t N,
+                 int64_t num);
 
 // Ends the program with exit code 11 (device error): one error line, one hint line.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t status);

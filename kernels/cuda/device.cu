@@ -167,6 +167,14 @@ const char *device_init(const DeviceOptions *options) {
                  properties.name, cuda_arch());
         return failure;
     }
+    int runtime = 0;
+    CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+    if (properties.major >= 10 && runtime < 12080) {
+        snprintf(failure, sizeof failure,
+                 "%.80s: sm_%d needs CUDA 12.8; this program has CUDA %d.%d", properties.name,
+                 cuda_arch(), runtime / 1000, runtime % 1000 / 10);
+        return failure;
+    }
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     create_buffers();
     describe();
@@ -192,8 +200,10 @@ const char *device_refuses(int C, int F, int V, int D) {
 }
 
 const char *device_describe(void) {
-    static char text[sizeof description + 32];
-    snprintf(text, sizeof text, "%s, attention %s", description, attention_describe());
+    static char text[sizeof description + 96];
+    snprintf(
+        text, sizeof text, "%s, attention %s%s", description, attention_describe(),
+        cuda_arch() / 10 == 10 ? " (made for older GPUs; this one could do 3 times as much)" : "");
     return text;
 }
 

@@ -17,14 +17,14 @@
 
 #include <cublasLt.h>
 
-enum Kind { FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, NUM_KINDS };
 static const char *const KIND_NAMES[NUM_KINDS] = {"matmul_forward", "matmul_backward_input",
                                                   "matmul_backward_weight"};
 
 struct Shape {
-    Kind kind;
+    MatmulKind kind;
     int64_t T, K, N;
     int64_t inp_stride, out_stride;  // of rows of inp or dinp, and of out or dout
+    int64_t num = 0;                 // of matmul_many; 0: one product
 };
 // D (m,n) = A (m,depth) B (depth,n), column-major
 struct Layouts {
@@ -51,7 +51,7 @@ static size_t workspace_bytes;
 // ------------------------------------------------------------------------------------------------
 // Setting up
 
-static void create_description(Kind kind, cublasOperation_t a, cublasOperation_t b) {
+static void create_description(MatmulKind kind, cublasOperation_t a, cublasOperation_t b) {
     cublasLtMatmulDesc_t *desc = &descriptions[kind];
     LT_CHECK(cublasLtMatmulDescCreate(desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     LT_CHECK(cublasLtMatmulDescSetAttribute(*desc, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a));
@@ -99,20 +99,27 @@ static int64_t longest_of_bucket(int64_t T) {
     return ceil_div(T, step) * step;
 }
 
-// A row-major (rows, cols) tensor whose rows are stride elements apart
+// A row-major (rows, cols) tensor whose rows lie stride elements apart, or num tensors
 static void init_layout(cublasLtMatrixLayoutOpaque_t *layout, bool is_fp32, int64_t rows,
-                        int64_t cols, int64_t stride) {
+                        int64_t cols, int64_t stride, int64_t num) {
+    const int32_t count = (int32_t)num;
+    const int64_t offset = rows * stride;
     LT_CHECK(cublasLtMatrixLayoutInit(layout, is_fp32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)cols,
                                       (uint64_t)rows, stride));
+    if (num == 0) return;
+    LT_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                              sizeof count));
+    LT_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                              &offset, sizeof offset));
 }
 
 static Layouts layouts_of(const Shape &s) {
     Layouts l;
     cublasLtMatrixLayoutOpaque_t *const inp[NUM_KINDS] = {&l.b, &l.d, &l.a},  // or dinp
         *const out[NUM_KINDS] = {&l.d, &l.b, &l.b}, *const weight[NUM_KINDS] = {&l.a, &l.a, &l.d};
-    init_layout(inp[s.kind], false, s.T, s.K, s.inp_stride);
-    init_layout(out[s.kind], false, s.T, s.N, s.out_stride);
-    init_layout(weight[s.kind], s.kind == BACKWARD_WEIGHT, s.N, s.K, s.K);
+    init_layout(inp[s.kind], false, s.T, s.K, s.inp_stride, s.num);
+    init_layout(out[s.kind], false, s.T, s.N, s.out_stride, s.num);
+    init_layout(weight[s.kind], s.kind == BACKWARD_WEIGHT && !s.num, s.N, s.K, s.K, s.num);
     return l;
 }
 
@@ -136,16 +143,9 @@ static cublasLtMatmulAlgo_t suggest(const Shape &s) {
 // ------------------------------------------------------------------------------------------------
 // The product
 
-// addend is laid out like d and may be d; NULL: zeros
-struct Operands {
-    void *d;
-    const void *addend, *a, *b;
-    float scale = 1;
-};
-
 static cublasStatus_t multiply(const Shape &s, const cublasLtMatmulAlgo_t &algo,
-                               const Operands &x) {
-    const float alpha = x.scale, beta = x.addend ? 1 : 0;
+                               const MatmulOperands &x) {
+    const float alpha = x.scale, beta = x.addend ? x.beta : 0;
     Layouts l = layouts_of(s);
     return cublasLtMatmul(handle, descriptions[s.kind], &alpha, x.a, &l.a, x.b, &l.b, &beta,
                           x.addend ? x.addend : x.d, &l.d, x.d, &l.d, &algo, workspace,
@@ -168,7 +168,7 @@ static void check_sizes(const Shape &s) {
     }
 }
 
-static void run(const Shape &s, const Operands &x) {
+static void run(const Shape &s, const MatmulOperands &x) {
     if (s.T == 0) return;
     check_sizes(s);
     Shape longest = s;
@@ -180,6 +180,11 @@ static void run(const Shape &s, const Operands &x) {
 
 // ------------------------------------------------------------------------------------------------
 // The products
+
+void matmul_many(MatmulKind kind, const MatmulOperands &x, int64_t T, int64_t K, int64_t N,
+                 int64_t num) {
+    run({kind, T, K, N, K, N, num}, x);
+}
 
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
                     int64_t N) {
@@ -202,10 +207,10 @@ void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp
     run({BACKWARD_WEIGHT, T, K, N, K, N}, {dweight, accumulate ? dweight : NULL, inp, dout});
 }
 
-void matmul_forward_columns(floatX *out, const floatX *inp, const floatX *weight, float scale,
-                            int64_t T, int64_t K, int64_t N, int64_t inp_stride,
-                            int64_t out_stride) {
-    run({FORWARD, T, K, N, inp_stride, out_stride}, {out, out, weight, inp, scale});
+void matmul_forward_columns(floatX *out, const floatX *resid, const floatX *inp,
+                            const floatX *weight, float scale, int64_t T, int64_t K, int64_t N,
+                            int64_t inp_stride, int64_t out_stride) {
+    run({FORWARD, T, K, N, inp_stride, out_stride}, {out, resid, weight, inp, scale});
 }
 
 void matmul_backward_columns(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,

@@ -1,72 +1,101 @@
-// Muon's element-wise operations, one element per thread; muon.h combines them with matmuls.
+// What Muon does to all matrices of one shape at once: blockIdx.y is the matrix, and a thread takes
+// eight of its elements in accesses of 16 bytes. muon.h composes it. The products add k[1] g and
+// k[0] x in their epilogues, in fp32, as torch.optim.Muon does.
 
 #include "common.cuh"
 
-enum { BLOCK = 256 };
+enum { BLOCK = 256, WIDTH = 8 };
 
-static unsigned blocks_of(size_t n) { return (unsigned)ceil_div<size_t>(n, BLOCK); }
+template <class T>
+struct alignas(16) Eight {
+    T x[WIDTH];
+};
 
-__device__ __forceinline__ size_t element() { return (size_t)blockIdx.x * BLOCK + threadIdx.x; }
+static size_t elements(const MuonShape &s) { return (size_t)(s.rows * s.cols); }
 
-__global__ void muon_momentum_kernel(real *grads, real *momentum, const StepScalars *step,
-                                     float beta, size_t n) {
-    const size_t i = element();
-    if (i >= n || step->scale == 0) return;  // a non-finite step changes nothing
-    const float g = (1 - beta) * (grads[i] * step->scale), m = beta * momentum[i] + g;
-    momentum[i] = m;
-    grads[i] = beta * m + g;
+static dim3 grid_of(const MuonShape &s) {
+    for (const int64_t size : {s.rows, s.cols, (int64_t)s.stride})
+        if (size % WIDTH != 0) cuda_unsupported("muon: expected multiples of 8", size);
+    return dim3((unsigned)ceil_div<size_t>(elements(s), BLOCK * WIDTH), (unsigned)s.num);
 }
 
-void muon_momentum(real *grads, real *momentum, const StepScalars *step, float beta, size_t n) {
-    if (n == 0) return;
-    muon_momentum_kernel<<<blocks_of(n), BLOCK, 0, cuda_stream()>>>(grads, momentum, step, beta, n);
+// This thread's first element of a matrix
+__device__ __forceinline__ size_t element() {
+    return WIDTH * ((size_t)blockIdx.x * BLOCK + threadIdx.x);
+}
+
+__global__ void muon_momentum_kernel(real *grads, real *momentum, const StepScalars *step,
+                                     float beta, size_t n, size_t stride) {
+    const size_t i = element() + blockIdx.y * stride;
+    const float scale = step->scale;
+    if (element() >= n || scale == 0) return;  // a non-finite step changes nothing
+    Eight<float> g = *reinterpret_cast<Eight<float> *>(grads + i),
+                 m = *reinterpret_cast<Eight<float> *>(momentum + i);
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) {
+        const float x = (1 - beta) * (g.x[k] * scale);
+        m.x[k] = beta * m.x[k] + x;
+        g.x[k] = beta * m.x[k] + x;
+    }
+    *reinterpret_cast<Eight<float> *>(momentum + i) = m;
+    *reinterpret_cast<Eight<float> *>(grads + i) = g;
+}
+
+void muon_momentum(real *grads, real *momentum, const StepScalars *step, float beta, MuonShape s) {
+    muon_momentum_kernel<<<grid_of(s), BLOCK, 0, cuda_stream()>>>(grads, momentum, step, beta,
+                                                                  elements(s), s.stride);
     LAUNCH_CHECK("muon_momentum_kernel");
 }
 
-__global__ void muon_normalise_kernel(floatX *__restrict__ out, const real *__restrict__ x,
-                                      const double *norm_squared, size_t n) {
+__global__ void muon_normalise_kernel(floatX *__restrict__ x, const real *__restrict__ grads,
+                                      const double *squares, float eps, size_t n, size_t stride) {
     const size_t i = element();
     if (i >= n) return;
-    const float scale =
-        norm_squared ? 1 / fmaxf(sqrtf((float)*norm_squared), (float)MUON_EPS) : 1.0f;
-    out[i] = __float2bfloat16_rn(x[i] * scale);
+    const float scale = 1 / fmaxf(sqrtf((float)squares[blockIdx.y]), eps);
+    Eight<float> g = *reinterpret_cast<const Eight<float> *>(grads + blockIdx.y * stride + i);
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) g.x[k] *= scale;
+    store8(x + blockIdx.y * n + i, g.x);
 }
 
-void muon_normalise(floatX *out, const real *x, const double *norm_squared, size_t n) {
-    if (n == 0) return;
-    muon_normalise_kernel<<<blocks_of(n), BLOCK, 0, cuda_stream()>>>(out, x, norm_squared, n);
+void muon_normalise(floatX *x, const real *grads, double eps, MuonShape s) {
+    double *squares = (double *)cuda_scratch();
+    device_zero(squares, (size_t)s.num * sizeof *squares);
+    add_squares(squares, grads, elements(s), s.num, s.stride);
+    muon_normalise_kernel<<<grid_of(s), BLOCK, 0, cuda_stream()>>>(x, grads, squares, (float)eps,
+                                                                   elements(s), s.stride);
     LAUNCH_CHECK("muon_normalise_kernel");
 }
 
-__global__ void muon_polynomial_kernel(floatX *__restrict__ out, const floatX *__restrict__ gram,
-                                       const real *__restrict__ square, size_t n) {
-    const size_t i = element();
-    if (i >= n * n) return;
-    const float x = MUON_B * __bfloat162float(gram[i]) + MUON_C * square[i];
-    out[i] = __float2bfloat16_rn(i % (n + 1) == 0 ? MUON_A + x : x);
-}
-
-void muon_polynomial(floatX *out, const floatX *gram, const real *square, int64_t n) {
-    const size_t side = (size_t)n;
-    if (n == 0) return;
-    const unsigned blocks = blocks_of(side * side);
-    muon_polynomial_kernel<<<blocks, BLOCK, 0, cuda_stream()>>>(out, gram, square, side);
-    LAUNCH_CHECK("muon_polynomial_kernel");
+void muon_iterate(floatX *next, floatX *squares, const floatX *x, const float k[3], MuonShape s) {
+    const bool wide = s.rows <= s.cols;
+    const int64_t side = wide ? s.rows : s.cols;
+    floatX *gram = squares, *poly = squares + s.num * side * side;  // poly: without k[0] I
+    matmul_many(wide ? FORWARD : BACKWARD_WEIGHT, {gram, NULL, x, x}, s.rows, s.cols, side, s.num);
+    matmul_many(FORWARD, {poly, gram, gram, gram, k[2], k[1]}, side, side, side, s.num);
+    matmul_many(wide ? BACKWARD_INPUT : FORWARD,
+                {next, x, wide ? x : poly, wide ? poly : x, 1, k[0]}, s.rows, s.cols, side, s.num);
 }
 
 __global__ void muon_apply_kernel(uint16_t *weights, uint16_t *master_lo,
                                   const floatX *__restrict__ x, const StepScalars *step, float lr,
-                                  float keep, size_t n) {
-    const size_t i = element();
-    if (i >= n || step->scale == 0) return;
-    const float w = master_join(weights[i], master_lo[i]);
-    master_split(w * keep - lr * __bfloat162float(x[i]), &weights[i], &master_lo[i]);
+                                  float keep, size_t n, size_t stride) {
+    const size_t i = element() + blockIdx.y * stride;
+    if (element() >= n || step->scale == 0) return;
+    Eight<uint16_t> hi = *reinterpret_cast<Eight<uint16_t> *>(weights + i),
+                    lo = *reinterpret_cast<Eight<uint16_t> *>(master_lo + i);
+    float update[WIDTH];
+    load8(update, x + blockIdx.y * n + element());
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++)
+        master_split(master_join(hi.x[k], lo.x[k]) * keep - lr * update[k], &hi.x[k], &lo.x[k]);
+    *reinterpret_cast<Eight<uint16_t> *>(weights + i) = hi;
+    *reinterpret_cast<Eight<uint16_t> *>(master_lo + i) = lo;
 }
 
 void muon_apply(floatX *weights, uint16_t *master_lo, const floatX *x, const StepScalars *step,
-                float lr, float keep, size_t n) {
-    if (n == 0) return;
-    muon_apply_kernel<<<blocks_of(n), BLOCK, 0, cuda_stream()>>>((uint16_t *)weights, master_lo, x,
-                                                                 step, lr, keep, n);
+                float lr, float keep, MuonShape s) {
+    muon_apply_kernel<<<grid_of(s), BLOCK, 0, cuda_stream()>>>(
+        (uint16_t *)weights, master_lo, x, step, lr, keep, elements(s), s.stride);
     LAUNCH_CHECK("muon_apply_kernel");
 }

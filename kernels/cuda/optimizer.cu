@@ -19,9 +19,11 @@ __device__ __forceinline__ double block_sum(double s) {
 
 __device__ __forceinline__ double square(float x) { return (double)x * (double)x; }
 
-__global__ void squares_kernel(double *partial, const real *__restrict__ x, size_t n) {
+__global__ void squares_kernel(double *partial, const real *__restrict__ x, size_t n,
+                               size_t stride) {
     const size_t thread = (size_t)blockIdx.x * BLOCK + threadIdx.x,
                  step = (size_t)gridDim.x * BLOCK;
+    x += blockIdx.y * stride;
     const float4 *vectors = reinterpret_cast<const float4 *>(x);
     double s = 0;
 #pragma unroll 4
@@ -31,17 +33,17 @@ __global__ void squares_kernel(double *partial, const real *__restrict__ x, size
     }
     if (thread < n % 4) s += square(x[n / 4 * 4 + thread]);
     s = block_sum(s);
-    if (threadIdx.x == 0) partial[blockIdx.x] = s;
+    if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = s;
 }
 
-// One block: a few hundred kilobytes at most
+// A block for each sum: a few hundred kilobytes at most
 template <class R>
 __global__ void add_all_kernel(double *sum, const R *__restrict__ x, int64_t n) {
     double s = 0;
 #pragma unroll 8
-    for (int64_t i = threadIdx.x; i < n; i += BLOCK) s += (double)x[i];
+    for (int64_t i = threadIdx.x; i < n; i += BLOCK) s += (double)x[blockIdx.x * n + i];
     s = block_sum(s);
-    if (threadIdx.x == 0) *sum += s;
+    if (threadIdx.x == 0) sum[blockIdx.x] += s;
 }
 
 void losses_sum(double *sum, const real *losses, int64_t T) {
@@ -50,17 +52,21 @@ void losses_sum(double *sum, const real *losses, int64_t T) {
     LAUNCH_CHECK("add_all_kernel");
 }
 
+void add_squares(double *sums, const real *x, size_t n, int64_t num, size_t stride) {
+    const size_t wanted = ceil_div<size_t>(n, 4 * 4 * BLOCK);
+    const unsigned blocks = wanted < MAX_BLOCKS ? (unsigned)wanted : (unsigned)MAX_BLOCKS;
+    double *partial = (double *)cuda_scratch() + num;
+    squares_kernel<<<dim3(blocks, (unsigned)num), BLOCK, 0, cuda_stream()>>>(partial, x, n, stride);
+    LAUNCH_CHECK("squares_kernel");
+    add_all_kernel<double><<<(unsigned)num, BLOCK, 0, cuda_stream()>>>(sums, partial, blocks);
+    LAUNCH_CHECK("add_all_kernel");
+}
+
 void global_norm_squared(double *sum, const real *x, size_t n) {
     if (n == 0) return;
     if ((uintptr_t)x % 16 != 0)
         cuda_unsupported("global_norm_squared: expected 16-byte alignment", (int64_t)(uintptr_t)x);
-    const size_t wanted = ceil_div<size_t>(n, 4 * 4 * BLOCK);
-    const unsigned blocks = wanted < MAX_BLOCKS ? (unsigned)wanted : (unsigned)MAX_BLOCKS;
-    double *partial = (double *)cuda_scratch();
-    squares_kernel<<<blocks, BLOCK, 0, cuda_stream()>>>(partial, x, n);
-    LAUNCH_CHECK("squares_kernel");
-    add_all_kernel<double><<<1, BLOCK, 0, cuda_stream()>>>(sum, partial, (int64_t)blocks);
-    LAUNCH_CHECK("add_all_kernel");
+    add_squares(sum, x, n, 1, 0);
 }
 
 __global__ void clip_scale_kernel(StepScalars *step, float max_norm) {
@@ -78,8 +84,15 @@ void clip_scale(StepScalars *step, float max_norm) {
 }
 
 __global__ void grads_add_kernel(real *__restrict__ sum, const real *__restrict__ x, size_t n) {
-    const size_t step = (size_t)gridDim.x * BLOCK;
-    for (size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x; i < n; i += step) sum[i] += x[i];
+    const size_t thread = (size_t)blockIdx.x * BLOCK + threadIdx.x,
+                 step = (size_t)gridDim.x * BLOCK;
+    float4 *sums = reinterpret_cast<float4 *>(sum);
+    const float4 *vectors = reinterpret_cast<const float4 *>(x);
+    for (size_t i = thread; i < n / 4; i += step) {
+        const float4 s = sums[i], v = vectors[i];
+        sums[i] = make_float4(s.x + v.x, s.y + v.y, s.z + v.z, s.w + v.w);
+    }
+    if (thread < n % 4) sum[n / 4 * 4 + thread] += x[n / 4 * 4 + thread];
 }
 
 void grads_add(real *sum, const real *x, size_t n) {
