@@ -45,8 +45,9 @@ fault() {
     elif ! cmp <(host_sees kernels/cuda) <(host_sees $changed); then why='the host compiler sees it'
     elif ! within bash -e "$work/commands"; then why='it does not compile'
     elif within env EMU_PROXY=1 $planted/test_conform; then why='not seen'
-    elif ! grep -aE '^EMU|^FAILED' "$work/out.txt"; then why='no case fails'; fi
+    elif ! grep -aqE '^EMU|^FAILED' "$work/out.txt"; then why='no case fails'; fi
     judge "$1" "$why"
+    [ -n "$why" ] || sed -nE 's/^(EMU|FAILED)/    seen: &/p' "$work/out.txt"
 }
 fault operands_of_mma 's/{%8,%9}/{%9,%8}/'
 fault register_of_mma '/mma_16816/,/^}/s/"r"(a\[1\]), "r"(a\[2\])/"r"(a[2]), "r"(a[1])/'
