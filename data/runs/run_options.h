@@ -1,5 +1,5 @@
-// The options of ./train_llama, in one table that parses, documents and logs them. They are constant
-// once completed, except --train and --val, which name texts until these are shards.
+// The options of ./train_llama, in one table that parses, documents and logs them. They are
+// constant once completed, except --train and --val, which name texts until these are shards.
 #ifndef UNPAD_RUN_OPTIONS_H
 #define UNPAD_RUN_OPTIONS_H
 

@@ -6,6 +6,7 @@
 //   async.cpp     cp.async, mbarrier, TMA: queued, done as late as allowed
 //   tensor.cpp    ldmatrix, mma.sync, wgmma
 //   streams.cpp   streams as threads
+//   ptx.cpp       kernels that nvcc has compiled: which one runs
 //   nccl.cpp      NCCL between processes of one machine
 //   memory.cpp    device memory: guard pages, poison, reports of bad addresses
 //   host_api.cpp  the CUDA runtime API: devices, streams, events, errors

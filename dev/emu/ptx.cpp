@@ -1,5 +1,5 @@
-// Kernels that nvcc has compiled: which of them runs in place of one that is launched. It is found by
-// name, which the program's own table of symbols has: the kernels' sources know nothing of it.
+// Kernels that nvcc has compiled: which one runs in place of another. It is found by its name,
+// which the table of symbols of the program has: the sources of the kernels know nothing of it.
 #include "ptx.h"
 
 #include <cxxabi.h>
