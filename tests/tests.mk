@@ -19,7 +19,7 @@ RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync 
 MINUTES ?= 60
 
 .PHONY: check bench-ops mutants fuzz soak test test-races test-dev test-faults test-programs \
-        test-dev-programs test-arm64 test-sanitizers test-archs test-schedules test-ptx simple
+        test-dev-programs test-arm64 test-sanitizers test-archs test-schedules test-ptx ptx-90a simple
 
 # Of one suite: checksums for dev/fuzz/fuzz.c, saves that wait for test_power.c
 WRAP_fuzz  := -Wl,--wrap=crc32c
@@ -63,7 +63,10 @@ PROGRAMS := $(filter-out $(DEV_PROGRAMS),$(ALL_PROGRAMS))
 SANITIZED := build/emusan/test_ops
 test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama \
                build/emu/train_llama build/cpu/train_llama_faulty build/emu/train_llama_faulty \
-               train_llama
+               train_llama $(if $(NVCC),ptx-90a)
+# What make test runs of test-ptx
+ptx-90a: build/emu/train_llama build/cpu/train_llama
+	@$(MAKE) -s PTX_ARCHS=90a $(addprefix build/ptx/,test_conform test_ops test_cuda_nccl train_llama)
 test-dev-programs: $(DEV_PROGRAMS) build/emu/bugs build/tsan/bugs build/emu/test_ops
 test: test-programs
 	@echo 'the suites of dev/ are not among these: make test-dev'
