@@ -1,6 +1,6 @@
 // THE contract: every device operation of unpad.c, declared once. kernels/cpu implements it in C
-// with OpenMP (the readable reference), kernels/cuda in CUDA. Of kernels/, train_llama.cu and
-// llama.h include only this file and comm/comm.h.
+// with OpenMP (the readable reference), kernels/cuda in CUDA. train_llama.cu and llama.h see nothing
+// of either.
 //
 // No operation takes a (batch, time) pair. A micro-batch is one 1D buffer of tokens with
 // cu_seqlens, so padding between layers cannot be expressed.
@@ -59,68 +59,6 @@ typedef float real;
 #else
 #define RESTRICT restrict
 #endif
-
-// ------------------------------------------------------------------------------------------------
-// Device
-
-typedef struct {
-    int threads;      // CPU threads; 0: all cores this process may use
-    int bf16_matmul;  // CPU: 1: round matmul inputs to bf16, accumulate in fp32
-    int collects;     // 1: several ranks will call comm_collect
-} DeviceOptions;
-
-// Call first in main, which must never exit with 1: that counts as a library's failure. May
-// re-exec the process with environment variables that the device's libraries read at load time.
-void device_prepare_process(char **argv);
-// Selects the device and its fastest code paths; call before any function below. Returns NULL, or
-// one line (static) that names the missing requirement.
-const char *device_init(const DeviceOptions *options);
-// NULL, or one line (static) that names the config.json key of a size that the device cannot run
-const char *device_refuses(int C, int F, int V, int D);
-// One line for humans, valid until exit: "cpu, 2 threads, matmul avx512 8x48"
-const char *device_describe(void);
-// Callback that adds context to device error messages: `describe` writes one NUL-terminated line of
-// at most `capacity` bytes, e.g. the documents of the last batch. The CPU backend ignores it.
-void device_on_error(void (*describe)(void *context, char *text, size_t capacity), void *context);
-// Prints one error line (with the callback's context) and one hint; exits with code 11.
-__attribute__((noreturn, format(printf, 2, 3))) void device_fail(const char *hint,
-                                                                 const char *format, ...);
-// `bytes` of uninitialised device memory, aligned to 64 bytes (CUDA: 256). Returns NULL when out of
-// memory. Builds with -DPOISON fill it with NaN.
-void *device_malloc(size_t bytes);
-void device_free(void *p);  // p from device_malloc, or NULL; waits for all work enqueued so far
-void device_zero(void *p, size_t bytes);
-// Asynchronous, in order with operations; src_host may be reused as soon as the call returns.
-void device_upload(void *dst, const void *src_host, size_t bytes);
-void device_download(void *dst_host, const void *src, size_t bytes);  // waits for all work
-void device_copy(void *dst, const void *src, size_t bytes);           // on the device, asynchronous
-void device_synchronize(void);  // waits for all enqueued work; a training step only downloads
-// One timer: start and stop enqueue marks on the stream, ms is the time between the last two in
-// milliseconds. device_timer_ms does not wait: call it after a wait that follows the stop.
-void device_timer_start(void);
-void device_timer_stop(void);
-float device_timer_ms(void);
-// Excludes `ms` of host time from the running timer, e.g. a wait for other ranks. A no-op on CUDA,
-// where the device keeps the time, and while no timer runs.
-void device_timer_leave_out(double ms);
-typedef struct {
-    uint64_t count;                  // allocations so far; steps after the first make none
-    uint64_t bytes_now, bytes_peak;  // allocated now, and at the peak
-    uint64_t waits;                  // how often the host has waited: once per step, for its loss
-} DeviceMemory;
-DeviceMemory device_memory(void);
-// Bytes that can still be allocated, 0: unknown. The host's memory is shared by local_ranks.
-size_t device_memory_free(int local_ranks);
-int device_memory_code(void);  // exit code for refused memory: the host's or a GPU's
-
-// Weights and activations (n elements) are fp32 on the host. On CUDA a weight is a bf16 plus 16 low
-// bits, together the exact fp32 master; on the CPU it is the fp32 itself and master_lo is ignored.
-// master_lo NULL: the low bits are neither written nor read, and a weight is its bf16. From host:
-// src_host may be reused as soon as the call returns. To host: waits for all work enqueued so far.
-size_t master_lo_bytes(void);  // bytes of low bits per weight: 0 or 2
-void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_host, size_t n);
-void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n);
-void activations_to_host(float *dst_host, const floatX *src, size_t n);
 
 // ------------------------------------------------------------------------------------------------
 // The segments of one micro-batch
@@ -335,6 +273,68 @@ void muon_iterate(floatX *next, floatX *squares, const floatX *x, const float k[
 // weights =  keep weights - lr x      master_lo: as AdamW's
 void muon_apply(floatX *weights, uint16_t *master_lo, const floatX *x, const StepScalars *step,
                 float lr, float keep, MuonShape s);
+
+// ------------------------------------------------------------------------------------------------
+// Device
+
+typedef struct {
+    int threads;      // CPU threads; 0: all cores this process may use
+    int bf16_matmul;  // CPU: 1: round matmul inputs to bf16, accumulate in fp32
+    int collects;     // 1: several ranks will call comm_collect
+} DeviceOptions;
+
+// Call first in main, which must never exit with 1: that counts as a library's failure. May
+// re-exec the process with environment variables that the device's libraries read at load time.
+void device_prepare_process(char **argv);
+// Selects the device and its fastest code paths; call before any function below. Returns NULL, or
+// one line (static) that names the missing requirement.
+const char *device_init(const DeviceOptions *options);
+// NULL, or one line (static) that names the config.json key of a size that the device cannot run
+const char *device_refuses(int C, int F, int V, int D);
+// One line for humans, valid until exit: "cpu, 2 threads, matmul avx512 8x48"
+const char *device_describe(void);
+// Callback that adds context to device error messages: `describe` writes one NUL-terminated line of
+// at most `capacity` bytes, e.g. the documents of the last batch. The CPU backend ignores it.
+void device_on_error(void (*describe)(void *context, char *text, size_t capacity), void *context);
+// Prints one error line (with the callback's context) and one hint; exits with code 11.
+__attribute__((noreturn, format(printf, 2, 3))) void device_fail(const char *hint,
+                                                                 const char *format, ...);
+// `bytes` of uninitialised device memory, aligned to 64 bytes (CUDA: 256). Returns NULL when out of
+// memory. Builds with -DPOISON fill it with NaN.
+void *device_malloc(size_t bytes);
+void device_free(void *p);  // p from device_malloc, or NULL; waits for all work enqueued so far
+void device_zero(void *p, size_t bytes);
+// Asynchronous, in order with operations; src_host may be reused as soon as the call returns.
+void device_upload(void *dst, const void *src_host, size_t bytes);
+void device_download(void *dst_host, const void *src, size_t bytes);  // waits for all work
+void device_copy(void *dst, const void *src, size_t bytes);           // on the device, asynchronous
+void device_synchronize(void);  // waits for all enqueued work; a training step only downloads
+// One timer: start and stop enqueue marks on the stream, ms is the time between the last two in
+// milliseconds. device_timer_ms does not wait: call it after a wait that follows the stop.
+void device_timer_start(void);
+void device_timer_stop(void);
+float device_timer_ms(void);
+// Excludes `ms` of host time from the running timer, e.g. a wait for other ranks. A no-op on CUDA,
+// where the device keeps the time, and while no timer runs.
+void device_timer_leave_out(double ms);
+typedef struct {
+    uint64_t count;                  // allocations so far; steps after the first make none
+    uint64_t bytes_now, bytes_peak;  // allocated now, and at the peak
+    uint64_t waits;                  // how often the host has waited: once per step, for its loss
+} DeviceMemory;
+DeviceMemory device_memory(void);
+// Bytes that can still be allocated, 0: unknown. The host's memory is shared by local_ranks.
+size_t device_memory_free(int local_ranks);
+int device_memory_code(void);  // exit code for refused memory: the host's or a GPU's
+
+// Weights and activations (n elements) are fp32 on the host. On CUDA a weight is a bf16 plus 16 low
+// bits, together the exact fp32 master; on the CPU it is the fp32 itself and master_lo is ignored.
+// master_lo NULL: the low bits are neither written nor read, and a weight is its bf16. From host:
+// src_host may be reused as soon as the call returns. To host: waits for all work enqueued so far.
+size_t master_lo_bytes(void);  // bytes of low bits per weight: 0 or 2
+void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_host, size_t n);
+void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n);
+void activations_to_host(float *dst_host, const floatX *src, size_t n);
 
 #ifdef __cplusplus
 }
