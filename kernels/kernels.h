@@ -1,6 +1,6 @@
 // THE contract: every device operation of unpad.c, declared once. kernels/cpu implements it in C
-// with OpenMP (the readable reference), kernels/cuda in CUDA. train_llama.cu and llama.h see nothing
-// of either.
+// with OpenMP (the readable reference), kernels/cuda in CUDA. train_llama.cu and llama.h see
+// nothing of either.
 //
 // No operation takes a (batch, time) pair. A micro-batch is one 1D buffer of tokens with
 // cu_seqlens, so padding between layers cannot be expressed.
