@@ -877,31 +877,6 @@ static inline void llama_free(LlamaModel *m) {
     *m = (LlamaModel){0};
 }
 
-// Bytes of device memory that a model would take
-static inline size_t llama_memory_needed(const LlamaConfig *config, LlamaSettings settings) {
-    LlamaModel m;
-    llama_plan(&m, config, settings);
-    const size_t bytes = llama_memory_total(&m);
-    llama_free(&m);
-    return bytes;
-}
-
-// The largest micro_batch_tokens with which it fits into `bytes`, a multiple of 128, preferably at
-// least `least` and a divisor of step_tokens; 0 when none does.
-static inline int32_t llama_largest_micro_batch(const LlamaModel *m, size_t bytes, int32_t least,
-                                                int64_t step_tokens) {
-    const int32_t most = m->settings.micro_batch_tokens / 128;
-    LlamaSettings settings = m->settings;
-    int32_t fits = 0;  // times 128: from its highest bit to its lowest
-    for (int32_t bit = 1 << 23; bit > 0; bit /= 2) {
-        settings.micro_batch_tokens = (fits + bit) * 128;
-        if (fits + bit <= most && llama_memory_needed(&m->config, settings) <= bytes) fits += bit;
-    }
-    for (int32_t n = fits * 128; n >= least && n > 0; n -= 128)
-        if (step_tokens % n == 0) return n;
-    return fits * 128;
-}
-
 static inline void llama_fill_rope_table(LlamaModel *m) {
     const size_t D = (size_t)m->config.head_dim, count = llama_rope_table_size(m);
     real *table = host_calloc(count + D, sizeof(real), "rope table");

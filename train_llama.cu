@@ -24,7 +24,6 @@
 #include "data/base/dir.h"
 #include "data/base/error.h"
 #include "data/base/file.h"
-#include "data/base/hash.h"
 #include "data/base/memory.h"
 #include "data/base/path.h"
 #include "data/base/signals.h"
@@ -150,7 +149,8 @@ static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel
                   "auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
                   "--attention: expected kernels that this device can run");
     device_on_error(describe_work, m);
-    const size_t free_bytes = device_memory_free(comm_local_ranks());
+    const size_t free_bytes = o->memory_gib > 0 ? (size_t)((double)o->memory_gib * 0x1p30)
+                                                : device_memory_free(comm_local_ranks());
     const DeviceRoom room = {device_memory().bytes_now, free_bytes - free_bytes / 16, {0}};
     comm_barrier();  // every rank has read it before one allocates its model
     return room;
@@ -195,18 +195,8 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
     rank_fields_agree(&own, "the same", "start every rank with the same program, flags and files");
 }
 
-// All weights as this rank computes with them: CRC in full precision if it holds every low half.
 static void rank_field_weights(RankFields *f, const LlamaModel *m) {
-    const uint16_t *low = m->zero.shard_count == m->num_weights ? m->zero.master_lo : NULL;
-    float *chunk = host_calloc(m->settings.io_chunk, sizeof(float), "weights");
-    uint32_t crc = 0;
-    for (size_t at = 0, n; at < m->num_weights; at += n) {
-        n = m->num_weights - at < m->settings.io_chunk ? m->num_weights - at : m->settings.io_chunk;
-        comm_progress();
-        weights_to_host(chunk, m->weights + at, low ? low + at : NULL, n);
-        crc = crc32c(crc, chunk, n * sizeof(float));
-    }
-    free(chunk);
+    const uint32_t crc = zero_weights_crc(&m->zero, m->num_weights, m->settings.io_chunk);
     rank_field(f, "weights", &crc, sizeof crc);
 }
 
@@ -236,6 +226,26 @@ static void check_ranks_still_agree(const Run *run) {
 // ------------------------------------------------------------------------------------------------
 // The model's memory: planned, printed and checked before anything is allocated
 
+static size_t memory_needed(const LlamaConfig *config, LlamaSettings settings) {
+    LlamaModel m;
+    llama_plan(&m, config, settings);
+    const size_t bytes = llama_memory_total(&m);
+    llama_free(&m);
+    return bytes;
+}
+
+// The largest --micro-batch-tokens that divides the step, holds --max-seqlen and fits; 0: none
+static int32_t largest_micro_batch(const LlamaModel *m, const Options *o, size_t usable_bytes) {
+    LlamaSettings s = m->settings;
+    for (int64_t n = 1, N = o->batch_tokens; n <= N / o->max_seqlen; n++) {
+        s.micro_batch_tokens = (int32_t)(N / n);
+        if (N % n == 0 && N / n <= o->micro_batch_tokens &&
+            memory_needed(&m->config, s) <= usable_bytes)
+            return s.micro_batch_tokens;
+    }
+    return 0;
+}
+
 // Plans this rank's model. Without --recompute all ranks recompute the least that fits on each.
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
                        const TextWriter *samples, DeviceRoom *room) {
@@ -256,7 +266,7 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
     int chosen = LLAMA_RECOMPUTE_FULL;
     for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
         s.recompute = (LlamaRecompute)i;
-        room->recompute_bytes[i] = llama_memory_needed(config, s);
+        room->recompute_bytes[i] = memory_needed(config, s);
         if (!room->usable_bytes || room->recompute_bytes[i] <= room->usable_bytes) chosen = i;
     }
     if (o->recompute < LLAMA_NUM_RECOMPUTES) chosen = o->recompute;  // not auto
@@ -331,8 +341,8 @@ static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Opti
     const size_t usable = room->usable_bytes, total = llama_memory_total(m);
     if (usable == 0 || total <= usable) return;
     char hint[160];
-    const int32_t fits = llama_largest_micro_batch(m, usable, o->max_seqlen, o->batch_tokens);
-    if (fits >= o->max_seqlen)
+    const int32_t fits = largest_micro_batch(m, o, usable);
+    if (fits > 0)
         snprintf(hint, sizeof hint, "--micro-batch-tokens %d fits", fits);
     else
         snprintf(hint, sizeof hint,
@@ -343,7 +353,7 @@ static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Opti
         exit_with(device_memory_code(), hint,
                   "memory: expected %.1f MiB within 15/16 of what is free, found %.1f MiB",
                   total_mib, usable_mib);
-    warning("this machine has %.1f MiB to spare for %.1f MiB: %s", usable_mib, total_mib, hint);
+    warning("%.1f MiB do not fit into %.1f MiB: %s", total_mib, usable_mib, hint);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -507,12 +517,6 @@ static void replay(LlamaModel *m, const StepData *data, int64_t step) {
     must(packing_replay(llama_face(m), llama_parameters(m), data, step, &err), &err);
 }
 
-// Other layouts also compute pairs across documents or padding: their useful work is not known.
-static double useful_flops(const Run *run, const StepPlan *p) {
-    if (run->o->layout != LAYOUT_PACKED) return 0;
-    return llama_flops(run->model, p->real_tokens, p->attention_pairs);
-}
-
 static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     Error err = {0};
     const Options *o = run->o;
@@ -533,6 +537,7 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     assert(device_memory().count == before.count);
     assert(device_memory().waits == before.waits + 1);
     const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)plan->num_targets;
+    const double flops = llama_flops(run->model, plan->real_tokens, plan->attention_pairs);
     const StepBalance balance = read_notes(run, data);
     const StepReport report = {.step = step + 1,
                                .steps = o->steps,
@@ -542,7 +547,8 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
                                .loss = loss,
                                .grad_norm = scalars.grad_norm,
                                .lr = hyper.lr,
-                               .useful_flops = useful_flops(run, plan),
+                               // other layouts also compute pairs across documents or padding
+                               .useful_flops = o->layout == LAYOUT_PACKED ? flops : 0,
                                .skipped = scalars.scale == 0,
                                .spike = loss_is_spike(&run->state.trend, loss),
                                .balance = balance,
@@ -594,8 +600,8 @@ static void train(Run *run) {
 
 static void finish(Run *run, const DeviceRoom *room) {
     Error err = {0};
+    data_summary_print_left_out(&run->data->train_summary);
     if (run->stopped_by) {
-        data_summary_print_left_out(&run->data->train_summary);
         printf("stopped by signal %d; --resume continues from step %ld\n", run->stopped_by,
                run->state.cursor.step);
         comm_finalize();
@@ -608,7 +614,6 @@ static void finish(Run *run, const DeviceRoom *room) {
            (double)device_memory().bytes_peak / 1048576.0,
            (double)(room->backend_bytes + llama_memory_total(run->model)) / 1048576.0,
            (double)usage.ru_maxrss / 1024.0);
-    data_summary_print_left_out(&run->data->train_summary);
     printf("done: %s/final is %s\n", run->o->out,
            run->o->lora > 0 && !run->o->lora_merge ? "an adapter" : "a Hugging Face model");
 }
@@ -644,13 +649,6 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
     comm_barrier();  // ranks that read slowly are waited for in set-up
     train(run);
     finish(run, room);
-}
-
-// --steps 0: evaluate only. No checkpoint and no log: --out may hold another run.
-static void validate_and_sample(Run *run) {
-    validate(run, run->state.cursor.step);
-    print_samples(run);
-    printf("done: nothing was trained, no checkpoint and no log written\n");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -891,8 +889,11 @@ int main(int argc, char **argv) {
         check_packing(&model, &data);
     else if (o->steps > 0)
         train_and_save(&run, log_before, &room);
-    else
-        validate_and_sample(&run);
+    else {  // no checkpoint and no log: --out may hold another run
+        validate(&run, run.state.cursor.step);
+        print_samples(&run);
+        printf("done: nothing was trained, no checkpoint and no log written\n");
+    }
     comm_finalize();
     return run_trains(o) ? EXIT_DONE : exit_code_of_output();
 }

@@ -100,9 +100,18 @@ expect check_packing_fails_on_nan 11 'PACKING CHANGES THE RESULT' "$train" --mod
 lacks check_packing_on_nan_claims_no_equal_bits 'bit for bit' out.txt
 expect recompute_is_planned 0 '^recompute off .* MiB, on .* MiB \(chosen\), full ' "${run[@]}" --dry-run \
     --recompute on --out nothing
-# more memory than any machine has, of few tokens: a batch of 500 million takes a minute to plan
-huge=("${run[@]/#tiny/smollm2-135m}" --micro-batch-tokens 20000000 --batch-tokens 0 --val-every 0 --num-samples 0)
-expect plan_for_another_machine 0 '^warning: this machine has .* MiB to spare for ' "${huge[@]}" --dry-run --out nothing
+# the largest micro-batch that fits, with 15/16 of the memory of another machine
+huge=("${run[@]/#tiny/smollm2-135m}" --recompute full --out nothing --num-samples 0)
+plan=("${huge[@]}" --dry-run)
+check plan_of_half "${plan[@]}" --micro-batch-tokens 128
+half=$(awk '$1 == "total" { print $2 / 1024 * 16 / 15 }' out.txt)
+for more in 1.01 0.99; do
+    card=(--max-seqlen 128 --micro-batch-tokens 256 --memory-gib "$(awk "BEGIN { print $half * $more }")")
+    hint='--micro-batch-tokens 128 fits'
+    [ $more = 1.01 ] || hint='even --micro-batch-tokens 128 does not fit'
+    expect "plan_for_${more}_times_half" 0 "^warning: .* MiB do not fit into .* MiB: $hint" "${plan[@]}" "${card[@]}"
+    expect "start_with_${more}_times_half" 5 "^hint: $hint" "${huge[@]}" "${card[@]}"
+done
 check dry_run_writes_nothing test ! -e nothing
 expect help 0 '^  --micro-batch-tokens' "$train" --help
 expect version 0 '^unpad.c [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?[a-z]+ backend\)$' "$train" --version
@@ -124,7 +133,9 @@ expect longest_document_does_not_fit 2 'micro-batch-tokens' "${run[@]}" --max-se
 expect batch_is_not_a_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000
 expect out_holds_another_run 2 'found a run' "${run[@]}" --out a
 expect out_is_a_file 2 'hint: give another directory' "${resume[@]}" --out tiny/config.json
-expect too_big_for_the_machine 5 'tokens [0-9]+ fits|does not fit' "${huge[@]}" --out big
+# more memory than any machine has, of few tokens: a batch of 500 million takes a minute to plan
+expect too_big_for_the_machine 5 'tokens [0-9]+ fits|does not fit' "${run[@]/#tiny/smollm2-135m}" --out big \
+    --micro-batch-tokens 20000000 --batch-tokens 0 --val-every 0 --num-samples 0
 check nothing_written_when_too_big test ! -e big
 # the sanitizer needs more address space than that; bash: the limit is its own
 limited() { bash -c 'ulimit -v 1500000 && exec "$@"' limited "$release" "$@"; }

@@ -729,21 +729,6 @@ TEST(weights_in_one_file_and_in_several_come_back) {
 
 // ---- Memory: the regions of the arenas and the sizes stated in llama.h --------------------------
 
-// A divisor of the step's tokens where one is large enough
-TEST(the_largest_micro_batch_that_fits) {
-    static LlamaModel m;
-    const LlamaConfig c = tiny_config(3, 1, 4, true);
-    LlamaSettings settings = {.micro_batch_tokens = 1024, .max_seqlen = 64, .train = true};
-    llama_plan(&m, &c, settings);
-    settings.micro_batch_tokens = 640;
-    const size_t bytes = llama_memory_needed(&c, settings);
-    CHECK(llama_largest_micro_batch(&m, bytes, 128, 1024) == 512);
-    CHECK(llama_largest_micro_batch(&m, bytes, 640, 1024) == 640);
-    CHECK(llama_largest_micro_batch(&m, bytes - 1, 640, 1024) == 512);
-    CHECK(llama_largest_micro_batch(&m, 1, 128, 1024) == 0);
-    llama_free(&m);
-}
-
 // Of any number of ranks: shards are all elements in order, none cuts a matrix of Muon's, each has
 // its share of the work to within a matrix or block, and moments take what is left for them.
 static void check_shard(const LlamaModel *m, bool muon, size_t first) {

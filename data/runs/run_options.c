@@ -120,6 +120,9 @@ Option run_option_table[] = {
          "CPU: matmul inputs in bf16, sums in fp32; faster on AMD"),
     TEXT("attention", parsed.attention, "auto",
          "attention kernels: auto; CUDA: sm80, sm90; CPU: avx512, avx2, portable"),
+    NUMBER("memory-gib", parsed.memory_gib, "0", 0, 1e6,
+           "device memory to plan for, with --dry-run also that of another machine; 0: all that is "
+           "free"),
     FLAG("deterministic", parsed.deterministic,
          "same bits in every run (the CPU always does) and on any number of ranks; takes memory "
          "for sums over micro-batches in a fixed order"),
@@ -224,17 +227,17 @@ static const char options_of_help[] =
 
 // What --resume does not take from the run it continues: options of this start and this machine.
 const char run_options_of_a_start[] =
-    "out|resume|overwrite|log-every|threads|heartbeat-seconds|compare|check-packing|generate|chat|"
-    "eval|dry-run";
+    "out|resume|overwrite|log-every|threads|memory-gib|heartbeat-seconds|compare|check-packing|"
+    "generate|chat|eval|dry-run";
 
 static const char options_of_generate[] =
     "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-seqlen|"
-    "micro-batch-tokens|threads|bf16-matmul|attention|adapter|dry-run";
+    "micro-batch-tokens|threads|memory-gib|bf16-matmul|attention|adapter|dry-run";
 static const char options_of_eval[] =
     "eval|train|val|bench|log-every|train-on|long-docs|boundary-token|allow-other-tokenizer|seed|"
     "model|adapter|"
-    "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|"
-    "dry-run";
+    "from-scratch|max-seqlen|micro-batch-tokens|threads|memory-gib|bf16-matmul|attention|"
+    "heartbeat-seconds|dry-run";
 
 // --batch-tokens 0 is one micro-batch a rank; --generate and --eval take what --max-seqlen needs.
 static void resolve_sizes(Options *o, int num_ranks) {

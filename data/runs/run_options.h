@@ -34,7 +34,7 @@ typedef struct {
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         log_every, replay_every, seed;
     float lr, decay_frac, min_lr_frac, weight_decay, fill, grad_clip, temperature, top_p,
-        heartbeat_seconds, lora_alpha;
+        heartbeat_seconds, lora_alpha, memory_gib;
     LoraConfig adapters;  // of --lora or --adapter, once the options are checked
 } Options;
 

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "../../data/base/hash.h"
 #include "../../data/base/memory.h"
 #include "comm.h"
 #include "job.h"
@@ -430,4 +431,18 @@ void zero_get(Zero *z, ZeroArray array, size_t offset, float *values, size_t n) 
         device_download(values + at, moment(z, array, own.at), own.count * sizeof(float));
     if (z->settings.num_ranks > 1)
         comm_merge(values, n * sizeof(float), at * sizeof(float), own.count * sizeof(float));
+}
+
+uint32_t zero_weights_crc(const Zero *z, size_t num_weights, size_t n) {
+    const uint16_t *low = z->shard_count == num_weights ? z->master_lo : NULL;
+    float *values = host_calloc(n, sizeof(float), "weights");
+    uint32_t crc = 0;
+    for (size_t at = 0; at < num_weights; at += n) {
+        if (n > num_weights - at) n = num_weights - at;
+        comm_progress();
+        weights_to_host(values, z->weights + at, low ? low + at : NULL, n);
+        crc = crc32c(crc, values, n * sizeof(float));
+    }
+    free(values);
+    return crc;
 }
