@@ -737,13 +737,14 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
 // ------------------------------------------------------------------------------------------------
 // --check-packing: the documents of one micro-batch, packed and each alone
 
-static void check_packing(LlamaModel *m, Data *d) {
+static void check_packing(LlamaModel *m, Data *d, const char *kit) {
     Error err = {0};
     StepData data = {0};
     LoaderSettings settings = d->loader_settings;
     settings.layout = LAYOUT_PACKED;
     must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err), &err);
-    must(packing_report(llama_face(m), &data.micro[0], sizeof(floatX) == 2, &err), &err);
+    must(packing_report(llama_face(m), &data.micro[0], sizeof(floatX) == 2, kit, &err),
+         &err);
     step_data_free(&data);
 }
 
@@ -886,7 +887,7 @@ int main(int argc, char **argv) {
     run.state.frozen_crc = model.frozen_crc;
     check_ranks_start_alike(&model);
     if (o->check_packing)
-        check_packing(&model, &data);
+        check_packing(&model, &data, o->check_packing);
     else if (o->steps > 0)
         train_and_save(&run, log_before, &room);
     else {  // no checkpoint and no log: --out may hold another run

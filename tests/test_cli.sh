@@ -89,6 +89,22 @@ assert pairs["packed"] == pairs["repad"] < pairs["padded"], pairs
 PY
 expect check_packing 0 'packing does not change the result' "${run[@]}" --check-packing
 has check_packing_is_bit_for_bit 'max .delta. of a logit .*bit for bit' out.txt
+# the kit: its losses are those of a step of the same documents
+kit=("$train" --model a/final "${data[@]}" --batch-tokens 512)
+expect kit_is_written 0 'packing does not change' "${kit[@]}" --check-packing=kit.json
+check loss_of_its_batch "${kit[@]}" --compare 1
+check_python kit_has_the_losses_of_the_batch <<'PY'
+kit = json.load(open("kit.json"))
+ends, ids, labels = kit["document_ends"], kit["input_ids"], kit["labels"]
+assert len(ids) == len(labels) == ends[-1] and len(kit["loss_sums"]) == len(ends) > 3
+for first, end in zip([0] + ends, ends):
+    assert labels[first] == -100 and labels[first + 1:end] == ids[first + 1:end]
+loss = sum(kit["loss_sums"]) / sum(label >= 0 for label in labels)
+compared = re.search(r"^packed.* ([0-9.]+)$", open("out.txt", errors="replace").read(), re.M).group(1)
+assert abs(loss - float(compared)) < 2e-6, (loss, compared)
+assert 0 < kit["grad_norm"] < 1e3 and kit["neighbour_changes_loss_by"] == 0
+PY
+expect a_kit_is_not_overwritten 4 'kit.json' "${kit[@]}" --check-packing=kit.json
 # a weight that makes every logit NaN: no two logits are equal
 cp -r a/final poisoned
 python <<'PY'

@@ -3,8 +3,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "../base/file.h"
 #include "../base/hash.h"
+#include "../base/json.h"
 #include "../base/memory.h"
 
 // A NaN counts as infinite; fmax would drop it.
@@ -35,12 +38,13 @@ static void compare_grads(PackingDelta *delta, const float *packed, const float 
         norm2 += (double)alone[i] * (double)alone[i];
     }
     delta->grad_error = sqrt(error2 / (norm2 > 0 ? norm2 : 1));
+    delta->grad_norm = sqrt(norm2);
 }
 
-PackingDelta packing_check(ModelFace m, const Batch *packed) {
+PackingDelta packing_check(ModelFace m, const Batch *packed, float *losses_alone) {
     const size_t T = (size_t)packed->total_tokens, V = (size_t)m.vocab_size;
     float *logits = host_calloc(2 * T * V, sizeof(float), "logits"), *logits_alone = logits + T * V;
-    float *losses = host_calloc(2 * T, sizeof(float), "losses"), *losses_alone = losses + T;
+    float *losses = host_calloc(T, sizeof(float), "losses");
     float *grads = host_calloc(2 * m.num_grads, sizeof(float), "gradients");
     Batch alone;
     PackingDelta delta = {0};
@@ -53,8 +57,8 @@ PackingDelta packing_check(ModelFace m, const Batch *packed) {
         const int64_t first = packed->cu_seqlens[d], rows = packed->cu_seqlens[d + 1] - first;
         if (rows == 0) continue;
         batch_alone(&alone, packed, d);
-        m.pass(m.model, &alone, true, losses_alone, logits_alone);
-        compare(&delta.loss, losses + first, losses_alone, rows);
+        m.pass(m.model, &alone, true, losses_alone + first, logits_alone);
+        compare(&delta.loss, losses + first, losses_alone + first, rows);
         compare(&delta.logit, logits + (size_t)first * V, logits_alone, rows * (int64_t)V);
     }
     m.get_grads(m.model, grads + m.num_grads, 0, m.num_grads);
@@ -103,9 +107,43 @@ bool packing_replay(ModelFace m, Parameters p, const StepData *data, int64_t ste
                      m.rank, step, different->name);
 }
 
-bool packing_report(ModelFace m, const Batch *b, bool bf16, Error *err) {
-    const PackingDelta delta = packing_check(m, b), *d = &delta;
-    const bool good = packing_is_rounding(d, bf16);
+// What dev/referee.py holds another trainer to: the batch, and what its documents give alone. Labels
+// are as transformers takes them: a token's own id, or -100 where it is no target. A piece of a
+// document ends with the token that follows it.
+static bool write_kit(const char *path, const Batch *b, const float *losses, double grad_norm,
+                      Error *err) {
+    json_t *ids = json_array(), *labels = json_array(), *ends = json_array(), *sums = json_array();
+    for (int32_t d = 0; d < b->num_segments; d++) {
+        const int32_t first = b->cu_seqlens[d], end = b->cu_seqlens[d + 1];
+        double sum = 0;
+        if (first == end) continue;
+        for (int32_t t = first; t < end + (b->targets[end - 1] >= 0); t++) {
+            const int32_t id = t < end ? b->tokens[t] : b->targets[end - 1];
+            const bool is_target = t > first && b->targets[t - 1] >= 0;
+            json_array_append_new(ids, json_integer(id));
+            json_array_append_new(labels, json_integer(is_target ? id : -100));
+            sum += t < end ? (double)losses[t] : 0;
+        }
+        json_array_append_new(ends, json_integer((json_int_t)json_array_size(ids)));
+        json_array_append_new(sums, json_real(sum));
+    }
+    char *text = json_write(json_pack("{s:s, s:o, s:o, s:o, s:o, s:f, s:f}", "format",
+                                      "unpad.c packing kit 1", "input_ids", ids, "labels", labels,
+                                      "document_ends", ends, "loss_sums", sums, "grad_norm",
+                                      grad_norm, "neighbour_changes_loss_by", 0.0),
+                            0);
+    const bool ok = file_create(path, text, strlen(text), err);
+    free(text);
+    return ok;
+}
+
+bool packing_report(ModelFace m, const Batch *b, bool bf16, const char *kit, Error *err) {
+    float *losses = host_calloc((size_t)b->total_tokens, sizeof *losses, "losses");
+    const PackingDelta delta = packing_check(m, b, losses), *d = &delta;
+    const bool good = packing_is_rounding(d, bf16),
+               written = !kit[0] || write_kit(kit, b, losses, d->grad_norm, err);
+    free(losses);
+    if (!written) return false;
     printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_segments,
            b->total_tokens);
     printf("  max |delta| of a token's loss  %.3g%s\n", d->loss,

@@ -11,12 +11,14 @@
 #include "../models/weights.h"
 #include "model_face.h"
 
-// Largest differences; Inf where a value is NaN. grad_error: relative, in the L2 norm.
+// Largest differences; Inf where a value is NaN. grad_error: relative, in the L2 norm. grad_norm: of
+// the documents alone.
 typedef struct {
-    double loss, logit, grad, grad_error;
+    double loss, logit, grad, grad_error, grad_norm;
 } PackingDelta;
 
-PackingDelta packing_check(ModelFace model, const Batch *packed);
+// losses_alone (T) =  the losses of each document alone, in packed order
+PackingDelta packing_check(ModelFace model, const Batch *packed, float *losses_alone);
 
 // Losses and logits must agree to rounding of one row's sums, gradients to that of a sum over T
 // rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
@@ -26,7 +28,8 @@ bool packing_is_rounding(const PackingDelta *d, bool bf16);
 // whose bits differ.
 bool packing_replay(ModelFace model, Parameters p, const StepData *data, int64_t step, Error *err);
 
-// Checks the batch and prints how it differs; exit 11 where that is more than rounding.
-bool packing_report(ModelFace model, const Batch *packed, bool bf16, Error *err);
+// Checks the batch and prints how it differs; exit 11 where that is more than rounding. kit: a new
+// file for dev/referee.py, "": none.
+bool packing_report(ModelFace model, const Batch *packed, bool bf16, const char *kit, Error *err);
 
 #endif

@@ -145,7 +145,9 @@ Option run_option_table[] = {
          "loss and perplexity on every document of --val, or of --train, by document length"),
     OPTION("compare", OPTION_INT, &parsed.compare, NULL, "3", 1, 1000,
            "time all layouts on the same documents, N steps of each"),
-    FLAG("check-packing", parsed.check_packing, "packed against each document alone"),
+    OPTION("check-packing", OPTION_STRING, &parsed.check_packing, NULL, "", 0, 0,
+           "packed against each document alone; with a file name: also writes what "
+           "dev/referee.py holds other trainers to"),
     FLAG("dry-run", parsed.dry_run,
          "print the plan and the memory, and stop; to time a step, use --compare 1"),
     // options of other trainers
