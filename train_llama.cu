@@ -510,7 +510,7 @@ static void replay(LlamaModel *m, const StepData *data, int64_t step) {
 // Other layouts also compute pairs across documents or padding: their useful work is not known.
 static double useful_flops(const Run *run, const StepPlan *p) {
     if (run->o->layout != LAYOUT_PACKED) return 0;
-    return llama_flops(run->model, p->real_tokens, p->attention_pairs);
+    return llama_flops(run->model, p->real_tokens, p->num_targets, p->attention_pairs);
 }
 
 static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
@@ -709,7 +709,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     const StepPlan *plan = &data.plan;
     if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
     const double real_tokens = (double)plan->real_tokens,
-                 flops = llama_flops(&m, plan->real_tokens, *packed_pairs);
+                 flops = llama_flops(&m, plan->real_tokens, plan->num_targets, *packed_pairs);
     printf("%-7s %10.1f %12.0f %9.3f %10.1f %15ld %12.1f %11.6f\n", layout_name(layout), median_ms,
            real_tokens / median_ms * 1e3, flops / median_ms * 1e-9,
            100.0 * (1.0 - real_tokens / (double)data.local_tokens), plan->attention_pairs,
