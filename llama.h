@@ -90,18 +90,19 @@ typedef struct {
     floatX *dswiglu;    // (T, F)
     real *attn_delta;   // (H, T)
     floatX *logits;     // (head_chunk, V), becomes dlogits in place
-    floatX *head_rows;  // (head_chunk, C)   rows gathered for sampling
+    floatX *head_rows;  // (head_chunk, C)   the rows that have logits
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
     floatX *lora_h, *lora_dh;                               // (T, LORA_MOST*r)
 } LlamaScratch;
 
 typedef struct {
-    int32_t *tokens, *targets, *position_ids, *token_order;  // (T)
-    int32_t *cache_rows;                                     // (T) generation only, else NULL
-    bool decode;                                             // attention over the cache
+    int32_t *tokens, *position_ids, *token_order;  // (T)
+    int32_t *cache_rows;                           // (T) generation only, else NULL
+    bool decode;                                   // attention over the cache
     VarlenInfo docs;
-    int32_t num_targets;
-    int32_t num_real_rows;  // repad layout only, else 0
+    int32_t num_head_rows;         // rows that the head computes: see Batch
+    int32_t *head_rows, *targets;  // (num_head_rows) which they are, and their targets
+    int32_t num_real_rows;         // repad layout only, else 0
     int32_t *real_rows, *real_position_ids;
     VarlenInfo real_docs;
 } LlamaInputs;
@@ -214,8 +215,8 @@ static inline void llama_begin_step(LlamaModel *m, int64_t num_targets);
 // Each micro-batch takes zero_begin_micro_batch and these five calls. The batch must satisfy
 // batch_is_valid, and may be reused as soon as llama_set_batch returns.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b);
-static inline void llama_forward(LlamaModel *m);     // up to the final norm
-static inline void llama_head_train(LlamaModel *m);  // losses, and the head's backward
+static inline void llama_forward(LlamaModel *m);           // up to the final norm
+static inline void llama_head(LlamaModel *m, bool train);  // losses, and the head's backward
 static inline void llama_backward(LlamaModel *m);    // llama_forward's list from bottom to top
 static inline void llama_add_losses(LlamaModel *m);  // to those of the step
 // Then zero_reduce, zero_update and zero_read_step end the step.
@@ -316,46 +317,47 @@ static inline void llama_forward(LlamaModel *m) {
     zero_await_weights(&m->zero, llama_head_bucket(c));
 }
 
-// scratch.logits (n,V) =  those of the n rows from t on. All (T,V) never exist at one time.
-static inline int64_t llama_chunk_logits(LlamaModel *m, int64_t t) {
-    const int64_t rest = m->in.docs.total_tokens - t,
-                  n = rest < m->settings.head_chunk ? rest : m->settings.head_chunk;
-    const int C = m->config.hidden_size;
-    const floatX *norm = m->acts[m->config.num_layers].norm_attn + t * C;
+// How many of the num rows from the i-th on have their logits at one time: never all (T,V) exist.
+static inline int64_t llama_chunk(const LlamaModel *m, int64_t i, int64_t num) {
+    return num - i < m->settings.head_chunk ? num - i : m->settings.head_chunk;
+}
+
+// scratch.logits (n,V) =  those of these rows, which scratch.head_rows (n,C) keeps
+static inline void llama_logits(LlamaModel *m, const int32_t *rows, int64_t n) {
+    LlamaScratch *s = &m->scratch;
+    const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
     comm_progress();
-    matmul_forward(m->scratch.logits, norm, m->lm_head, n, C, m->config.vocab_size);
-    return n;
+    gather_rows(s->head_rows, m->acts[m->config.num_layers].norm_attn, rows, n, C);
+    matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
 }
 
-// Losses into scratch.losses, for llama_add_losses.
-static inline void llama_head_eval(LlamaModel *m) {
+// Losses of in.head_rows, for llama_add_losses. train: and the head's backward while a chunk's
+// logits are there. It leaves scratch.dnorm; scratch.dresid has only the gradients of head_rows.
+static inline void llama_head(LlamaModel *m, bool train) {
     LlamaScratch *s = &m->scratch;
-    for (int64_t t = 0, n; t < m->in.docs.total_tokens; t += n) {
-        n = llama_chunk_logits(m, t);
-        cross_entropy_forward(s->losses + t, s->logits, m->in.targets + t, n, m->config.vocab_size);
+    const LlamaInputs *in = &m->in;
+    const int64_t num = in->num_head_rows, C = m->config.hidden_size, V = m->config.vocab_size;
+    for (int64_t i = 0, n; i < num; i += n) {
+        const bool sum = m->zero.has_grads || i > 0;
+        n = llama_chunk(m, i, num);
+        llama_logits(m, in->head_rows + i, n);
+        if (train)
+            cross_entropy_forward_backward(s->losses + i, s->logits, in->targets + i, m->loss_scale,
+                                           n, V);
+        else
+            cross_entropy_forward(s->losses + i, s->logits, in->targets + i, n, V);
+        if (!train) continue;
+        matmul_backward_weight(m->dlm_head, s->logits, s->head_rows, sum, n, C, V);       // +=
+        matmul_backward_input(s->dresid + i * C, s->logits, m->lm_head, false, n, C, V);  // =
     }
-}
-
-// The same losses, and the head's backward while a chunk's logits are there: scratch.dnorm.
-static inline void llama_head_train(LlamaModel *m) {
-    LlamaScratch *s = &m->scratch;
-    const int64_t T = m->in.docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
-    const floatX *norm = m->acts[m->config.num_layers].norm_attn;
-    for (int64_t t = 0, n; t < T; t += n) {
-        const bool sum = m->zero.has_grads || t > 0;
-        n = llama_chunk_logits(m, t);
-        cross_entropy_forward_backward(s->losses + t, s->logits, m->in.targets + t, m->loss_scale,
-                                       n, V);
-        matmul_backward_weight(m->dlm_head, s->logits, norm + t * C, sum, n, C, V);      // +=
-        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, false, n, C, V);  // =
-    }
+    if (train) scatter_rows(s->dnorm, s->dresid, in->head_rows, num, in->docs.total_tokens, C);
 }
 
 static inline void llama_add_losses(LlamaModel *m) {
-    losses_sum(m->zero.loss_sum, m->scratch.losses, m->in.docs.total_tokens);
+    losses_sum(m->zero.loss_sum, m->scratch.losses, m->in.num_head_rows);
 }
 
-// Starts from scratch.dnorm, which llama_head_train left.
+// Starts from scratch.dnorm, which llama_head left.
 static inline void llama_backward(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const LlamaInputs *in = &m->in;
@@ -461,6 +463,13 @@ static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *s
     return device;
 }
 
+// The values of n rows
+static inline int32_t *llama_stage_rows(LlamaModel *m, size_t *used, const int32_t *src_host,
+                                        const int32_t *rows_host, int32_t n) {
+    for (int32_t i = 0; i < n; i++) m->staging_host[*used + (size_t)i] = src_host[rows_host[i]];
+    return llama_stage(m, used, NULL, n);
+}
+
 static inline void llama_stage_documents(LlamaModel *m, size_t *used, VarlenInfo *docs,
                                          const int32_t *cu_seqlens, int32_t num_segments,
                                          int32_t max_seqlen) {
@@ -481,20 +490,19 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     assert(b->num_real_rows == 0 || m->settings.repad);
     assert(!b->cache_rows || m->settings.cache_tokens);
     in->tokens = llama_stage(m, &used, b->tokens, b->total_tokens);
-    in->targets = llama_stage(m, &used, b->targets, b->total_tokens);
     in->position_ids = llama_stage(m, &used, b->position_ids, b->total_tokens);
     in->token_order = llama_stage(m, &used, b->token_order, b->total_tokens);
     in->cache_rows = b->cache_rows ? llama_stage(m, &used, b->cache_rows, b->total_tokens) : NULL;
     in->decode = b->decode;
-    in->num_targets = b->num_targets;
+    in->num_head_rows = b->num_head_rows;
+    in->head_rows = llama_stage(m, &used, b->head_rows, b->num_head_rows);
+    in->targets = llama_stage_rows(m, &used, b->targets, b->head_rows, b->num_head_rows);
     llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_segments, b->max_seqlen);
     in->num_real_rows = b->num_real_rows;
     if (b->num_real_rows) {
         in->real_rows = llama_stage(m, &used, b->real_rows, b->num_real_rows);
-        int32_t *positions_host = m->staging_host + used;
-        for (int32_t i = 0; i < b->num_real_rows; i++)
-            positions_host[i] = b->position_ids[b->real_rows[i]];
-        in->real_position_ids = llama_stage(m, &used, NULL, b->num_real_rows);
+        in->real_position_ids =
+            llama_stage_rows(m, &used, b->position_ids, b->real_rows, b->num_real_rows);
         llama_stage_documents(m, &used, &in->real_docs, b->real_cu_seqlens, b->num_real_segments,
                               b->real_max_seqlen);
     }
@@ -514,16 +522,22 @@ static inline void llama_begin_step(LlamaModel *m, int64_t num_targets) {
 // Losses (T) =, logits (T, V) =, if not NULL. train: adds the gradients to those of the step.
 static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *losses,
                               float *logits) {
-    const int64_t T = b->total_tokens, V = m->config.vocab_size;
+    const int64_t T = b->total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
+    const floatX *norm = m->acts[m->config.num_layers].norm_attn;
     if (train) comm_phase("forward", -1);
     llama_set_batch(m, b);
     llama_forward(m);
     for (int64_t t = 0, n; t < T && logits; t += n) {
-        n = llama_chunk_logits(m, t);
+        n = llama_chunk(m, t, T);
+        comm_progress();
+        matmul_forward(m->scratch.logits, norm + t * C, m->lm_head, n, C, V);
         activations_to_host(logits + t * V, m->scratch.logits, (size_t)(n * V));
     }
-    (train ? llama_head_train : llama_head_eval)(m);
-    if (losses) device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
+    llama_head(m, train);
+    if (losses) {
+        device_download(losses, m->scratch.losses, (size_t)b->num_head_rows * sizeof(real));
+        batch_spread_losses(b, losses);
+    }
     if (train) comm_phase("backward", -1);
     if (train) llama_backward(m);
 }
@@ -562,18 +576,14 @@ static inline double llama_validation_loss(LlamaModel *m, const StepData *data) 
 
 static inline void llama_next_logits(LlamaModel *m, const Batch *b, const int32_t *rows_host,
                                      int32_t n, float *logits_host) {
-    LlamaScratch *s = &m->scratch;
-    const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
     // after the batch in the staging buffer
     int32_t *rows = m->staging + m->staging_ints - m->settings.micro_batch_tokens;
     assert(n <= m->settings.head_chunk);
-    comm_progress();
     llama_set_batch(m, b);
     llama_forward(m);
     device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
-    gather_rows(s->head_rows, m->acts[m->config.num_layers].norm_attn, rows, n, C);
-    matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
-    activations_to_host(logits_host, s->logits, (size_t)n * (size_t)V);
+    llama_logits(m, rows, n);
+    activations_to_host(logits_host, m->scratch.logits, (size_t)n * (size_t)m->config.vocab_size);
 }
 
 static inline void llama_get_grads(LlamaModel *m, float *grads, size_t first, size_t n) {
@@ -840,7 +850,7 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
                            .head_dim = config->head_dim};
     m->settings.head_chunk = llama_head_chunk(config, &settings);
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
-    m->staging_ints = 4 * T + (T + 1) + work_ints + (settings.repad ? 3 * T + 1 + work_ints : 0);
+    m->staging_ints = 5 * T + (T + 1) + work_ints + (settings.repad ? 3 * T + 1 + work_ints : 0);
     m->staging_ints += settings.cache_tokens ? 2 * T : T;  // and at the end the rows to sample from
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
@@ -860,10 +870,11 @@ static inline size_t llama_memory_total(const LlamaModel *m) {
 }
 
 // FLOPs of training that are useful: a frozen model has no products for its weights' gradients
-static inline double llama_flops(const LlamaModel *m, int64_t tokens, int64_t pairs) {
+static inline double llama_flops(const LlamaModel *m, int64_t tokens, int64_t targets,
+                                 int64_t pairs) {
     const bool frozen = m->num_trained < m->num_tensors;
-    return llama_config_flops(&m->config, tokens, pairs) -
-           (frozen ? llama_config_flops(&m->config, tokens, 0) / 3 : 0);
+    return llama_config_flops(&m->config, tokens, targets, pairs) -
+           (frozen ? llama_config_flops(&m->config, tokens, targets, 0) / 3 : 0);
 }
 
 static inline void llama_free(LlamaModel *m) {

@@ -537,7 +537,8 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     assert(device_memory().count == before.count);
     assert(device_memory().waits == before.waits + 1);
     const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)plan->num_targets;
-    const double flops = llama_flops(run->model, plan->real_tokens, plan->attention_pairs);
+    const double flops =
+        llama_flops(run->model, plan->real_tokens, plan->num_targets, plan->attention_pairs);
     const StepBalance balance = read_notes(run, data);
     const StepReport report = {.step = step + 1,
                                .steps = o->steps,
@@ -707,7 +708,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     const StepPlan *plan = &data.plan;
     if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
     const double real_tokens = (double)plan->real_tokens,
-                 flops = llama_flops(&m, plan->real_tokens, *packed_pairs);
+                 flops = llama_flops(&m, plan->real_tokens, plan->num_targets, *packed_pairs);
     printf("%-7s %10.1f %12.0f %9.3f %10.1f %15ld %12.1f %11.6f\n", layout_name(layout), median_ms,
            real_tokens / median_ms * 1e3, flops / median_ms * 1e-9,
            100.0 * (1.0 - real_tokens / (double)data.local_tokens), plan->attention_pairs,
@@ -743,8 +744,7 @@ static void check_packing(LlamaModel *m, Data *d, const char *kit) {
     LoaderSettings settings = d->loader_settings;
     settings.layout = LAYOUT_PACKED;
     must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err), &err);
-    must(packing_report(llama_face(m), &data.micro[0], sizeof(floatX) == 2, kit, &err),
-         &err);
+    must(packing_report(llama_face(m), &data.micro[0], sizeof(floatX) == 2, kit, &err), &err);
     step_data_free(&data);
 }
 

@@ -43,12 +43,28 @@ static void make_case(Case *c) {
     c->row_len = (c->longest ? c->longest : 1) + (int32_t)test_rng_below(8);
 }
 
+// The head computes rows with a target and padding, else the first, and their losses go to them.
+static void check_head_rows(const Batch *b, const bool *real) {
+    float losses[CAPACITY];
+    int32_t n = 0;
+    for (int32_t i = 0; i < b->num_head_rows; i++) losses[i] = (float)b->head_rows[i] + 1;
+    batch_spread_losses(b, losses);
+    for (int32_t t = 0; t < b->total_tokens; t++) {
+        const bool computed = b->targets[t] >= 0 || !real[t];
+        n += computed;
+        CHECK(losses[t] == (computed ? (float)t + 1 : 0) || (t == 0 && b->num_targets == 0));
+    }
+    CHECK(b->num_head_rows == (n == 0 && b->total_tokens > 0 ? 1 : n));
+}
+
 // Every real token is at its position in the layout; nothing else has a target.
 static void check_places(const Batch *b, const Case *c) {
     int32_t at = 0, seen = 0;
+    bool real[CAPACITY] = {false};
     for (int i = 0; i < c->n; i++) {
         if (b->layout == LAYOUT_PADDED || b->layout == LAYOUT_REPAD) at = i * c->row_len;
         for (int32_t k = 0; k < c->docs[i].length; k++, at++, seen++) {
+            real[at] = true;
             CHECK(b->tokens[at] == c->docs[i].tokens[k]);
             CHECK(b->targets[at] == c->targets[i][k]);
             if (b->layout != LAYOUT_ROWS) CHECK(b->position_ids[at] == k);
@@ -56,6 +72,7 @@ static void check_places(const Batch *b, const Case *c) {
         }
     }
     CHECK(seen == c->real_tokens && b->real_tokens == seen);
+    check_head_rows(b, real);
 }
 
 // In each layout, in one batch that is filled again and again
@@ -114,6 +131,8 @@ static void check_numbers(Batch *b) {
                  {"targets", b->targets, T, true},
                  {"position_ids", b->position_ids, T, false},
                  {"token_order", b->token_order, T, false},
+                 {"head_rows", b->head_rows, b->num_head_rows, false},
+                 {"num_head_rows", &b->num_head_rows, 1, false},
                  {"cu_seqlens", b->cu_seqlens, b->num_segments + 1, false},
                  {"real_rows", b->real_rows, b->num_real_rows, false},
                  {"real_cu_seqlens", b->real_cu_seqlens, b->num_real_segments + 1, false},

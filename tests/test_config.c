@@ -379,7 +379,7 @@ TEST(every_kept_key_is_in_the_count_of_work) {
         LlamaConfig d = c;
         json_object_set_new(twice, key, json_integer(2 * json_integer_value(item)));
         MUST(llama_config_parse(&d, twice, "", &err));
-        CHECK_MSG(llama_config_flops(&d, 9, 99) > llama_config_flops(&c, 9, 99), "%s", key);
+        CHECK_MSG(llama_config_flops(&d, 9, 8, 99) > llama_config_flops(&c, 9, 8, 99), "%s", key);
     }
     free(text);
 }

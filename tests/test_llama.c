@@ -381,11 +381,8 @@ TEST(packed_padded_repad_and_micro_batches_have_the_same_loss_and_gradients) {
 }
 
 static void row_losses(LlamaModel *m, const Batch *b, float *losses) {
-    llama_set_batch(m, b);
-    llama_forward(m);
-    llama_head_eval(m);
+    llama_pass(m, b, false, losses, NULL);
     llama_add_losses(m);
-    device_download(losses, m->scratch.losses, (size_t)b->total_tokens * sizeof *losses);
 }
 
 // A key that llama.h forgets, in forward and backward alike, has right gradients and no effect.
@@ -822,7 +819,7 @@ TEST(adapters_keep_the_promises_of_a_model) {
 static double loss_of(LlamaModel *m, const Batch *b) {
     device_zero(m->zero.step, sizeof(StepScalars));
     llama_forward(m);
-    llama_head_eval(m);
+    llama_head(m, false);
     llama_add_losses(m);
     return zero_read_step(&m->zero).loss_sum / b->num_targets;
 }

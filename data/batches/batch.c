@@ -12,11 +12,11 @@ const char *layout_name(Layout layout) {
 }
 
 // The arrays of rows, then those of segments
-enum { ROW_ARRAYS = 6, ARRAYS = 8 };
+enum { ROW_ARRAYS = 7, ARRAYS = 9 };
 static int32_t **batch_array(Batch *b, int i) {
-    int32_t **const arrays[ARRAYS] = {&b->tokens,      &b->targets,        &b->position_ids,
-                                      &b->token_order, &b->sort_scratch,   &b->real_rows,
-                                      &b->cu_seqlens,  &b->real_cu_seqlens};
+    int32_t **const arrays[ARRAYS] = {&b->tokens,      &b->targets,      &b->position_ids,
+                                      &b->token_order, &b->sort_scratch, &b->head_rows,
+                                      &b->real_rows,   &b->cu_seqlens,   &b->real_cu_seqlens};
     return arrays[i];
 }
 
@@ -73,7 +73,7 @@ static void batch_sort_tokens(Batch *b) {
 static void batch_clear(Batch *b, Layout layout) {
     b->layout = layout;
     b->total_tokens = b->num_segments = b->max_seqlen = b->num_targets = 0;
-    b->real_tokens = 0;
+    b->real_tokens = b->num_head_rows = 0;
     b->masked = false;
     b->num_real_rows = b->num_real_segments = b->real_max_seqlen = 0;
     b->cu_seqlens[0] = b->real_cu_seqlens[0] = 0;
@@ -89,7 +89,11 @@ static void batch_append(Batch *b, const DocView *doc) {
     b->targets[at + n - 1] = doc->next_token;
     if (doc->targets) memcpy(b->targets + at, doc->targets, (size_t)n * sizeof(int32_t));
     b->masked |= doc->targets != NULL;
-    for (int32_t i = at; i < at + n; i++) b->num_targets += b->targets[i] >= 0;
+    for (int32_t i = at; i < at + n; i++) {
+        if (b->targets[i] < 0) continue;
+        b->head_rows[b->num_head_rows++] = i;
+        b->num_targets++;
+    }
     b->total_tokens += n;
     b->real_tokens += n;
 }
@@ -100,6 +104,7 @@ static void batch_fill_to(Batch *b, int32_t end) {
     for (int32_t i = b->total_tokens; i < end; i++) {
         b->tokens[i] = 0;
         b->targets[i] = -1;
+        b->head_rows[b->num_head_rows++] = i;
     }
     b->total_tokens = end;
 }
@@ -137,10 +142,17 @@ void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row
         for (int32_t end = row_len; end <= b->total_tokens; end += row_len)
             batch_end_segment(b, end);
     }
+    if (b->num_head_rows == 0 && b->total_tokens > 0) b->head_rows[b->num_head_rows++] = 0;
     batch_sort_tokens(b);
 }
 
 void batch_pack(Batch *b, const DocView *docs, int n) { batch_fill(b, LAYOUT_PACKED, docs, n, 0); }
+
+void batch_spread_losses(const Batch *b, float *losses) {
+    int32_t i = b->num_head_rows;
+    for (int32_t t = b->total_tokens - 1; t >= 0; t--)
+        losses[t] = i > 0 && b->head_rows[i - 1] == t ? losses[--i] : 0;
+}
 
 // ------------------------------------------------------------------------------------------------
 // Checking
@@ -179,6 +191,20 @@ static bool real_rows_are_valid(const Batch *b) {
     return true;
 }
 
+static bool head_rows_are_valid(const Batch *b) {
+    const int32_t n = b->num_targets + b->total_tokens - b->real_tokens;
+    int32_t targets = 0;
+    if (b->num_head_rows != (n == 0 && b->total_tokens > 0 ? 1 : n)) return false;
+    for (int32_t i = 0; i < b->num_head_rows; i++) {
+        const int32_t row = b->head_rows[i];
+        if (row <= (i > 0 ? b->head_rows[i - 1] : -1) || row >= b->total_tokens ||
+            (n > 0 && b->targets[row] < 0 && b->tokens[row] != 0))
+            return false;
+        targets += b->targets[row] >= 0;
+    }
+    return targets == b->num_targets;
+}
+
 bool batch_is_valid(const Batch *b, int vocab_size) {
     const bool repad = b->layout == LAYOUT_REPAD;
     int32_t targets = 0;
@@ -194,5 +220,5 @@ bool batch_is_valid(const Batch *b, int vocab_size) {
             if (!row_is_valid(b, s, i, vocab_size)) return false;
             targets += b->targets[i] >= 0;
         }
-    return targets == b->num_targets && real_rows_are_valid(b);
+    return targets == b->num_targets && real_rows_are_valid(b) && head_rows_are_valid(b);
 }

@@ -41,7 +41,11 @@ typedef struct {
     int32_t *targets;       // (T) -1: no target
     int32_t *position_ids;  // (T)
     int32_t *token_order;   // (T) rows sorted by (token, row), for embedding_backward
-    int32_t *cu_seqlens;    // (num_segments + 1)
+    // the rows whose logits are computed, in order: those with a target, and padding, on which the
+    // padded layouts do full work; at least one, so that the head's gradient is written
+    int32_t num_head_rows;
+    int32_t *head_rows;   // (num_head_rows)
+    int32_t *cu_seqlens;  // (num_segments + 1)
     // repad only, num_real_rows = 0 otherwise: attention runs on the gathered real rows
     int32_t num_real_rows;
     int32_t num_real_segments;
@@ -73,6 +77,9 @@ void batch_free(Batch *b);
 
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len);
 void batch_pack(Batch *b, const DocView *docs, int n);
+
+// losses (T), in place: those of head_rows, which come first, go to their rows; 0 in all others.
+void batch_spread_losses(const Batch *b, float *losses);
 
 // ------------------------------------------------------------------------------------------------
 // Checking

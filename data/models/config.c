@@ -203,11 +203,11 @@ uint64_t llama_config_num_params(const LlamaConfig *c) {
     return embedding * (c->tie_word_embeddings ? 1 : 2) + layers + hidden;
 }
 
-double llama_config_flops(const LlamaConfig *c, int64_t tokens, int64_t pairs) {
+double llama_config_flops(const LlamaConfig *c, int64_t tokens, int64_t targets, int64_t pairs) {
     const double C = c->hidden_size, D = c->head_dim, L = c->num_layers;
     const double layer =
         C * (3.0 * c->intermediate_size + 2 * D * (c->num_heads + c->num_kv_heads));
-    return 6 * (L * layer + C * c->vocab_size) * (double)tokens +
+    return 6 * (L * layer * (double)tokens + C * c->vocab_size * (double)targets) +
            12 * L * D * c->num_heads * (double)pairs;
 }
 

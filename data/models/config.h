@@ -66,9 +66,9 @@ json_t *token_ids_json(const TokenIds *t);
 uint64_t llama_config_num_params(const LlamaConfig *c);
 
 // Multiply-adds that training on these tokens needs, times two: forward and backward of every
-// matrix, and of attention over the (query, key) pairs that its mask leaves. Recomputation and
-// padding do not count.
-double llama_config_flops(const LlamaConfig *c, int64_t tokens, int64_t pairs);
+// matrix, the head's for targets only, and of attention over the (query, key) pairs that its mask
+// leaves. Recomputation and padding do not count.
+double llama_config_flops(const LlamaConfig *c, int64_t tokens, int64_t targets, int64_t pairs);
 
 // config.json as old versions of transformers (rope_theta, rope_scaling) and new ones load it, in
 // memory the caller frees. torch_dtype: "float32", "bfloat16".

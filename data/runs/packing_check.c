@@ -107,9 +107,9 @@ bool packing_replay(ModelFace m, Parameters p, const StepData *data, int64_t ste
                      m.rank, step, different->name);
 }
 
-// What dev/referee.py holds another trainer to: the batch, and what its documents give alone. Labels
-// are as transformers takes them: a token's own id, or -100 where it is no target. A piece of a
-// document ends with the token that follows it.
+// What dev/referee.py holds another trainer to: the batch, and what its documents give alone.
+// Labels are as transformers takes them: a token's own id, or -100 where it is no target. A piece
+// of a document ends with the token that follows it.
 static bool write_kit(const char *path, const Batch *b, const float *losses, double grad_norm,
                       Error *err) {
     json_t *ids = json_array(), *labels = json_array(), *ends = json_array(), *sums = json_array();
@@ -127,11 +127,11 @@ static bool write_kit(const char *path, const Batch *b, const float *losses, dou
         json_array_append_new(ends, json_integer((json_int_t)json_array_size(ids)));
         json_array_append_new(sums, json_real(sum));
     }
-    char *text = json_write(json_pack("{s:s, s:o, s:o, s:o, s:o, s:f, s:f}", "format",
-                                      "unpad.c packing kit 1", "input_ids", ids, "labels", labels,
-                                      "document_ends", ends, "loss_sums", sums, "grad_norm",
-                                      grad_norm, "neighbour_changes_loss_by", 0.0),
-                            0);
+    char *text = json_write(
+        json_pack("{s:s, s:o, s:o, s:o, s:o, s:f, s:f}", "format", "unpad.c packing kit 1",
+                  "input_ids", ids, "labels", labels, "document_ends", ends, "loss_sums", sums,
+                  "grad_norm", grad_norm, "neighbour_changes_loss_by", 0.0),
+        0);
     const bool ok = file_create(path, text, strlen(text), err);
     free(text);
     return ok;

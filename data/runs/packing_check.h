@@ -11,8 +11,8 @@
 #include "../models/weights.h"
 #include "model_face.h"
 
-// Largest differences; Inf where a value is NaN. grad_error: relative, in the L2 norm. grad_norm: of
-// the documents alone.
+// Largest differences; Inf where a value is NaN. grad_error: relative, in the L2 norm. grad_norm:
+// of the documents alone.
 typedef struct {
     double loss, logit, grad, grad_error, grad_norm;
 } PackingDelta;
