@@ -1,7 +1,6 @@
 // Asks a person at a terminal for one message after another, with line editing and history if
 // libedit was found at build time.
-#ifndef UNPAD_ASK_H
-#define UNPAD_ASK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,5 +19,3 @@ void ask_close(Ask *a);
 // are one message, unless the first begins with '/'. NULL at the end of the input; NULL or empty
 // when interrupted.
 char *ask(Ask *a, const char *prompt);
-
-#endif

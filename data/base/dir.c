@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -14,7 +13,6 @@
 #include "clock.h"
 #include "file.h"
 #include "memory.h"
-#include "path.h"
 
 static bool dir_create(const char *path, Error *err) {
     char parent[IO_PATH_MAX];

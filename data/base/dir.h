@@ -1,9 +1,7 @@
 // Directories: create, sync, remove, probe, and lock for one writer. Failures are EXIT_DISK unless
 // noted.
-#ifndef UNPAD_DIR_H
-#define UNPAD_DIR_H
+#pragma once
 
-#include "error.h"
 #include "path.h"
 
 // mkdir -p, durable where the parent may be read (fsync needs that); EXIT_USAGE: a file is there
@@ -50,5 +48,3 @@ bool dir_lock(DirLock *lock, const char *dir, Error *err);
 // may belong to another run.
 bool dir_lock_check(const DirLock *lock, const char *dir, Error *err);
 void dir_unlock(DirLock *lock);
-
-#endif

@@ -3,8 +3,7 @@
 // A parser never exits and never prints: it returns false with the Error filled, so that a test, a
 // fuzzer or a retry can continue. Only main, must, error_exit, exit_with and refused memory
 // (memory.h) end the program.
-#ifndef UNPAD_ERROR_H
-#define UNPAD_ERROR_H
+#pragma once
 
 #include <stdarg.h>
 #include <stdbool.h>  // these four are for files that include this one
@@ -100,5 +99,3 @@ void text_list(char *list, size_t capacity, const char *item);
 
 // Replaces control characters by \xNN in place, so that no file name can forge a second log line.
 void text_sanitize(char *text, size_t capacity);
-
-#endif

@@ -1,10 +1,8 @@
 // Files: read whole or in exact ranges, written with a checksum and synced before they are closed.
-#ifndef UNPAD_FILE_H
-#define UNPAD_FILE_H
+#pragma once
 
 #include <sys/types.h>
 
-#include "error.h"
 #include "path.h"
 
 enum {
@@ -96,5 +94,3 @@ extern _Atomic uint64_t io_parts;  // read or written so far, of all files
 
 // Bytes of a byte order mark at the start of text, which ends with a NUL if it is shorter: 0 or 3.
 uint64_t mark_bytes(const char *text);
-
-#endif

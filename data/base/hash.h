@@ -1,7 +1,6 @@
 // Hashes: CRC32C for files, mix64 for counter-based random numbers, FNV-1a for fingerprints and
 // tables, SHA-256 for the names of tokenizers.
-#ifndef UNPAD_HASH_H
-#define UNPAD_HASH_H
+#pragma once
 
 #include "error.h"
 
@@ -24,5 +23,3 @@ uint64_t fnv1a(uint64_t h, const void *data, size_t n);
 
 // SHA-256 (FIPS 180-4) of n bytes.
 void sha256(const void *data, uint64_t n, unsigned char digest[32]);
-
-#endif

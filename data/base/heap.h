@@ -1,6 +1,5 @@
 // A binary heap of (key, id): the smallest key first, the smallest id among equal keys.
-#ifndef UNPAD_HEAP_H
-#define UNPAD_HEAP_H
+#pragma once
 
 #include <assert.h>
 #include <stdbool.h>
@@ -51,5 +50,3 @@ static inline HeapItem heap_pop(Heap *h) {
 static inline void heap_make(Heap *h) {
     for (int64_t i = h->n / 2; i-- > 0;) heap_sink(h, h->items[i], i);
 }
-
-#endif

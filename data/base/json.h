@@ -3,8 +3,7 @@
 // Reading is strict: UTF-8, no duplicate keys, no \u0000, no number beyond a double, nothing after
 // the value, at most 2048 levels. Errors are EXIT_BAD_INPUT. Getters report "key: expected ...,
 // found ..."; the caller adds the file with error_prefix(err, path).
-#ifndef UNPAD_JSON_H
-#define UNPAD_JSON_H
+#pragma once
 
 #include <jansson.h>
 
@@ -74,5 +73,3 @@ json_t *json_text(const char *s);
 // Frees the tree and returns its text and a newline, in memory the caller frees. Numbers read back
 // exactly. flags: Jansson's, such as JSON_INDENT(2), one value per line as Hugging Face writes it.
 char *json_write(json_t *root, size_t flags);
-
-#endif

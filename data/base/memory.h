@@ -1,6 +1,5 @@
 // Host memory (a refused allocation ends the program), and arithmetic that does not wrap.
-#ifndef UNPAD_MEMORY_H
-#define UNPAD_MEMORY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,5 +32,3 @@ FILE *host_stream(char **text, size_t *size, const char *what_for);
 // Grows an array of *capacity elements of `size` bytes to at least `needed`, by a factor of 1.5 at
 // a time; returns its new address. Contents are kept, the new part is not zeroed. Exits 5.
 void *host_grow(void *old, size_t *capacity, size_t needed, size_t size, const char *what_for);
-
-#endif

@@ -15,11 +15,9 @@
 // abbreviations, no positional arguments. A flag is `--name`, or `--no-name` to switch off one that
 // is on by default. Not getopt_long: it accepts abbreviations, reorders arguments and has global
 // state.
-#ifndef UNPAD_OPTIONS_H
-#define UNPAD_OPTIONS_H
+#pragma once
 
 #include <jansson.h>
-#include <stdio.h>
 
 #include "error.h"
 
@@ -106,5 +104,3 @@ bool options_take(const Option *table, const json_t *stored, const char *except,
 // one, and names stored options that no longer exist.
 void options_print_changes(const Option *table, const json_t *stored, const char *except,
                            FILE *out);
-
-#endif

@@ -1,6 +1,5 @@
 // Paths in bounded buffers: one that does not fit is an error, never a shorter path.
-#ifndef UNPAD_PATH_H
-#define UNPAD_PATH_H
+#pragma once
 
 #include "error.h"
 
@@ -33,5 +32,3 @@ bool path_ends_with(const char *path, const char *ending);
 
 // Is it a plain file name: no slash, no leading dot, not empty, printable?
 bool path_is_plain_name(const char *name);
-
-#endif

@@ -1,7 +1,6 @@
 // Signals that ask the program to end: the first is noted and obeyed at a point where nothing is
 // left half done, the second ends the process at once.
-#ifndef UNPAD_SIGNALS_H
-#define UNPAD_SIGNALS_H
+#pragma once
 
 #include <signal.h>
 
@@ -22,5 +21,3 @@ void signals_catch_interrupts(void);
 // What the first and the second signal print on standard error. The texts must stay valid; they may
 // be set while a signal arrives.
 void signals_say(const char *first, const char *second);
-
-#endif

@@ -5,8 +5,7 @@
 // 2^k leaves join where the left one begins at a multiple of 2^(k+1); the rest joins from the
 // right. A rank that owns a block of leaves can join inside it, and the ranks together, in any
 // grouping, form the same tree.
-#ifndef UNPAD_SUM_TREE_H
-#define UNPAD_SUM_TREE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -52,5 +51,3 @@ static inline int sum_block_nodes(int32_t first, int32_t last, SumNode *nodes, i
     }
     return n;
 }
-
-#endif

@@ -7,8 +7,7 @@
 // tokenizer adds. As many tokens as the context has alone, without white space at its end, are
 // given, the rest is scored. An empty context is BOS, or EOS where there is none. "context" may be
 // an array with one for each choice. A choice becomes a document, of which its tokens are targets.
-#ifndef UNPAD_BENCHMARK_H
-#define UNPAD_BENCHMARK_H
+#pragma once
 
 #include "../models/bpe.h"
 #include "../shards/find_files.h"
@@ -47,5 +46,3 @@ bool benchmark_open(Benchmark *b, const Options *o, const char *tokenizer, int32
 // has the highest log-likelihood, or the highest for each character; in a tie the first has it.
 // Bits are of right choices. step -1: not of a run; --log-every 1 then prints all log-likelihoods.
 void benchmark_score(Benchmark *b, ModelFace model, int64_t step, RunLog *log);
-
-#endif

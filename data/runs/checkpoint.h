@@ -10,12 +10,10 @@
 // A directory under its final name is therefore complete, or was damaged later, which its manifest
 // shows. Nothing is rewritten in place, there is no "latest" file, and no time stamp decides
 // anything. One writer at a time: hold dir_lock(out_dir) around all of this (readers need no lock).
-#ifndef UNPAD_CHECKPOINT_H
-#define UNPAD_CHECKPOINT_H
+#pragma once
 
 #include <jansson.h>
 
-#include "../base/error.h"
 #include "../base/path.h"
 
 typedef struct {
@@ -88,5 +86,3 @@ bool checkpoint_verify(const char *dir, int64_t *step, Error *err);
 // damaged.
 bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, int64_t *step,
                             Error *err);
-
-#endif

@@ -1,13 +1,10 @@
 #include "checkpoint_files.h"
 
 #include <float.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/file.h"
 #include "../base/json.h"
-#include "../base/path.h"
 
 // ------------------------------------------------------------------------------------------------
 // Small files

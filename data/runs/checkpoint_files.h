@@ -1,13 +1,10 @@
 // The files of a checkpoint: the Hugging Face model as from_pretrained loads it (config.json,
 // weights, generation_config.json and the tokenizer's files), the optimizer's moments, and
 // trainer_state.json.
-#ifndef UNPAD_CHECKPOINT_FILES_H
-#define UNPAD_CHECKPOINT_FILES_H
+#pragma once
 
 #include <jansson.h>
 
-#include "../base/error.h"
-#include "../base/options.h"
 #include "../batches/plan.h"
 #include "../models/config.h"
 #include "../models/weights.h"
@@ -67,5 +64,3 @@ json_t *state_open(const char *dir, Error *err);
 // resumed run would see other documents in its steps.
 bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, const Dataset *train,
                 Error *err);
-
-#endif

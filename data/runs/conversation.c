@@ -5,10 +5,8 @@
 #include <unistd.h>
 
 #include "../base/ask.h"
-#include "../base/file.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "../base/path.h"
 #include "../base/signals.h"
 
 // ------------------------------------------------------------------------------------------------

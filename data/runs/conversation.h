@@ -2,8 +2,7 @@
 // grow. The prompts of a file become one packed batch; a terminal is asked for one prompt after
 // another, and Ctrl-C ends a text. With --chat they are one conversation, which keeps its keys and
 // values.
-#ifndef UNPAD_CONVERSATION_H
-#define UNPAD_CONVERSATION_H
+#pragma once
 
 #include "../models/chat.h"
 #include "text_writer.h"
@@ -23,5 +22,3 @@ bool conversation_open(Conversation *c, const Options *o, Error *err);
 
 // Writes the texts to standard output, and a line on the speed to standard error; frees all.
 void conversation_run(Conversation *c, ModelFace model);
-
-#endif

@@ -1,9 +1,7 @@
 // How well a model predicts documents: the sums of losses for --eval and --bench, and --eval's
 // table by document length.
-#ifndef UNPAD_EVALUATE_H
-#define UNPAD_EVALUATE_H
+#pragma once
 
-#include "../base/error.h"
 #include "../shards/dataset.h"
 #include "model_face.h"
 #include "run_options.h"
@@ -34,5 +32,3 @@ void scorer_close(Scorer *s, double *values, size_t n);
 // and seed, which orders them. The segments of a split document are computed alone and count in the
 // document's row.
 bool evaluate(Dataset *data, const Options *o, ModelFace model, Error *err);
-
-#endif

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -12,7 +11,6 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "../base/path.h"
 #include "../batches/mixture.h"
 
 // ------------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 // Progress of a run: lines on the console, and one JSON record in log.jsonl per step.
-#ifndef UNPAD_LOG_H
-#define UNPAD_LOG_H
+#pragma once
 
-#include "../base/error.h"
 #include "../base/options.h"
 #include "../base/path.h"
 #include "../batches/plan.h"
@@ -109,5 +107,3 @@ bool loss_is_spike(LossTrend *t, double loss);
 
 // The line at the end of training. masked: tells targets from tokens.
 void print_trained(const RunTotals *t, bool masked);
-
-#endif

@@ -1,6 +1,5 @@
 // What everything in data/runs needs of a model. The model stands above and fills this in.
-#ifndef UNPAD_MODEL_FACE_H
-#define UNPAD_MODEL_FACE_H
+#pragma once
 
 #include "../batches/batch.h"
 #include "../models/config.h"
@@ -30,5 +29,3 @@ typedef struct {
     // out (num_ranks, bytes) =  the data (bytes) of every rank
     void (*gather)(void *out, const void *data, size_t bytes);
 } ModelFace;
-
-#endif

@@ -1,11 +1,8 @@
 // The output directory of a run: the lock for one writer, the checkpoint that --resume takes, the
 // model that --overwrite must keep, and the space for the checkpoints to come.
-#ifndef UNPAD_OUT_DIR_H
-#define UNPAD_OUT_DIR_H
+#pragma once
 
 #include "../base/dir.h"
-#include "../base/error.h"
-#include "../base/path.h"
 
 typedef struct {
     const char *path;  // not owned
@@ -49,5 +46,3 @@ bool out_dir_open(OutDir *out, bool continues, bool overwrite, Error *err);
 // by time; keep 0: all.
 bool out_dir_check_space(const char *out, uint64_t checkpoint_bytes, uint64_t final_bytes,
                          int64_t steps, int64_t save_every, int keep, Error *err);
-
-#endif

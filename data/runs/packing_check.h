@@ -1,11 +1,6 @@
 // Does packing change a result? The documents of one batch, packed and each alone. Does a machine
 // compute it twice with the same bits?
-#ifndef UNPAD_PACKING_CHECK_H
-#define UNPAD_PACKING_CHECK_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "../batches/loader.h"
 #include "../models/weights.h"
@@ -31,5 +26,3 @@ bool packing_replay(ModelFace model, Parameters p, const StepData *data, int64_t
 // Checks the batch and prints how it differs; exit 11 where that is more than rounding. kit: a new
 // file for dev/referee.py, "": none.
 bool packing_report(ModelFace model, const Batch *packed, bool bf16, const char *kit, Error *err);
-
-#endif

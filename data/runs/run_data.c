@@ -3,15 +3,11 @@
 #include <assert.h>
 #include <jansson.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/file.h"
 #include "../base/json.h"
-#include "../base/path.h"
 #include "../batches/mixture.h"
-#include "../shards/find_files.h"
 
 // ------------------------------------------------------------------------------------------------
 // Do the model and the shards mean the same by a token id? Both may name their tokenizer, by the

@@ -1,10 +1,6 @@
 // What a run is trained on: data sets, tokenizer and validation set, opened and checked before
 // anything is written.
-#ifndef UNPAD_RUN_DATA_H
-#define UNPAD_RUN_DATA_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "../batches/loader.h"
 #include "../batches/summary.h"
@@ -40,5 +36,3 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConf
 
 // The model's configuration: of the checkpoint, which --model must match where it is given.
 LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_given);
-
-#endif

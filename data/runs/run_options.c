@@ -1,12 +1,9 @@
 #include "run_options.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
-#include "../models/config.h"
 #include "../shards/sources.h"
 #include "checkpoint_files.h"
 

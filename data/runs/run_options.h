@@ -1,11 +1,8 @@
 // The options of ./train_llama, in one table that parses, documents and logs them. They are
 // constant once completed, except --train and --val, which name texts until these are shards.
-#ifndef UNPAD_RUN_OPTIONS_H
-#define UNPAD_RUN_OPTIONS_H
+#pragma once
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stdint.h>
 
 #include "../base/options.h"
 #include "../models/lora.h"
@@ -78,5 +75,3 @@ bool reduces_deterministically(const Options *o);
 
 // The directory of the weights, or of the adapters where there are any; NULL: random ones.
 const char *weights_dir(const Options *o, const ResumePoint *at);
-
-#endif

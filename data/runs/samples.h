@@ -1,6 +1,5 @@
 // Samples of a run: what the model makes of --prompt, or of the first tokens of documents.
-#ifndef UNPAD_SAMPLES_H
-#define UNPAD_SAMPLES_H
+#pragma once
 
 #include "log.h"
 #include "run_data.h"
@@ -11,5 +10,3 @@ bool samples_open(TextWriter *w, const Options *o, Data *data, Error *err);
 
 // Writes, prints and logs one round.
 void samples_report(TextWriter *w, ModelFace model, int64_t step, RunLog *log);
-
-#endif

@@ -1,7 +1,6 @@
 // Writes a checkpoint in a thread, from a snapshot of the parameters in host memory, while training
 // continues.
-#ifndef UNPAD_SAVER_H
-#define UNPAD_SAVER_H
+#pragma once
 
 #include <pthread.h>
 
@@ -51,5 +50,3 @@ void saver_start(Saver *s, bool wait, SaveJob job, Parameters p);
 // True once after each save: it has ended, with s->ok, s->err and s->ms. wait: until it has, and
 // io_progress is called as the thread makes progress.
 bool saver_ended(Saver *s, bool wait);
-
-#endif

@@ -2,12 +2,8 @@
 // together: their prompts are one packed batch, then each pass takes the last token of every text
 // and finds the others' keys and values in the cache. Texts that do not fit into it together are
 // written in several groups.
-#ifndef UNPAD_TEXT_WRITER_H
-#define UNPAD_TEXT_WRITER_H
+#pragma once
 
-#include <stdio.h>
-
-#include "../base/error.h"
 #include "../base/heap.h"
 #include "../models/tokenizer.h"
 #include "model_face.h"
@@ -82,5 +78,3 @@ int32_t texts_cache_tokens(const TextWriter *w);
 // Continues the texts, which hold their prompts, to their ends. Each is at most cache_tokens long.
 void texts_write(TextWriter *w, ModelFace model, int64_t step);
 void texts_free(TextWriter *w);
-
-#endif
