@@ -7,12 +7,10 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "clock.h"
 #include "file.h"
-#include "memory.h"
 
 static bool dir_create(const char *path, Error *err) {
     char parent[IO_PATH_MAX];
@@ -79,13 +77,6 @@ static bool remove_at(int at, const char *name, const char *path, int depth, Err
 
 bool dir_remove_tree(const char *path, Error *err) {
     return remove_at(AT_FDCWD, path, path, 0, err);
-}
-
-bool disk_free_bytes(const char *path, uint64_t *out, Error *err) {
-    struct statvfs st;
-    if (statvfs(path, &st) != 0) return disk_error(err, path, "cannot read the free space");
-    if (!checked_mul(st.f_bavail, st.f_frsize, out)) *out = UINT64_MAX;
-    return true;
 }
 
 bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, Error *err) {
@@ -170,10 +161,4 @@ bool dir_lock_check(const DirLock *lock, const char *dir, Error *err) {
                      "%s: expected the directory that this run locked, found it renamed, removed "
                      "or replaced",
                      dir);
-}
-
-void dir_unlock(DirLock *lock) {
-    if (lock->fd >= 0) close(lock->fd);
-    if (lock->dir_fd >= 0) close(lock->dir_fd);
-    lock->fd = lock->dir_fd = -1;
 }

@@ -17,9 +17,6 @@ bool io_rename(const char *from, const char *to, Error *err);
 // exist is not an error.
 bool dir_remove_tree(const char *path, Error *err);
 
-// Bytes that an unprivileged process can still write to the file system of `path`.
-bool disk_free_bytes(const char *path, uint64_t *out, Error *err);
-
 // Tries everything a checkpoint needs on a small file: create, write, fsync, rename, remove. A run
 // fails before step 0 instead of at its first checkpoint hours later.
 bool dir_probe(const char *dir, Error *err);
@@ -39,12 +36,11 @@ typedef struct {
     int dir_fd;  // the directory itself, even after a rename
 } DirLock;
 
-// Locks <dir>/.lock until the process ends or dir_unlock. EXIT_DIR_IN_USE when another process
-// still holds it after five seconds. The kernel frees the lock of a dead owner, so a stale file
-// needs no cleaning; its text only serves the error message.
+// Locks <dir>/.lock until the process ends. EXIT_DIR_IN_USE when another process still holds it
+// after five seconds. The kernel frees the lock of a dead owner, so a stale file needs no cleaning;
+// its text only serves the error message.
 bool dir_lock(DirLock *lock, const char *dir, Error *err);
 
 // Fails unless the path still leads to the directory that was locked: a directory put in its place
 // may belong to another run.
 bool dir_lock_check(const DirLock *lock, const char *dir, Error *err);
-void dir_unlock(DirLock *lock);

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -17,11 +18,10 @@
 // ------------------------------------------------------------------------------------------------
 // Names
 
-bool checkpoint_step_path(char *path, size_t capacity, const char *out_dir, int64_t step,
-                          Error *err) {
+bool checkpoint_step_path(char path[IO_PATH_MAX], const char *out_dir, int64_t step, Error *err) {
     char name[32];
     snprintf(name, sizeof name, "step-%08ld", step);
-    return path_join(path, capacity, out_dir, name, err);
+    return path_join(path, IO_PATH_MAX, out_dir, name, err);
 }
 
 bool checkpoint_parse_step(const char *name, int64_t *step) {
@@ -39,18 +39,12 @@ static bool is_file_name(const char *name) {
            path_ends_with(name, "tokenizer.model");
 }
 
-// Is the name <ours><mark><number>, as in step-00000100.tmp-4711? *length: of <ours>.
-static bool is_leftover(const char *name, const char *mark, size_t *length) {
-    char base[64];
+// Is the name <base>.<mark>-<number>, as in step-00000100.tmp-4711, with a base of ours?
+static bool is_leftover(const char *name, const char *mark, char base[256]) {
     int64_t step;
-    const char *at = strstr(name, mark);
-    if (!at || (size_t)(at - name) >= sizeof base) return false;
-    const char *number = at + strlen(mark);
-    *length = (size_t)(at - name);
-    snprintf(base, sizeof base, "%.*s", (int)*length, name);
-    if (!*number || number[strspn(number, "0123456789")]) return false;
-    if (strcmp(mark, "-") == 0) return strcmp(base, ".probe") == 0 || strcmp(base, ".probed") == 0;
-    return strcmp(base, "final") == 0 || checkpoint_parse_step(base, &step);
+    snprintf(base, 256, "%.*s", (int)strcspn(name, "."), name);
+    return fnmatch(mark, name + strlen(base), FNM_EXTMATCH) == 0 &&
+           (strcmp(base, "final") == 0 || checkpoint_parse_step(base, &step));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -163,9 +157,8 @@ bool checkpoint_verify(const char *dir, int64_t *step, Error *err) {
 // Writing
 
 void checkpoint_abort(Checkpoint *ck) {
-    Error ignored = {0};
     if (!ck->files) return;
-    dir_remove_tree(ck->dir, &ignored);
+    dir_remove_tree(ck->dir, &(Error){0});
     json_decref(ck->files);
     ck->files = NULL;
 }
@@ -177,17 +170,12 @@ bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const c
     assert(step >= 0 && (!name || strcmp(name, "final") == 0));
     if (!path_printf(ck->out_dir, sizeof ck->out_dir, err, "%s", out_dir) ||
         !(name ? path_join(ck->publish, sizeof ck->publish, out_dir, name, err)
-               : checkpoint_step_path(ck->publish, sizeof ck->publish, out_dir, step, err)) ||
+               : checkpoint_step_path(ck->publish, out_dir, step, err)) ||
         !dir_free_name(ck->dir, ck->publish, ".tmp-", err))
         return false;
     if (mkdir(ck->dir, 0777) != 0) return disk_error(err, ck->dir, "cannot create the directory");
     ck->files = json_array();
     return true;
-}
-
-bool checkpoint_path(const Checkpoint *ck, const char *file, char *path, size_t capacity,
-                     Error *err) {
-    return path_join(path, capacity, ck->dir, file, err);
 }
 
 void checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, uint32_t crc) {
@@ -201,7 +189,7 @@ void checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, 
 bool checkpoint_write_file(Checkpoint *ck, const char *file, const void *data, size_t n,
                            Error *err) {
     char path[IO_PATH_MAX];
-    if (!checkpoint_path(ck, file, path, sizeof path, err) || !file_create(path, data, n, err))
+    if (!path_join(path, sizeof path, ck->dir, file, err) || !file_create(path, data, n, err))
         return false;
     checkpoint_register(ck, file, n, crc32c(0, data, n));
     return true;
@@ -218,28 +206,25 @@ bool checkpoint_write_text(Checkpoint *ck, const char *file, char *text, Error *
 
 // Renames an older checkpoint to `old` first, and back when the new one cannot take its place.
 static bool swap_in(Checkpoint *ck, char old[IO_PATH_MAX], Error *err) {
-    Error ignored = {0};
-    bool replaces = path_exists(ck->publish);
+    const bool replaces = path_exists(ck->publish);
     if (replaces &&
         !(dir_free_name(old, ck->publish, ".old-", err) && io_rename(ck->publish, old, err)))
         return false;
     if (io_rename(ck->dir, ck->publish, err)) return true;
-    if (replaces) io_rename(old, ck->publish, &ignored);
+    if (replaces) io_rename(old, ck->publish, &(Error){0});
     return false;
 }
 
 bool checkpoint_publish(Checkpoint *ck, Error *err) {
     char old[IO_PATH_MAX] = "";
-    Error ignored = {0};
     if (!manifest_write(ck, err) || !dir_sync(ck->dir, err) || !swap_in(ck, old, err)) {
         checkpoint_abort(ck);
         return false;
     }
     json_decref(ck->files);
     ck->files = NULL;
-    if (!dir_sync(ck->out_dir, err))
-        return false;                // complete, but perhaps not yet durable: keep old
-    dir_remove_tree(old, &ignored);  // failing costs space, not safety
+    if (!dir_sync(ck->out_dir, err)) return false;  // perhaps not yet durable: keep old
+    dir_remove_tree(old, &(Error){0});              // failing costs space, not safety
     return true;
 }
 
@@ -282,11 +267,11 @@ static bool is_ours(const char *path) {
 // Leftovers of killed runs: unfinished directories are removed; so is one that was being replaced,
 // unless its successor is missing: then it gets its name back.
 static bool recover_entry(const char *out_dir, const char *name, bool warns, Error *err) {
-    char path[IO_PATH_MAX], base[IO_PATH_MAX];
-    size_t length = 0;
-    bool is_old = is_leftover(name, ".old-", &length);
-    bool is_temp = !is_old && is_leftover(name, ".tmp-", &length);
-    bool is_probe = !is_old && !is_temp && is_leftover(name, "-", &length), has_successor;
+    char path[IO_PATH_MAX], whole[IO_PATH_MAX], base[256];
+    bool has_successor;
+    const bool is_old = is_leftover(name, ".old-+([0-9])", base),
+               is_temp = is_leftover(name, ".tmp-+([0-9])", base),
+               is_probe = fnmatch(".probe?(d)-+([0-9])", name, FNM_EXTMATCH) == 0;
     if (!is_old && !is_temp && !is_probe) return true;
     if (!path_join(path, sizeof path, out_dir, name, err)) return false;
     if (!(is_probe ? dir_is_probe(path) : is_ours(path))) {
@@ -294,9 +279,10 @@ static bool recover_entry(const char *out_dir, const char *name, bool warns, Err
         return true;
     }
     if (is_probe) return unlink(path) == 0 || disk_error(err, path, "cannot remove");
-    if (!path_printf(base, sizeof base, err, "%s/%.*s", out_dir, (int)length, name)) return false;
-    if (!path_find(base, &has_successor, err)) return false;
-    if (is_old && !has_successor) return io_rename(path, base, err);
+    if (!path_join(whole, sizeof whole, out_dir, base, err) ||
+        !path_find(whole, &has_successor, err))
+        return false;
+    if (is_old && !has_successor) return io_rename(path, whole, err);
     return dir_remove_tree(path, err);
 }
 
@@ -319,7 +305,7 @@ bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err) {
     bool ok =
         checkpoint_recover(out_dir, false, err) && checkpoint_list(out_dir, &steps, &count, err);
     for (int i = 0; ok && keep > 0 && i < count; i++) {
-        ok = checkpoint_step_path(dir, sizeof dir, out_dir, steps[i], err) &&
+        ok = checkpoint_step_path(dir, out_dir, steps[i], err) &&
              path_join(manifest, sizeof manifest, dir, manifest_name, err);
         const bool complete = ok && path_exists(manifest);
         if (!ok || steps[i] > step || (complete && kept++ < keep)) continue;
@@ -348,8 +334,7 @@ bool checkpoint_remove_all(const char *out_dir, Error *err) {
               checkpoint_list(out_dir, &steps, &count, err) &&
               path_join(path, sizeof path, out_dir, "final", err) && set_aside(path, err);
     while (ok && count-- > 0)  // the oldest first
-        ok = checkpoint_step_path(path, sizeof path, out_dir, steps[count], err) &&
-             set_aside(path, err);
+        ok = checkpoint_step_path(path, out_dir, steps[count], err) && set_aside(path, err);
     free(steps);
     return ok && dir_sync(out_dir, err) && checkpoint_recover(out_dir, false, err);
 }
@@ -357,7 +342,7 @@ bool checkpoint_remove_all(const char *out_dir, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // The newest good one
 
-bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, int64_t *step,
+bool checkpoint_find_newest(const char *out_dir, char path[IO_PATH_MAX], int64_t *step,
                             Error *err) {
     int64_t *steps = NULL, found = -1;
     int count = 0;
@@ -365,7 +350,7 @@ bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, in
     bool ok = checkpoint_list(out_dir, &steps, &count, err);
     for (int i = 0; ok && *step < 0 && i < count; i++) {
         Error why = {0};
-        ok = checkpoint_step_path(path, capacity, out_dir, steps[i], err);
+        ok = checkpoint_step_path(path, out_dir, steps[i], err);
         if (!ok) break;
         if (checkpoint_verify(path, &found, &why) && found != steps[i])
             error_set(&why, EXIT_BAD_INPUT, "was the directory renamed?",

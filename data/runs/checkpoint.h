@@ -25,8 +25,7 @@ typedef struct {
 } Checkpoint;
 
 // <out_dir>/step-00000100
-bool checkpoint_step_path(char *path, size_t capacity, const char *out_dir, int64_t step,
-                          Error *err);
+bool checkpoint_step_path(char path[IO_PATH_MAX], const char *out_dir, int64_t step, Error *err);
 
 // "step-00000100" -> 100; false for anything that would not be printed that way.
 bool checkpoint_parse_step(const char *name, int64_t *step);
@@ -38,11 +37,7 @@ bool checkpoint_parse_step(const char *name, int64_t *step);
 bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const char *name,
                       Error *err);
 
-// <temporary directory>/<file>, for safetensors_create() or writer_open().
-bool checkpoint_path(const Checkpoint *ck, const char *file, char *path, size_t capacity,
-                     Error *err);
-
-// Adds a file of that directory, closed and fsynced, to the manifest.
+// Adds a file of ck->dir, closed and fsynced, to the manifest.
 void checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, uint32_t crc);
 
 // A whole small file: written, fsynced, registered.
@@ -84,5 +79,4 @@ bool checkpoint_verify(const char *dir, int64_t *step, Error *err);
 // The newest (by number) step-* that checkpoint_verify accepts: its path and *step. Warns of each
 // damaged one that is skipped. True with *step = -1 when there is none at all; false when all are
 // damaged.
-bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, int64_t *step,
-                            Error *err);
+bool checkpoint_find_newest(const char *out_dir, char path[IO_PATH_MAX], int64_t *step, Error *err);

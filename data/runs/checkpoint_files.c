@@ -75,7 +75,7 @@ static bool write_tensors(Parameters p, const char *dtype, bool moments, const c
                           Checkpoint *ck, Error *err) {
     char path[IO_PATH_MAX];
     FileWriter w;
-    const bool room = ck && checkpoint_path(ck, name, path, sizeof path, err);
+    const bool room = ck && path_join(path, sizeof path, ck->dir, name, err);
     if (!parameters_save(p, moments, dtype, room ? path : NULL, &w, err)) return false;
     checkpoint_register(ck, name, w.size_bytes, w.crc);
     return true;
@@ -117,10 +117,7 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
         if (files > 1) snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", i, files);
         for (int k = 0; k < file.num; elements += file.list[k++].count)
             json_object_set_new(map, file.list[k].name, json_string(name));
-        if (ok)
-            ok = write_tensors(file, dtypes[dtype].safetensors, false, name, ck, err);
-        else
-            parameters_save(file, false, "F32", NULL, NULL, err);
+        ok = write_tensors(file, dtypes[dtype].safetensors, false, name, ok ? ck : NULL, err);
     }
     char *index = json_write(json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
                                        (int64_t)(elements * element_bytes), "weight_map", map),
@@ -135,26 +132,16 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
 
 #define FILE_NAME "trainer_state.json"
 
-// A number that must be the same for a resumed run to see the same documents in the same steps.
-typedef struct {
-    const char *name;
-    int64_t value;
-} PlanField;
-enum { NUM_PLAN_FIELDS = 9, PACKER = 2 };  // another number where steps are packed otherwise
+enum { PACKER = 2 };  // another number where steps are packed otherwise
 
-static void get_plan_fields(PlanField *f, const PlanSettings *p, const Dataset *train) {
-    PlanField fields[NUM_PLAN_FIELDS] = {
-        {"data_fingerprint", (int64_t)(train->fingerprint >> 12)},  // 52 bits: exact in JSON
-        {"token_fingerprint", (int64_t)(train->token_fingerprint >> 12)},
-        {"seed", (int64_t)p->seed},
-        {"max_seqlen", p->max_seqlen},
-        {"micro_batch_tokens", p->micro_batch_tokens},
-        {"num_micro_batches", p->num_micro},
-        {"fill_ppm", p->fill_ppm},
-        {"long_docs", (int64_t)p->long_docs},
-        {"packer", PACKER},
-    };
-    memcpy(f, fields, sizeof fields);
+// Numbers that must be the same for a resumed run to see the same documents in the same steps
+static json_t *plan_json(const PlanSettings *p, const Dataset *train) {
+    return json_pack("{s:I, s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i}", "data_fingerprint",
+                     (int64_t)(train->fingerprint >> 12),  // 52 bits: exact in JSON
+                     "token_fingerprint", (int64_t)(train->token_fingerprint >> 12), "seed",
+                     (int64_t)p->seed, "max_seqlen", p->max_seqlen, "micro_batch_tokens",
+                     p->micro_batch_tokens, "num_micro_batches", p->num_micro, "fill_ppm",
+                     p->fill_ppm, "long_docs", (int)p->long_docs, "packer", PACKER);
 }
 
 static json_t *cursors_json(const SourceCursor *c, const Sources *sources) {
@@ -200,16 +187,18 @@ static bool read_progress(const json_t *state, TrainingState *s, Error *err) {
            json_get_int64(state, "frozen_crc", 0, max, &s->frozen_crc, true, err);
 }
 
-static bool check_plan(const json_t *state, const PlanField *plan, const char *path, Error *err) {
+static bool check_plan(const json_t *state, json_t *plan, const char *path, Error *err) {
     const int64_t max = (int64_t)1 << 52;
     char misfits[512] = "";
-    for (int i = 0; i < NUM_PLAN_FIELDS; i++) {
+    const char *name;
+    json_t *value;
+    json_object_foreach(plan, name, value) {
+        const int64_t is = json_integer_value(value);
         int64_t was;
-        if (!json_get_int64(state, plan[i].name, 0, max, &was, true, err)) return false;
-        size_t used = strlen(misfits);
-        if (was != plan[i].value)
-            snprintf(misfits + used, sizeof misfits - used, " %s (was %ld, is %ld)", plan[i].name,
-                     was, plan[i].value);
+        if (!json_get_int64(state, name, 0, max, &was, true, err)) return false;
+        const size_t used = strlen(misfits);
+        if (was != is)
+            snprintf(misfits + used, sizeof misfits - used, " %s (was %ld, is %ld)", name, was, is);
     }
     return misfits[0] == 0 ||
            error_set(err, EXIT_CHECKPOINT_MISFIT,
@@ -220,16 +209,14 @@ static bool check_plan(const json_t *state, const PlanField *plan, const char *p
 
 bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *plan,
                  const Dataset *train, const char *version, const Option *options, Error *err) {
-    PlanField fields[NUM_PLAN_FIELDS];
-    get_plan_fields(fields, plan, train);
     json_t *state = json_pack("{s:i, s:s, s:I, s:o, s:I, s:i, s:I, s:f, s:f, s:I}", "format", 1,
                               "version", version, "step", s->cursor.step, "sources",
                               cursors_json(s->cursor.sources, &train->sources), "log_bytes",
                               s->log_bytes, "skips_in_a_row", s->skips_in_a_row, "num_losses",
                               s->trend.num_losses, "loss_mean", s->trend.mean, "loss_deviation",
                               s->trend.deviation, "frozen_crc", s->frozen_crc);
-    for (int i = 0; i < NUM_PLAN_FIELDS; i++)
-        json_object_set_new(state, fields[i].name, json_integer(fields[i].value));
+    json_auto_t *same = plan_json(plan, train);
+    json_object_update(state, same);
     json_object_set_new(state, "options", options_json(options));
     char *text = json_write(state, JSON_INDENT(2));
     if (strlen(text) <= JSON_MAX_CONFIG) return checkpoint_write_text(ck, FILE_NAME, text, err);
@@ -251,10 +238,8 @@ json_t *state_open(const char *dir, Error *err) {
 bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, const Dataset *train,
                 Error *err) {
     char path[IO_PATH_MAX];
-    PlanField fields[NUM_PLAN_FIELDS];
-    json_auto_t *state = state_open(dir, err);
-    if (!state || !path_join(path, sizeof path, dir, FILE_NAME, err)) return false;
-    get_plan_fields(fields, plan, train);
-    return check_plan(state, fields, path, err) && read_progress(state, s, err) &&
+    json_auto_t *state = state_open(dir, err), *same = plan_json(plan, train);
+    return state && path_join(path, sizeof path, dir, FILE_NAME, err) &&
+           check_plan(state, same, path, err) && read_progress(state, s, err) &&
            read_cursors(state, &train->sources, s->cursor.sources, err);
 }

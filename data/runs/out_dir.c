@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <math.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "../base/file.h"
@@ -52,12 +54,12 @@ static bool find_named(const char *out, const char *resume, bool trains, ResumeP
     int64_t step = -1;
     if (!path_join(manifest, sizeof manifest, resume, "manifest.json", err)) return false;
     if (path_is_dir(resume) && !path_exists(manifest) &&
-        !checkpoint_find_newest(resume, point->dir, sizeof point->dir, &step, err))
+        !checkpoint_find_newest(resume, point->dir, &step, err))
         return false;
     if (step < 0 && (!checkpoint_verify(resume, &step, err) ||
                      !path_printf(point->dir, sizeof point->dir, err, "%s", resume)))
         return false;
-    if (!checkpoint_step_path(own, sizeof own, out, step, err)) return false;
+    if (!checkpoint_step_path(own, out, step, err)) return false;
     point->in_place = same_file(own, point->dir);
     return !point->in_place || !trains || check_is_newest(out, resume, step, err);
 }
@@ -67,8 +69,7 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
     int64_t step = -1;
     *point = (ResumePoint){0};
     if (strcmp(resume, "newest") != 0) return find_named(out, resume, trains, point, err);
-    if (path_is_dir(out) && !checkpoint_find_newest(out, point->dir, sizeof point->dir, &step, err))
-        return false;
+    if (path_is_dir(out) && !checkpoint_find_newest(out, point->dir, &step, err)) return false;
     point->in_place = step >= 0;
     if (!point->in_place) point->dir[0] = 0;
     return true;
@@ -156,14 +157,13 @@ bool out_dir_open(OutDir *out, bool continues, bool overwrite, Error *err) {
 // The oldest checkpoint is removed after the newest is complete.
 bool out_dir_check_space(const char *out, uint64_t checkpoint_bytes, uint64_t final_bytes,
                          int64_t steps, int64_t save_every, int keep, Error *err) {
-    Error ignored = {0};
     const double final = (double)final_bytes, whole = (double)checkpoint_bytes;
     int64_t *old = NULL, saves = steps > 0;
     int there = 0;
-    uint64_t free_bytes = 0;
+    struct statvfs disk;
     if (steps > 0 && save_every > 0) saves = (steps - 1) / save_every + 1;
     if (steps > 0 && save_every < 0) saves = keep + 1;  // by time: all that are kept
-    if (!checkpoint_list(out, &old, &there, &ignored)) there = 0;
+    if (!checkpoint_list(out, &old, &there, &(Error){0})) there = 0;
     free(old);
     const bool prunes = keep > 0 && there >= keep;
     const int64_t room = keep + 1 - there;
@@ -171,15 +171,17 @@ bool out_dir_check_space(const char *out, uint64_t checkpoint_bytes, uint64_t fi
     const double needed = (double)saves * whole + final, least = steps <= 0 ? final
                                                                  : prunes   ? whole
                                                                             : whole + final;
-    if (!disk_free_bytes(out, &free_bytes, &ignored) || needed <= (double)free_bytes) return true;
-    if (least > (double)free_bytes)
+    const double left_bytes =
+        statvfs(out, &disk) == 0 ? (double)disk.f_bavail * (double)disk.f_frsize : INFINITY;
+    if (needed <= left_bytes) return true;
+    if (least > left_bytes)
         return error_set(err, EXIT_DISK, "free some space, or write to another disk",
                          "%s: expected %.1f MiB free for a checkpoint and final/, found %.1f MiB",
-                         out, least / 1048576, (double)free_bytes / 1048576);
+                         out, least / 1048576, left_bytes / 1048576);
     warning(
         "%s: checkpoints will take %.1f MiB (%ld of %.1f MiB, and final/), found "
         "%.1f MiB free%s",
-        out, needed / 1048576, saves, whole / 1048576, (double)free_bytes / 1048576,
+        out, needed / 1048576, saves, whole / 1048576, left_bytes / 1048576,
         save_every == 0 ? "; the first save is after the last step, see --save-every" : "");
     return true;
 }
