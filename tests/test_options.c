@@ -32,7 +32,7 @@ static Option table[] = {
     OPTION("deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0,
            "the same bits every time"),
     OPTION("overlap", OPTION_FLAG, &o.overlap, "true", NULL, 0, 0, "communication during backward"),
-    OPTION_ELSEWHERE("output-dir|-o", "it is --out"),
+    HINT("output-dir|-o", "it is --out"),
     OPTION("no-bias", OPTION_FLAG, &o.no_bias, NULL, NULL, 0, 0,
            "a flag whose name begins with no-"),
     OPTION("any-int", OPTION_INT, &o.any_int, NULL, NULL, 0, 0, "any int"),

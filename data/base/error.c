@@ -29,10 +29,7 @@ void line_show(FILE *to, const char *format, ...) {
 }
 
 void text_copy(char *out, size_t capacity, const char *text) {
-    size_t n = strlen(text);
-    if (n >= capacity) n = capacity - 1;
-    memcpy(out, text, n);
-    out[n] = 0;
+    snprintf(out, capacity, "%s", text);
 }
 
 const char *text_plural(int64_t n) { return n == 1 ? "" : "s"; }

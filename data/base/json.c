@@ -152,12 +152,13 @@ bool json_get_string(const json_t *object, const char *key, const char **out, bo
 // ------------------------------------------------------------------------------------------------
 // Writing
 
-json_t *json_float(float value) {
+json_t *json_float(double value) {
+    const float f = (float)value;
     char digits[32];
-    if (!isfinite(value)) return json_null();
+    if (!isfinite(f)) return json_null();
     for (int n = 1; n <= 9; n++) {
-        snprintf(digits, sizeof digits, "%.*g", n, (double)value);
-        if (strtof(digits, NULL) == value) break;
+        snprintf(digits, sizeof digits, "%.*g", n, (double)f);
+        if (strtof(digits, NULL) == f) break;
     }
     return json_real(strtod(digits, NULL));
 }

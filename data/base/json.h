@@ -64,8 +64,8 @@ bool json_get_string(const json_t *object, const char *key, const char **out, bo
 //
 //   char *line = json_write(json_pack("{s:I, s:o}", "step", step, "loss", json_float(loss)), 0);
 
-// The fewest digits that read back as the same float; null if not finite.
-json_t *json_float(float value);
+// The fewest digits that read back as the same float; null if that is not finite.
+json_t *json_float(double value);
 
 // Bytes that are not UTF-8 become U+FFFD, so that no file name can break the log. NULL: null.
 json_t *json_text(const char *s);

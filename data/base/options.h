@@ -6,7 +6,7 @@
 //       CHOICE("layout", o.layout, "packed", "packed|padded", "how documents fill ..."),
 //       NUMBER("steps", o.steps, "1000", 1, 1e9, "optimizer steps"),
 //       OPTION("resume", OPTION_STRING, &o.resume, NULL, "auto", 0, 0, "continue the newest"),
-//       OPTION_ELSEWHERE("learning-rate", "it is --lr"),
+//       HINT("learning-rate", "it is --lr"),
 //       OPTION_END,
 //   };
 //   options_parse_or_exit(table, argc, argv, "train_llama [options]", "train-data|steps", "1.0");
@@ -58,8 +58,7 @@ typedef struct {
     OPTION(name_, OPTION_NUMBER(value_), &(value_), default_, NULL, min_, max_, help_)
 #define OPTION_NUMBER(value_) \
     _Generic(value_, int : OPTION_INT, int64_t : OPTION_INT64, float : OPTION_FLOAT)
-#define OPTION_ELSEWHERE(name_, hint_) \
-    OPTION(name_, OPTION_KIND_HINT, NULL, NULL, NULL, 0, 0, hint_)
+#define HINT(name_, hint_) OPTION(name_, OPTION_KIND_HINT, NULL, NULL, NULL, 0, 0, hint_)
 #define OPTION_GROUP(title_) OPTION(title_, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL)
 #define OPTION_END OPTION(NULL, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL)
 

@@ -163,8 +163,6 @@ static void score(Benchmark *b, ModelFace model) {
     for (size_t i = 0; i < b->num_choices; i++) b->log_likelihoods[i] = 0 - b->log_likelihoods[i];
 }
 
-static json_t *number(double x) { return json_float((float)x); }
-
 // Of a file
 typedef struct {
     double questions, right[2], nats, bytes;  // right: by acc, by acc_norm; of right choices
@@ -204,11 +202,11 @@ static void report_file(const char *path, const Tally *t, int64_t step, RunLog *
     if (step >= 0) printf(" after step %ld", step);
     printf(" | %s | acc %.4f +- %.4f | acc_norm %.4f +- %.4f | %.0f questions | %.4f bits/byte\n",
            path, acc[0], error[0], acc[1], error[1], n, bits);
-    log_write(log,
-              json_pack("{s:s, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "event", "bench", "step",
-                        step, "file", json_text(path), "questions", (int64_t)n, "acc",
-                        number(acc[0]), "acc_stderr", number(error[0]), "acc_norm", number(acc[1]),
-                        "acc_norm_stderr", number(error[1]), "bits_per_byte", number(bits)));
+    log_write(log, json_pack("{s:s, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "event", "bench",
+                             "step", step, "file", json_text(path), "questions", (int64_t)n, "acc",
+                             json_float(acc[0]), "acc_stderr", json_float(error[0]), "acc_norm",
+                             json_float(acc[1]), "acc_norm_stderr", json_float(error[1]),
+                             "bits_per_byte", json_float(bits)));
 }
 
 void benchmark_score(Benchmark *b, ModelFace model, int64_t step, RunLog *log) {

@@ -67,12 +67,9 @@ bool log_sync(const RunLog *log, Error *err) {
 
 void log_write(RunLog *log, json_t *record) {
     Error err = {0};
+    if (!log->open) return json_decref(record);
     char *text = json_write(record, 0);
     const size_t n = strlen(text);
-    if (!log->open) {
-        free(text);
-        return;
-    }
     if (lseek(log->fd, (off_t)log->size_bytes, SEEK_SET) >= 0 && io_write_all(log->fd, text, n)) {
         log->size_bytes += (int64_t)n;
         if (log->lost > 0)
@@ -104,8 +101,7 @@ static void write_word(FILE *out, const char *word) {
 
 // The first record of a run
 static void read_start(LogProgress *p, const char *line, size_t n) {
-    Error ignored = {0};
-    json_auto_t *start = json_parse(line, n, "log.jsonl", &ignored);
+    json_auto_t *start = json_parse(line, n, "log.jsonl", &(Error){0});
     const json_t *words = json_object_get(start, "command");
     int64_t save_every = 0;
     bool replaces = false;
@@ -120,7 +116,7 @@ static void read_start(LogProgress *p, const char *line, size_t n) {
     if (!replaces) fputs("--overwrite", out);
     fclose(out);
     json_get_int64(json_object_get(start, "options"), "save-every", -1, INT64_MAX, &save_every,
-                   false, &ignored);
+                   false, &(Error){0});
     *p = (LogProgress){.found = true, .first_save = save_every > 0 ? save_every : INT64_MAX};
     if (words && size < sizeof p->command) text_copy(p->command, sizeof p->command, text);
     free(text);
@@ -144,8 +140,6 @@ bool log_read_progress(const char *dir, LogProgress *p, Error *err) {
     return true;
 }
 
-static json_t *number(double x) { return json_float((float)x); }
-
 // Seconds since 1970
 static json_t *wall_time(void) { return json_integer((json_int_t)time(NULL)); }
 
@@ -160,7 +154,7 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
                              "event", event, "version", version, "device", json_text(device),
                              "host", json_text(host), "time", wall_time(), "command", words, "step",
                              step, "parameters", (int64_t)llama_config_num_params(config),
-                             "device_mib", number((double)device_bytes / 1048576.0), "data",
+                             "device_mib", json_float((double)device_bytes / 1048576.0), "data",
                              "train", data_summary_json(train), "val", data_summary_json(val),
                              "options", options_json(options)));
 }
@@ -253,16 +247,16 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
     } members[] = {
         {"step", json_integer(r->step)},
         {"time", wall_time()},
-        {"loss", number(r->loss)},
-        {"grad_norm", number(r->grad_norm)},
-        {"lr", number(r->lr)},
-        {"ms", number(r->ms)},
-        {"read_ms", number(r->read_ms)},
-        {"passes_ms", number(r->passes_ms)},
-        {"tokens_per_s", number(per_second(p->real_tokens, r))},
-        {"trained_tokens_per_s", p->masked ? number(per_second(p->num_targets, r)) : NULL},
-        {"useful_tflops", r->useful_flops > 0 ? number(r->useful_flops / r->ms * 1e-9) : NULL},
-        {"fill", number(fill_of(p))},
+        {"loss", json_float(r->loss)},
+        {"grad_norm", json_float(r->grad_norm)},
+        {"lr", json_float(r->lr)},
+        {"ms", json_float(r->ms)},
+        {"read_ms", json_float(r->read_ms)},
+        {"passes_ms", json_float(r->passes_ms)},
+        {"tokens_per_s", json_float(per_second(p->real_tokens, r))},
+        {"trained_tokens_per_s", p->masked ? json_float(per_second(p->num_targets, r)) : NULL},
+        {"useful_tflops", r->useful_flops > 0 ? json_float(r->useful_flops / r->ms * 1e-9) : NULL},
+        {"fill", json_float(fill_of(p))},
         {"real_tokens", json_integer(p->real_tokens)},
         {"targets", json_integer(p->num_targets)},
         {"docs", json_integer(p->num_stream)},
@@ -272,9 +266,9 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
         {"sources", mixture_json(p->sources, &p->cursor_after)},
         {"skipped", json_boolean(r->skipped)},
         {"spike", json_boolean(r->spike)},
-        {"imbalance_measured", b->measured > 0 ? number(b->measured) : NULL},
+        {"imbalance_measured", b->measured > 0 ? json_float(b->measured) : NULL},
         {"slowest_rank", b->measured > 0 ? json_integer(b->slowest_rank) : NULL},
-        {"imbalance_planned", b->planned > 0 ? number(b->planned) : NULL},
+        {"imbalance_planned", b->planned > 0 ? json_float(b->planned) : NULL},
     };
     json_t *record = json_object();
     for (size_t i = 0; i < sizeof members / sizeof *members; i++)
@@ -319,7 +313,7 @@ void report_validation(RunLog *log, int64_t step, double loss_sum, const Validat
            source ? " of " : "", source ? source : "", plain_nan(loss), set->docs,
            text_plural(set->docs), set->targets);
     log_write(log, json_pack("{s:s, s:I, s:o, s:I, s:I, s:I, s:o*}", "event",
-                             source ? "val_source" : "val", "step", step, "loss", number(loss),
+                             source ? "val_source" : "val", "step", step, "loss", json_float(loss),
                              "docs", set->docs, "real_tokens", set->tokens, "targets", set->targets,
                              "path", source ? json_text(source) : NULL));
 }

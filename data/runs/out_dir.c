@@ -47,32 +47,24 @@ static bool check_is_newest(const char *out, const char *resume, int64_t step, E
     return !err->code;
 }
 
-// resume: a checkpoint, or the directory of a run, whose newest one is meant.
-static bool find_named(const char *out, const char *resume, bool trains, ResumePoint *point,
-                       Error *err) {
+bool out_dir_find_resume(const char *out, const char *resume, bool trains, ResumePoint *point,
+                         Error *err) {
     char own[IO_PATH_MAX], manifest[IO_PATH_MAX];
+    const bool newest = strcmp(resume, "newest") == 0;
+    const char *from = newest ? out : resume;
     int64_t step = -1;
-    if (!path_join(manifest, sizeof manifest, resume, "manifest.json", err)) return false;
-    if (path_is_dir(resume) && !path_exists(manifest) &&
-        !checkpoint_find_newest(resume, point->dir, &step, err))
+    *point = (ResumePoint){0};
+    if (!path_join(manifest, sizeof manifest, from, "manifest.json", err)) return false;
+    if (path_is_dir(from) && (newest || !path_exists(manifest)) &&
+        !checkpoint_find_newest(from, point->dir, &step, err))
         return false;
+    if (step < 0 && newest) return true;
     if (step < 0 && (!checkpoint_verify(resume, &step, err) ||
                      !path_printf(point->dir, sizeof point->dir, err, "%s", resume)))
         return false;
     if (!checkpoint_step_path(own, out, step, err)) return false;
     point->in_place = same_file(own, point->dir);
-    return !point->in_place || !trains || check_is_newest(out, resume, step, err);
-}
-
-bool out_dir_find_resume(const char *out, const char *resume, bool trains, ResumePoint *point,
-                         Error *err) {
-    int64_t step = -1;
-    *point = (ResumePoint){0};
-    if (strcmp(resume, "newest") != 0) return find_named(out, resume, trains, point, err);
-    if (path_is_dir(out) && !checkpoint_find_newest(out, point->dir, &step, err)) return false;
-    point->in_place = step >= 0;
-    if (!point->in_place) point->dir[0] = 0;
-    return true;
+    return !point->in_place || newest || !trains || check_is_newest(out, resume, step, err);
 }
 
 static bool nothing_to_resume(const char *out, const LogProgress *log, Error *err) {

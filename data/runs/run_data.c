@@ -18,14 +18,20 @@ typedef struct {
     const Dataset *dataset;
 } NamedData;
 
-// 0: the directory has no tokenizer.json. Writes its path to path (IO_PATH_MAX).
-static uint64_t tokenizer_hash(const char *dir, char *path) {
+// Has the directory a tokenizer.json? Writes its path.
+static bool has_tokenizer(const char *dir, char path[IO_PATH_MAX]) {
+    Error err = {0};
+    if (!path_is_dir(dir)) return false;
+    must(path_join(path, IO_PATH_MAX, dir, "tokenizer.json", &err), &err);
+    return path_exists(path);
+}
+
+// 0: the directory has none.
+static uint64_t tokenizer_hash(const char *dir, char path[IO_PATH_MAX]) {
     Error err = {0};
     unsigned char digest[32];
     uint64_t hash;
-    if (!path_is_dir(dir)) return 0;
-    must(path_join(path, IO_PATH_MAX, dir, "tokenizer.json", &err), &err);
-    if (!path_exists(path)) return 0;
+    if (!has_tokenizer(dir, path)) return 0;
     must(file_sha256(path, digest, &err), &err);
     memcpy(&hash, digest, sizeof hash);
     return hash;
@@ -131,11 +137,8 @@ static void read_model_files(Data *d, const Options *o, const ResumePoint *at, b
     Error err = {0};
     const char *dirs[] = {at->dir, o->model, d->train.sources.list[0].spec}, *from = NULL;
     char path[IO_PATH_MAX];
-    for (int i = 0; i < 3 && !from; i++) {
-        if (!path_is_dir(dirs[i])) continue;
-        must(path_join(path, sizeof path, dirs[i], "tokenizer.json", &err), &err);
-        if (path_exists(path)) from = dirs[i];
-    }
+    for (int i = 0; i < 3 && !from; i++)
+        if (has_tokenizer(dirs[i], path)) from = dirs[i];
     d->has_tokenizer = from != NULL;
     if (from) must(tokenizer_open(&d->tokenizer, path, &err), &err);
     if (!is_rank_0) return;

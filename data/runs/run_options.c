@@ -15,20 +15,18 @@ Option run_option_table[] = {
               "Hugging Face directory, or a built-in name: demo, smollm2-135m, smollm2-360m, "
               "smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"),
     FLAG("from-scratch", parsed.from_scratch, "random weights (always so for a built-in name)"),
-    NUMBER(
-        "lora", parsed.lora, "0", 0, 1024,
-        "train LoRA adapters of this rank, a multiple of 8, while the model stays frozen; 0: train "
-        "the model"),
+    NUMBER("lora", parsed.lora, "0", 0, 1024,
+           "train LoRA adapters of this rank, a multiple of 8, while the model stays frozen; 0: "
+           "train the model"),
     NUMBER("lora-alpha", parsed.lora_alpha, "0", 0, 1e6,
            "scale adapters by alpha / rank; 0: twice the rank"),
     TEXT("lora-targets", parsed.lora_targets, "all",
          "linear layers with adapters: all, or some of q,k,v,o,gate,up,down"),
     FLAG("lora-merge", parsed.lora_merge,
          "final/ is the whole model with the adapters added, instead of the adapters alone"),
-    DIRECTORY(
-        "adapter", parsed.adapter, NULL,
-        "--generate and --eval: LoRA adapters to add to --model (default: the base model that they "
-        "name)"),
+    DIRECTORY("adapter", parsed.adapter, NULL,
+              "--generate and --eval: LoRA adapters to add to --model (default: the base model "
+              "that they name)"),
     OPTION_GROUP("data"),
     DIRECTORY(
         "train", parsed.train, "data/demo",
@@ -48,9 +46,9 @@ Option run_option_table[] = {
     NUMBER("batch-tokens", parsed.batch_tokens, "0", 0, 1e12,
            "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch "
            "a rank"),
-    NUMBER("fill", parsed.fill, "0", 0, 1,
-           "fraction of a step's capacity to use at most; 0: 1 for one micro-batch a step, else "
-           "0.97"),
+    NUMBER(
+        "fill", parsed.fill, "0", 0, 1,
+        "fraction of a step's capacity to use at most; 0: 1 for one micro-batch a step, else 0.97"),
     CHOICE("long-docs", parsed.long_docs, "split", "split|truncate|drop|error",
            "documents longer than --max-seqlen"),
     NUMBER(
@@ -148,69 +146,64 @@ Option run_option_table[] = {
     FLAG("dry-run", parsed.dry_run,
          "print the plan and the memory, and stop; to time a step, use --compare 1"),
     // options of other trainers
-    OPTION_ELSEWHERE("epochs|num-epochs|num-train-epochs",
-                     "--steps counts optimizer steps; --dry-run prints how many make an epoch"),
-    OPTION_ELSEWHERE("max-steps|num-iterations|max-iters|training.steps|-x", "it is --steps"),
-    OPTION_ELSEWHERE(
-        "batch-size|per-device-train-batch-size|gradient-accumulation-steps|total-batch-size|"
-        "training.local-batch-size|training.global-batch-size|-b|-d",
-        "--batch-tokens counts a step in tokens, --micro-batch-tokens one pass "
-        "through the model"),
-    OPTION_ELSEWHERE("learning-rate|optimizer.lr|-l", "it is --lr"),
-    OPTION_ELSEWHERE("output-dir|job.dump-folder|-o", "it is --out"),
-    OPTION_ELSEWHERE("model-name-or-path|pretrained|model-path|hf-repo|-m|-e", "it is --model"),
-    OPTION_ELSEWHERE("dataset|dataset-name|data|data-path|train-file|input-bin|training.dataset|-i",
-                     "it is --train: text files, JSONL or shards"),
-    OPTION_ELSEWHERE("validation-file|eval-dataset|val-file|input-val-bin|-j", "it is --val"),
-    OPTION_ELSEWHERE("tokenizer|tokenizer-name|tokenizer-path", "it is the tokenizer of --model"),
-    OPTION_ELSEWHERE("config|config-file|job.config-file",
-                     "there are no option files; --resume uses the options of the run"),
-    OPTION_ELSEWHERE("layers|num-layers|n-layer|hidden-size|heads|num-heads",
-                     "--model's config.json has the sizes"),
-    OPTION_ELSEWHERE("max-seq-length|max-seq-len|max-length|seq-len|seq-length|sequence-length|"
-                     "ctx-size|context-length|block-size|training.seq-len|-t|-c",
-                     "it is --max-seqlen"),
-    OPTION_ELSEWHERE("warmup|warmup-ratio|warmup-iters|lr-scheduler.warmup-steps|-u",
-                     "it is --warmup-steps"),
-    OPTION_ELSEWHERE("lr-scheduler|lr-scheduler-type", "it is --schedule"),
-    OPTION_ELSEWHERE("max-grad-norm|clip-grad", "it is --grad-clip"),
-    OPTION_ELSEWHERE("save-steps|save-interval|save-strategy|checkpoint.interval",
-                     "it is --save-every"),
-    OPTION_ELSEWHERE("eval-steps|eval-interval|eval-every|val-loss-every|eval-strategy|-v",
-                     "it is --val-every"),
-    OPTION_ELSEWHERE("log-interval|logging-steps|metrics.log-freq", "it is --log-every"),
-    OPTION_ELSEWHERE("quiet|silent|verbose|disable-tqdm", "--log-every 0 prints no steps"),
-    OPTION_ELSEWHERE("resume-from-checkpoint", "it is --resume[=DIR]"),
-    OPTION_ELSEWHERE("optim|optimizer.name", "it is --optimizer: adamw or muon"),
-    OPTION_ELSEWHERE("dropout|attention-dropout|lora-dropout", "there is no dropout: leave it out"),
-    OPTION_ELSEWHERE("label-smoothing", "there is no label smoothing: leave it out"),
-    OPTION_ELSEWHERE("packing", "it is the default; --layout padded and --compare show the others"),
-    OPTION_ELSEWHERE("dtype|torch-dtype|fp16|bf16|precision|mixed-precision",
-                     "CUDA computes in bf16 with exact fp32 weights, the CPU in fp32"),
-    OPTION_ELSEWHERE("device|gpu|gpus|num-gpus|nproc-per-node",
-                     "a rank has one GPU: mpirun -n 4 takes four, CUDA_VISIBLE_DEVICES chooses"),
-    OPTION_ELSEWHERE("use-peft|peft|lora-r|lora-rank", "it is --lora RANK"),
-    OPTION_ELSEWHERE("target-modules|lora-target-modules", "it is --lora-targets"),
-    OPTION_ELSEWHERE("load-in-4bit|load-in-8bit|quantization", "there is no quantization"),
-    OPTION_ELSEWHERE("attn-implementation|flash-attention|flash-attn",
-                     "attention is varlen in every layout; --attention chooses the kernels"),
-    OPTION_ELSEWHERE("wandb|tensorboard|report-to",
-                     "scripts/follow_run.py copies the log of a run there, also while it grows"),
-    OPTION_ELSEWHERE("gradient-checkpointing|activation-checkpointing",
-                     "it is --recompute full; --dry-run prints what activations take"),
-    OPTION_ELSEWHERE("export|export-type|export-gguf",
-                     "scripts/export_gguf.py DIR MODEL.gguf writes llama.cpp's format"),
-    OPTION_ELSEWHERE("prompt-file|file|-f", "it is --prompt @FILE, one prompt per line"),
-    OPTION_ELSEWHERE("-p", "it is --prompt"),
-    OPTION_ELSEWHERE("temp", "it is --temperature"),
-    OPTION_ELSEWHERE("conversation|interactive|-cnv", "it is --generate --chat"),
-    OPTION_ELSEWHERE("save-total-limit", "it is --keep"),
-    OPTION_ELSEWHERE("zero|fsdp|deepspeed|zero-stage",
-                     "several ranks always shard the optimizer state"),
-    OPTION_ELSEWHERE("beta1|beta2|adam-beta1|adam-beta2|eps|adam-epsilon",
-                     "AdamW's betas are 0.9 and 0.95, its eps 1e-8"),
-    OPTION_ELSEWHERE("top-k", "--top-p cuts unlikely tokens off"),
-    OPTION_ELSEWHERE("max-new-tokens|max-tokens|n-predict|-n", "it is --sample-tokens"),
+    HINT("epochs|num-epochs|num-train-epochs",
+         "--steps counts optimizer steps; --dry-run prints how many make an epoch"),
+    HINT("max-steps|num-iterations|max-iters|training.steps|-x", "it is --steps"),
+    HINT("batch-size|per-device-train-batch-size|gradient-accumulation-steps|total-batch-size|"
+         "training.local-batch-size|training.global-batch-size|-b|-d",
+         "--batch-tokens counts a step in tokens, --micro-batch-tokens one pass through the model"),
+    HINT("learning-rate|optimizer.lr|-l", "it is --lr"),
+    HINT("output-dir|job.dump-folder|-o", "it is --out"),
+    HINT("model-name-or-path|pretrained|model-path|hf-repo|-m|-e", "it is --model"),
+    HINT("dataset|dataset-name|data|data-path|train-file|input-bin|training.dataset|-i",
+         "it is --train: text files, JSONL or shards"),
+    HINT("validation-file|eval-dataset|val-file|input-val-bin|-j", "it is --val"),
+    HINT("tokenizer|tokenizer-name|tokenizer-path", "it is the tokenizer of --model"),
+    HINT("config|config-file|job.config-file",
+         "there are no option files; --resume uses the options of the run"),
+    HINT("layers|num-layers|n-layer|hidden-size|heads|num-heads",
+         "--model's config.json has the sizes"),
+    HINT("max-seq-length|max-seq-len|max-length|seq-len|seq-length|sequence-length|ctx-size|"
+         "context-length|block-size|training.seq-len|-t|-c",
+         "it is --max-seqlen"),
+    HINT("warmup|warmup-ratio|warmup-iters|lr-scheduler.warmup-steps|-u", "it is --warmup-steps"),
+    HINT("lr-scheduler|lr-scheduler-type", "it is --schedule"),
+    HINT("max-grad-norm|clip-grad", "it is --grad-clip"),
+    HINT("save-steps|save-interval|save-strategy|checkpoint.interval", "it is --save-every"),
+    HINT("eval-steps|eval-interval|eval-every|val-loss-every|eval-strategy|-v",
+         "it is --val-every"),
+    HINT("log-interval|logging-steps|metrics.log-freq", "it is --log-every"),
+    HINT("quiet|silent|verbose|disable-tqdm", "--log-every 0 prints no steps"),
+    HINT("resume-from-checkpoint", "it is --resume[=DIR]"),
+    HINT("optim|optimizer.name", "it is --optimizer: adamw or muon"),
+    HINT("dropout|attention-dropout|lora-dropout", "there is no dropout: leave it out"),
+    HINT("label-smoothing", "there is no label smoothing: leave it out"),
+    HINT("packing", "it is the default; --layout padded and --compare show the others"),
+    HINT("dtype|torch-dtype|fp16|bf16|precision|mixed-precision",
+         "CUDA computes in bf16 with exact fp32 weights, the CPU in fp32"),
+    HINT("device|gpu|gpus|num-gpus|nproc-per-node",
+         "a rank has one GPU: mpirun -n 4 takes four, CUDA_VISIBLE_DEVICES chooses"),
+    HINT("use-peft|peft|lora-r|lora-rank", "it is --lora RANK"),
+    HINT("target-modules|lora-target-modules", "it is --lora-targets"),
+    HINT("load-in-4bit|load-in-8bit|quantization", "there is no quantization"),
+    HINT("attn-implementation|flash-attention|flash-attn",
+         "attention is varlen in every layout; --attention chooses the kernels"),
+    HINT("wandb|tensorboard|report-to",
+         "scripts/follow_run.py copies the log of a run there, also while it grows"),
+    HINT("gradient-checkpointing|activation-checkpointing",
+         "it is --recompute full; --dry-run prints what activations take"),
+    HINT("export|export-type|export-gguf",
+         "scripts/export_gguf.py DIR MODEL.gguf writes llama.cpp's format"),
+    HINT("prompt-file|file|-f", "it is --prompt @FILE, one prompt per line"),
+    HINT("-p", "it is --prompt"),
+    HINT("temp", "it is --temperature"),
+    HINT("conversation|interactive|-cnv", "it is --generate --chat"),
+    HINT("save-total-limit", "it is --keep"),
+    HINT("zero|fsdp|deepspeed|zero-stage", "several ranks always shard the optimizer state"),
+    HINT("beta1|beta2|adam-beta1|adam-beta2|eps|adam-epsilon",
+         "AdamW's betas are 0.9 and 0.95, its eps 1e-8"),
+    HINT("top-k", "--top-p cuts unlikely tokens off"),
+    HINT("max-new-tokens|max-tokens|n-predict|-n", "it is --sample-tokens"),
     OPTION_END,
 };
 
@@ -234,27 +227,22 @@ static const char options_of_generate[] =
     "micro-batch-tokens|threads|memory-gib|bf16-matmul|attention|adapter|dry-run";
 static const char options_of_eval[] =
     "eval|train|val|bench|log-every|train-on|long-docs|boundary-token|allow-other-tokenizer|seed|"
-    "model|adapter|"
-    "from-scratch|max-seqlen|micro-batch-tokens|threads|memory-gib|bf16-matmul|attention|"
-    "heartbeat-seconds|dry-run";
+    "model|adapter|from-scratch|max-seqlen|micro-batch-tokens|threads|memory-gib|bf16-matmul|"
+    "attention|heartbeat-seconds|dry-run";
 
-// --batch-tokens 0 is one micro-batch a rank; --generate and --eval take what --max-seqlen needs.
-static void resolve_sizes(Options *o, int num_ranks) {
+Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks) {
+    Options *o = &parsed;
+    options_parse_or_exit(run_option_table, argc, argv, usage, options_of_help, version);
+    if (o->chat && !o->generate)
+        exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
+    if (option_given(run_option_table, "warmup-steps") && o->steps > 0 &&
+        o->warmup_steps >= o->steps)
+        warning("--warmup-steps %ld, --steps %ld: the run never reaches --lr", o->warmup_steps,
+                o->steps);
     if ((o->generate || o->eval) && o->micro_batch_tokens < o->max_seqlen)
         o->micro_batch_tokens = o->max_seqlen;
     if (o->batch_tokens == 0) o->batch_tokens = (int64_t)o->micro_batch_tokens * num_ranks;
-}
-
-Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks) {
-    options_parse_or_exit(run_option_table, argc, argv, usage, options_of_help, version);
-    if (parsed.chat && !parsed.generate)
-        exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
-    if (option_given(run_option_table, "warmup-steps") && parsed.steps > 0 &&
-        parsed.warmup_steps >= parsed.steps)
-        warning("--warmup-steps %ld, --steps %ld: the run never reaches --lr", parsed.warmup_steps,
-                parsed.steps);
-    resolve_sizes(&parsed, num_ranks);
-    return &parsed;
+    return o;
 }
 
 // Adapters of another rank or beside other layers are other tensors than the run's; another alpha
@@ -433,7 +421,9 @@ static void find_base_model(Options *o) {
                   "%s: expected its base model %s, not found", o->adapter, base);
 }
 
-static void check_inference(const Options *o, int num_ranks) {
+void run_options_complete_inference(int num_ranks) {
+    Options *o = &parsed;
+    if (o->adapter) find_base_model(o);
     const char *mode = o->eval ? "eval" : "generate";
     const char *other =
         options_given_besides(run_option_table, o->eval ? options_of_eval : options_of_generate);
@@ -452,11 +442,6 @@ static void check_inference(const Options *o, int num_ranks) {
                   mode);
 }
 
-void run_options_complete_inference(int num_ranks) {
-    if (parsed.adapter) find_base_model(&parsed);
-    check_inference(&parsed, num_ranks);
-}
-
 // ------------------------------------------------------------------------------------------------
 // What they mean together
 
@@ -466,19 +451,10 @@ int64_t run_lines_every(const Options *o) {
 }
 
 // 1 at the peak, 0 when the decay is complete; done in [0,1]: fraction of the decay completed.
-static double schedule_left(ScheduleKind kind, double done) {
-    switch (kind) {
-        case SCHEDULE_LINEAR:
-        case SCHEDULE_WSD:
-            return 1 - done;
-        case SCHEDULE_COSINE:
-            return 0.5 + 0.5 * cos(3.14159265358979323846 * done);
-        case SCHEDULE_WSD_SQRT:
-            return 1 - sqrt(done);
-        case SCHEDULE_CONSTANT:
-            break;
-    }
-    return 1;
+static double schedule_left(int schedule, double done) {
+    if (schedule == SCHEDULE_COSINE) return 0.5 + 0.5 * cos(3.14159265358979323846 * done);
+    if (schedule == SCHEDULE_WSD_SQRT) return 1 - sqrt(done);
+    return schedule == SCHEDULE_CONSTANT ? 1 : 1 - done;
 }
 
 float learning_rate(const Options *o, int64_t step) {
@@ -489,8 +465,7 @@ float learning_rate(const Options *o, int64_t step) {
     const double stable = wsd ? end * (1 - (double)o->decay_frac) : 0;
     const double start = fmax((double)o->warmup_steps, stable);
     const double done = fmin(fmax(((double)step - start) / fmax(end - start, 1), 0), 1);
-    return (float)((double)o->lr *
-                   (min + (1 - min) * schedule_left((ScheduleKind)o->schedule, done)));
+    return (float)((double)o->lr * (min + (1 - min) * schedule_left(o->schedule, done)));
 }
 
 bool run_trains(const Options *o) {

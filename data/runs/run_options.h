@@ -11,15 +11,9 @@
 // Learning rate after warm-up: constant, linear, cosine, or WSD (warm-up, stable, decay; arXiv
 // 2405.18392), whose decay is linear or 1 - sqrt
 #define SCHEDULE_NAMES "constant|linear|cosine|wsd|wsd-sqrt"
-typedef enum {
-    SCHEDULE_CONSTANT,
-    SCHEDULE_LINEAR,
-    SCHEDULE_COSINE,
-    SCHEDULE_WSD,
-    SCHEDULE_WSD_SQRT
-} ScheduleKind;
+enum { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_WSD_SQRT };
 
-typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerKind;
+enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
 
 typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *attention, *adapter, *lora_targets,
