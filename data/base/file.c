@@ -62,8 +62,7 @@ bool file_open(File *f, const char *path, const char *hint, Error *err) {
     if (f->fd < 0)
         return error_set(err, EXIT_BAD_INPUT, hint, "%s: cannot open: %s", path, strerror(errno));
     if (fstat(f->fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-        close(f->fd);
-        f->fd = -1;
+        file_close(f);
         return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a regular file", path);
     }
     f->size_bytes = (uint64_t)st.st_size;

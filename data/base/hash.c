@@ -9,15 +9,11 @@
 static uint32_t crc32c_table[8][256];
 
 __attribute__((constructor)) static void crc32c_make_table(void) {
-    for (uint32_t i = 0; i < 256; i++) {
-        uint32_t c = i;
-        for (int bit = 0; bit < 8; bit++) c = (c >> 1) ^ (0x82f63b78u & (0u - (c & 1u)));
-        crc32c_table[0][i] = c;
-    }
-    for (int k = 1; k < 8; k++)
-        for (uint32_t i = 0, c; i < 256; i++) {
-            c = crc32c_table[k - 1][i];
-            crc32c_table[k][i] = (c >> 8) ^ crc32c_table[0][c & 255];
+    for (int k = 0; k < 8; k++)
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t c = k == 0 ? i : crc32c_table[k - 1][i];
+            for (int bit = 0; bit < 8; bit++) c = (c >> 1) ^ (0x82f63b78u & (0u - (c & 1u)));
+            crc32c_table[k][i] = c;
         }
 }
 

@@ -346,23 +346,18 @@ static const char *stored_text(const Option *o, const json_t *item, char buffer[
     return buffer;
 }
 
-static bool take_one(const Option *o, const json_t *item, Error *err) {
-    char buffer[40];
-    const char *text = stored_text(o, item, buffer);
-    if (!text && !(is_text(o) && json_is_null(item)))
-        return error_set(err, EXIT_BAD_INPUT, "give it on the command line",
-                         "options: --%s: expected a value of its type", o->name);
-    if (set_option(o, text, err)) return true;
-    err->code = EXIT_BAD_INPUT;
-    return false;
-}
-
 bool options_take(const Option *table, const json_t *stored, const char *except, Error *err) {
-    for (const Option *o = table; o->name; o++) {
+    char buffer[40];
+    for (const Option *o = table; o->name && !err->code; o++) {
         const json_t *item = find_stored(o, stored, except, false);
-        if (item && !take_one(o, item, err)) return false;
+        const char *text = item ? stored_text(o, item, buffer) : NULL;
+        if (item && !text && !(is_text(o) && json_is_null(item)))
+            error_set(err, EXIT_BAD_INPUT, "give it on the command line",
+                      "options: --%s: expected a value of its type", o->name);
+        else if (item && !set_option(o, text, err))
+            err->code = EXIT_BAD_INPUT;
     }
-    return true;
+    return !err->code;
 }
 
 void options_print_changes(const Option *table, const json_t *stored, const char *except,

@@ -1,15 +1,4 @@
-// Command-line options: one table parses, documents and logs them.
-//
-//   Option table[] = {
-//       OPTION_GROUP("data"),
-//       TEXT("train-data", o.train_data, NULL, "shards (glob)"),
-//       CHOICE("layout", o.layout, "packed", "packed|padded", "how documents fill ..."),
-//       NUMBER("steps", o.steps, "1000", 1, 1e9, "optimizer steps"),
-//       OPTION("resume", OPTION_STRING, &o.resume, NULL, "auto", 0, 0, "continue the newest"),
-//       HINT("learning-rate", "it is --lr"),
-//       OPTION_END,
-//   };
-//   options_parse_or_exit(table, argc, argv, "train_llama [options]", "train-data|steps", "1.0");
+// Command-line options: one table, as in run_options.c, parses, documents and logs them.
 //
 // Strict: `--name value` or `--name=value`, whole numbers (1000, 1e3, 1k) for integer options, no
 // abbreviations, no positional arguments. A flag is `--name`, or `--no-name` to switch off one that

@@ -4,8 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-__attribute__((format(printf, 4, 5))) bool path_printf(char *out, size_t capacity, Error *err,
-                                                       const char *format, ...) {
+bool path_printf(char *out, size_t capacity, Error *err, const char *format, ...) {
     va_list args;
     va_start(args, format);
     const int n = vsnprintf(out, capacity, format, args);

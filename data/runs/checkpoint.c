@@ -39,7 +39,7 @@ static bool is_file_name(const char *name) {
            path_ends_with(name, "tokenizer.model");
 }
 
-// Is the name <base>.<mark>-<number>, as in step-00000100.tmp-4711, with a base of ours?
+// Is the name one of a checkpoint, and then the mark, as in step-00000100.tmp-4711?
 static bool is_leftover(const char *name, const char *mark, char base[256]) {
     int64_t step;
     snprintf(base, 256, "%.*s", (int)strcspn(name, "."), name);
@@ -63,14 +63,14 @@ static bool manifest_write(const Checkpoint *ck, Error *err) {
     char *text = json_write(
         json_pack("{s:s, s:I, s:O}", "format", format_name, "step", ck->step, "files", ck->files),
         JSON_INDENT(2));
-    text[strlen(text) - strlen("\n}\n")] = 0;  // the tail closes the object
+    const size_t n = strlen(text) - strlen("\n}\n");  // the tail closes the object
     FileWriter w;
-    bool ok = path_join(path, sizeof path, ck->dir, manifest_name, err) &&
-              writer_open(&w, path, err) && writer_write(&w, text, strlen(text), err);
+    write_tail(tail, crc32c(0, text, n));
+    const bool ok = path_join(path, sizeof path, ck->dir, manifest_name, err) &&
+                    writer_open(&w, path, err) && writer_write(&w, text, n, err) &&
+                    writer_write(&w, tail, TAIL_BYTES, err) && writer_close(&w, err);
     free(text);
-    if (!ok) return false;
-    write_tail(tail, w.crc);
-    return writer_write(&w, tail, TAIL_BYTES, err) && writer_close(&w, err);
+    return ok;
 }
 
 static bool file_crc(const File *f, uint32_t *crc, Error *err) {
