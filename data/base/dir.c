@@ -120,12 +120,10 @@ static bool dir_lock_refused(int fd, const char *path, Error *err) {
                      "%s: directory in use by %s", path, owner);
 }
 
-enum { LOCK_WAIT_MS = 5000 };
-
 // A killed process keeps its lock until its last write has ended, and may outlive its mpirun.
-static bool lock_within(int fd, int limit_ms) {
+static bool lock_in_time(int fd) {
     for (int ms = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; ms += 50) {
-        if (errno != EWOULDBLOCK || ms >= limit_ms) return false;
+        if (errno != EWOULDBLOCK || ms >= 5000) return false;
         sleep_ms(50);
     }
     return true;
@@ -137,13 +135,15 @@ bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     if (!path_join(path, sizeof path, dir, ".lock", err)) return false;
     const int fd = io_open_own(path, O_RDWR | O_CREAT, err);
     if (fd < 0) return false;
-    lock->works = lock_within(fd, LOCK_WAIT_MS);
-    const bool taken = !lock->works && errno == EWOULDBLOCK;
-    if (taken) dir_lock_refused(fd, dir, err);
-    if (!lock->works) close(fd);
+    const bool locked = lock_in_time(fd), taken = !locked && errno == EWOULDBLOCK;
+    if (taken)
+        dir_lock_refused(fd, dir, err);
+    else if (!locked)
+        warning("%s: this file system has no locks: nothing keeps a second run out", dir);
+    if (!locked) close(fd);
     if (taken) return false;
     lock->dir_fd = io_open(dir, O_RDONLY | O_DIRECTORY, 0);
-    if (!lock->works) return true;
+    if (!locked) return true;
     lock->fd = fd;
     gethostname(host, sizeof host - 1);
     const int n = snprintf(owner, sizeof owner, "process %ld on %s\n", (long)getpid(), host);

@@ -32,13 +32,12 @@ bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, E
 
 typedef struct {
     int fd;      // -1: not locked
-    bool works;  // false: the file system has no locks, nothing guards the directory; warn
     int dir_fd;  // the directory itself, even after a rename
 } DirLock;
 
 // Locks <dir>/.lock until the process ends. EXIT_DIR_IN_USE when another process still holds it
-// after five seconds. The kernel frees the lock of a dead owner, so a stale file needs no cleaning;
-// its text only serves the error message.
+// after five seconds; only a warning where the file system has no locks. The kernel frees the lock
+// of a dead owner, so a stale file needs no cleaning; its text only serves the error message.
 bool dir_lock(DirLock *lock, const char *dir, Error *err);
 
 // Fails unless the path still leads to the directory that was locked: a directory put in its place

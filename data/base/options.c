@@ -272,12 +272,11 @@ bool options_print_help(const Option *table, const char *usage, const char *firs
             rest += o->address != NULL;
     }
     if (few)
-        fprintf(
-            out,
-            "\n--help all lists the other %d options, --help NAME explains one. --no-NAME turns "
-            "a switch off.\nNumbers may end in k, M, G (powers of 1000) or Ki, Mi, Gi "
-            "(of 1024).\n",
-            rest);
+        fprintf(out,
+                "\n--help all lists the other %d options, --help NAME explains one. --no-NAME "
+                "turns a switch off.\n"
+                "Numbers may end in k, M, G (powers of 1000) or Ki, Mi, Gi (of 1024).\n",
+                rest);
     return shown > 0 || unknown_option(table, name, err);
 }
 

@@ -60,10 +60,9 @@ static bool add_choice(Benchmark *b, BenchmarkChoice c, const char *context, con
                          most, given, *choice ? scored : 0);
     b->num_cut += given + scored - 1 > most;
     if (given + scored - 1 > most) given = most + 1 - scored;
-    b->tokens = host_grow(b->tokens, &b->token_capacity, before + (size_t)(given + scored),
-                          sizeof *ids, "choices");
-    b->targets = host_grow(b->targets, &b->target_capacity, before + (size_t)(given + scored),
-                           sizeof *ids, "choices");
+    const size_t room = before + (size_t)(given + scored);
+    b->tokens = host_grow(b->tokens, &b->token_capacity, room, sizeof *ids, "choices");
+    b->targets = host_grow(b->targets, &b->target_capacity, room, sizeof *ids, "choices");
     memcpy(b->tokens + before, ids + middle - given, (size_t)given * sizeof *ids);
     memcpy(b->tokens + before + given, ids + end - scored, (size_t)scored * sizeof *ids);
     for (int64_t i = 0; i < given + scored - 1; i++, b->num_tokens++)

@@ -230,8 +230,8 @@ json_t *state_open(const char *dir, Error *err) {
     if (!path_join(path, sizeof path, dir, FILE_NAME, err)) return NULL;
     return json_read(
         path, JSON_MAX_CONFIG,
-        "--resume needs a step-NNNNNNNN directory; --model DIR starts from the weights of "
-        "a model such as final/",
+        "--resume needs a step-NNNNNNNN directory; --model DIR starts from the weights "
+        "of a model such as final/",
         err);
 }
 

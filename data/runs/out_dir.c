@@ -19,8 +19,6 @@ bool out_dir_lock(OutDir *out, Error *err) {
         !dir_lock(&out->lock, out->path, err))
         return false;
     out->locked = true;
-    if (!out->lock.works)
-        warning("%s: this file system has no locks: nothing keeps a second run out", out->path);
     const int log = path_exists(path) ? io_open_own(path, O_RDONLY, err) : -1;
     if (log >= 0) close(log);
     return !err->code && checkpoint_recover(out->path, true, err);
@@ -171,8 +169,7 @@ bool out_dir_check_space(const char *out, uint64_t checkpoint_bytes, uint64_t fi
                          "%s: expected %.1f MiB free for a checkpoint and final/, found %.1f MiB",
                          out, least / 1048576, left_bytes / 1048576);
     warning(
-        "%s: checkpoints will take %.1f MiB (%ld of %.1f MiB, and final/), found "
-        "%.1f MiB free%s",
+        "%s: checkpoints will take %.1f MiB (%ld of %.1f MiB, and final/), found %.1f MiB free%s",
         out, needed / 1048576, saves, whole / 1048576, left_bytes / 1048576,
         save_every == 0 ? "; the first save is after the last step, see --save-every" : "");
     return true;

@@ -20,8 +20,9 @@ typedef struct {
     bool in_place;          // it is the newest of the output directory, whose log continues
 } ResumePoint;
 
-// resume: a checkpoint, or the directory of a run, or "newest": `out`. Of a run the newest valid one
-// is taken, after a warning for each damaged one. trains: the run will write to `out`, which must then hold no newer checkpoint.
+// resume: a checkpoint, or the directory of a run, or "newest": `out`. Of a run the newest valid
+// one is taken, after a warning for each damaged one. trains: the run will write to `out`, which
+// must then hold no newer checkpoint than a named one.
 bool out_dir_find_resume(const char *out, const char *resume, bool trains, ResumePoint *point,
                          Error *err);
 

@@ -13,11 +13,6 @@
 // Do the model and the shards mean the same by a token id? Both may name their tokenizer, by the
 // first 8 bytes of SHA-256 of its tokenizer.json, and the ids that begin and end documents.
 
-typedef struct {
-    const char *path;  // as the user named it
-    const Dataset *dataset;
-} NamedData;
-
 // Has the directory a tokenizer.json? Writes its path.
 static bool has_tokenizer(const char *dir, char path[IO_PATH_MAX]) {
     Error err = {0};
@@ -37,65 +32,64 @@ static uint64_t tokenizer_hash(const char *dir, char path[IO_PATH_MAX]) {
     return hash;
 }
 
-// Exits, or only warns where `allowed`, when both are known and differ. whose: a path.
-static void same_tokenizer(const char *whose, uint64_t hash, NamedData d, const char *hint,
-                           bool allowed) {
-    const uint64_t found = d.dataset->tokenizer_hash;
+// Exits, or only warns where `allowed`, when both are known and differ. whose, path: of the hashes,
+// as the user named them.
+static void same_tokenizer(const char *whose, uint64_t hash, const char *path, uint64_t found,
+                           const char *hint, bool allowed) {
     Error err = {0};
     if (hash == 0 || found == 0 || hash == found) return;
     error_set(&err, EXIT_CHECKPOINT_MISFIT, hint,
-              "%s: expected the tokenizer of %s (SHA-256 %016lx...), found %016lx...", d.path,
-              whose, __builtin_bswap64(hash), __builtin_bswap64(found));
+              "%s: expected the tokenizer of %s (SHA-256 %016lx...), found %016lx...", path, whose,
+              __builtin_bswap64(hash), __builtin_bswap64(found));
     must(allowed, &err);
     warning("%s", err.what);
 }
 
-// val.dataset may be NULL.
-static void check_tokenizers(const Options *o, NamedData train, NamedData val) {
+// val: 0 where there is none.
+static void check_tokenizers(const Options *o, const char *train_path, uint64_t train,
+                             uint64_t val) {
     char path[IO_PATH_MAX], hint[512];
+    const char *val_path = o->val ? o->val : o->train;
     const bool allowed = o->allow_other_tokenizer;
     const uint64_t hash = tokenizer_hash(o->model, path);
     snprintf(hint, sizeof hint,
              "make shards of the texts with --model %.200s; or, if both give the same ids, "
              "--allow-other-tokenizer",
              o->model);
-    same_tokenizer(path, hash, train, hint, allowed);
-    if (!val.dataset || val.dataset->tokenizer_hash == train.dataset->tokenizer_hash) return;
+    same_tokenizer(path, hash, train_path, train, hint, allowed);
+    if (val == train) return;
     if (hash != 0)
-        same_tokenizer(path, hash, val, hint, allowed);
+        same_tokenizer(path, hash, val_path, val, hint, allowed);
     else
-        same_tokenizer(
-            train.path, train.dataset->tokenizer_hash, val,
-            "make both with one tokenizer; or, if both give the same ids, --allow-other-tokenizer",
-            allowed);
+        same_tokenizer(train_path, train, val_path, val,
+                       "make both with one tokenizer; or, if both give the same ids, "
+                       "--allow-other-tokenizer",
+                       allowed);
 }
 
-static void warn_of_id(NamedData d, const char *what, int32_t id, const char *key,
-                       const char *model, const TokenIds *ids) {
+static void warn_of_id(const Options *o, const char *what, int32_t id, const char *key,
+                       const TokenIds *ids) {
     char text[512] = "", number[24];
     for (int i = 0; i < ids->n; i++) {
         snprintf(number, sizeof number, "%d", ids->ids[i]);
         text_list(text, sizeof text, number);
     }
-    warning("%s: documents %s with token %d, but %s of %s is %s", d.path, what, id, key, model,
+    warning("%s: documents %s with token %d, but %s of %s is %s", o->train, what, id, key, o->model,
             text);
 }
 
 // Warns where the shards use few of the model's ids, or other ids to begin and end documents.
-static void warn_of_vocabulary(const Options *o, const LlamaConfig *config, NamedData d) {
-    const Dataset *ds = d.dataset;
+static void warn_of_vocabulary(const Options *o, const LlamaConfig *config, const Dataset *ds) {
     const TokenIds *bos = &config->bos, *eos = &config->eos;
     if (ds->vocab_size < config->vocab_size / 2)
-        warning(
-            "%s: made for a vocabulary of %d, %s has %d: the other embeddings stay "
-            "untrained",
-            d.path, ds->vocab_size, o->model, config->vocab_size);
+        warning("%s: made for a vocabulary of %d, %s has %d: the other embeddings stay untrained",
+                o->train, ds->vocab_size, o->model, config->vocab_size);
     if (ds->eos >= 0 && eos->n > 0 && !token_ids_have(eos, ds->eos))
-        warn_of_id(d, "end", ds->eos, "eos_token_id", o->model, eos);
+        warn_of_id(o, "end", ds->eos, "eos_token_id", eos);
     // an end of text before each document separates them as well as one after it
     if (ds->bos >= 0 && bos->n > 0 && !token_ids_have(bos, ds->bos) &&
         !token_ids_have(eos, ds->bos))
-        warn_of_id(d, "begin", ds->bos, "bos_token_id", o->model, bos);
+        warn_of_id(o, "begin", ds->bos, "bos_token_id", bos);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -190,10 +184,8 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConf
                int32_t rank, int32_t num_ranks) {
     Error err = {0};
     open_datasets(d, o, config->vocab_size);
-    const NamedData train = {o->train, &d->train},
-                    val = {o->val ? o->val : o->train, d->has_val ? &d->val : NULL};
-    check_tokenizers(o, train, val);
-    warn_of_vocabulary(o, config, train);
+    check_tokenizers(o, o->train, d->train.tokenizer_hash, d->has_val ? d->val.tokenizer_hash : 0);
+    warn_of_vocabulary(o, config, &d->train);
     read_model_files(d, o, at, rank == 0);
     d->loader_settings = make_loader_settings(o, rank, num_ranks);
     const PlanSettings *plan = &d->loader_settings.plan;
@@ -211,7 +203,7 @@ void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vo
     const DatasetOptions options =
         data_options(o, has_validation(path) ? "val" : "train", vocab_size);
     must(dataset_open(val, path, &options, &err), &err);
-    check_tokenizers(o, (NamedData){path, val}, (NamedData){0});
+    check_tokenizers(o, path, val->tokenizer_hash, 0);
 }
 
 LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_given) {
