@@ -108,8 +108,7 @@ bool dir_probe(const char *dir, Error *err) {
     return (unlink(left) == 0 || disk_error(err, left, "cannot remove")) && ok;
 }
 
-// ------------------------------------------------------------------------------------------------
-// One writer per directory
+// ---- One writer per directory -------------------------------------------------------------------
 
 static bool dir_lock_refused(int fd, const char *path, Error *err) {
     char owner[256] = "an unknown process";

@@ -27,8 +27,7 @@ bool dir_is_probe(const char *path);
 // <path><mark><number>, which does not exist: the number of this process, or one after it.
 bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, Error *err);
 
-// ------------------------------------------------------------------------------------------------
-// One writer per directory
+// ---- One writer per directory -------------------------------------------------------------------
 
 typedef struct {
     int fd;      // -1: not locked

@@ -85,8 +85,7 @@ int terminal_width(FILE *to);
 __attribute__((format(printf, 2, 3))) void line_show(FILE *to, const char *format, ...);
 void line_erase(FILE *to);
 
-// ------------------------------------------------------------------------------------------------
-// Text in messages
+// ---- Text in messages ---------------------------------------------------------------------------
 
 // Copies text into a buffer of `capacity` bytes, NUL included, and cuts off the rest.
 void text_copy(char *out, size_t capacity, const char *text);

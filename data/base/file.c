@@ -15,8 +15,7 @@
 #error "-ffast-math turns isfinite(NaN) into true; build without it"
 #endif
 
-// ------------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading ------------------------------------------------------------------------------------
 
 void (*io_progress)(void);
 _Atomic uint64_t io_parts;
@@ -125,8 +124,7 @@ bool file_sha256(const char *path, unsigned char digest[32], Error *err) {
     return bytes != NULL;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing ------------------------------------------------------------------------------------
 
 bool writer_open(FileWriter *w, const char *path, Error *err) {
     w->fd = -1;

@@ -11,8 +11,7 @@ enum {
     IO_MAX_EINTR = 1000,  // interruptions in a row before a call counts as failed
 };
 
-// ------------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading ------------------------------------------------------------------------------------
 
 typedef struct {
     int fd;
@@ -49,8 +48,7 @@ char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const cha
 // SHA-256 of a file of at most 1 GiB. Fails as file_read_all does.
 bool file_sha256(const char *path, unsigned char digest[32], Error *err);
 
-// ------------------------------------------------------------------------------------------------
-// Writing. Failures are EXIT_DISK.
+// ---- Writing. Failures are EXIT_DISK. -----------------------------------------------------------
 
 typedef struct {
     int fd;               // -1: closed, aborted or failed

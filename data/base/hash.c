@@ -2,8 +2,7 @@
 
 #include <string.h>
 
-// ------------------------------------------------------------------------------------------------
-// CRC32C
+// ---- CRC32C -------------------------------------------------------------------------------------
 
 // table[k][b]: byte b followed by k zero bytes, so that eight look-ups process eight bytes.
 static uint32_t crc32c_table[8][256];
@@ -51,8 +50,7 @@ uint32_t crc32c(uint32_t crc, const void *data, size_t n) {
     return ~crc32c_portable(~crc, p, n);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Hashes for keys and tables
+// ---- Hashes for keys and tables -----------------------------------------------------------------
 
 uint64_t mix64(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -68,8 +66,7 @@ uint64_t fnv1a(uint64_t h, const void *data, size_t n) {
     return h;
 }
 
-// ------------------------------------------------------------------------------------------------
-// SHA-256
+// ---- SHA-256 ------------------------------------------------------------------------------------
 
 static uint32_t rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
 

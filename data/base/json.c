@@ -9,8 +9,7 @@
 #include "file.h"
 #include "memory.h"
 
-// ------------------------------------------------------------------------------------------------
-// UTF-8
+// ---- UTF-8 --------------------------------------------------------------------------------------
 
 int utf8_length(const unsigned char *p, size_t n) {
     enum { INCOMPLETE = -2 };
@@ -34,8 +33,7 @@ size_t utf8_replace(const unsigned char *p, size_t n, unsigned char *out) {
     return size;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Parsing
+// ---- Parsing ------------------------------------------------------------------------------------
 
 // Jansson 2.14 drops a character when the heap refuses it a longer buffer, and reports success.
 static void *json_malloc(size_t n) { return host_calloc(n, 1, "JSON"); }
@@ -62,8 +60,7 @@ json_t *json_read(const char *path, uint64_t max_bytes, const char *hint, Error 
     return root;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Getters
+// ---- Getters ------------------------------------------------------------------------------------
 
 bool json_type_error(const json_t *item, const char *key, const char *expected, Error *err) {
     static const char *const names[] = {
@@ -149,8 +146,7 @@ bool json_get_string(const json_t *object, const char *key, const char **out, bo
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing ------------------------------------------------------------------------------------
 
 json_t *json_float(double value) {
     const float f = (float)value;

@@ -19,8 +19,7 @@ int utf8_length(const unsigned char *p, size_t n);
 // of bytes written.
 size_t utf8_replace(const unsigned char *p, size_t n, unsigned char *out);
 
-// ------------------------------------------------------------------------------------------------
-// Parsing
+// ---- Parsing ------------------------------------------------------------------------------------
 
 // path only names the text in errors. Free the tree with json_decref. NULL on error; refused memory
 // ends the program with exit code 5. All numbers are doubles (json_number_value), because integers

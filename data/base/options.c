@@ -8,8 +8,7 @@
 #include "json.h"
 #include "memory.h"
 
-// ------------------------------------------------------------------------------------------------
-// Lists of words
+// ---- Lists of words -----------------------------------------------------------------------------
 
 enum { WORD_MAX = 64 };
 
@@ -31,8 +30,7 @@ static int index_of_word(const char *list, const char *wanted) {
     return -1;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Values
+// ---- Values -------------------------------------------------------------------------------------
 
 static const struct {
     size_t size_bytes;
@@ -105,8 +103,7 @@ static bool set_option(const Option *o, const char *text, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Parsing
+// ---- Parsing ------------------------------------------------------------------------------------
 
 // Its index in the table; -1: not found.
 static int find_option(const Option *table, const char *name) {
@@ -216,8 +213,7 @@ const char *options_given_besides(const Option *table, const char *list) {
     return NULL;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Help
+// ---- Help ---------------------------------------------------------------------------------------
 
 enum { OPTIONS_HELP_COLUMN = 30, OPTIONS_HELP_WIDTH = 100 };
 
@@ -296,8 +292,7 @@ void options_parse_or_exit(Option *table, int argc, char **argv, const char *usa
     exit(exit_code_of_output());
 }
 
-// ------------------------------------------------------------------------------------------------
-// The resolved values
+// ---- The resolved values ------------------------------------------------------------------------
 
 static json_t *choice_json(const Option *o) {
     char word[WORD_MAX];
@@ -323,8 +318,7 @@ json_t *options_json(const Option *table) {
     return all;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Values of an earlier run
+// ---- Values of an earlier run -------------------------------------------------------------------
 
 // The stored value of an option that was, or was not, given on this command line; NULL: none.
 static const json_t *find_stored(const Option *o, const json_t *stored, const char *except,

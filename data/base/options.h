@@ -51,8 +51,7 @@ typedef struct {
 #define OPTION_GROUP(title_) OPTION(title_, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL)
 #define OPTION_END OPTION(NULL, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL)
 
-// ------------------------------------------------------------------------------------------------
-// Parsing
+// ---- Parsing ------------------------------------------------------------------------------------
 
 // Sets every option to its default, then to its argument. *help: the topic of --help, "" without
 // one, "all" for --help-all; NULL: no help requested. Prints nothing. Errors are EXIT_USAGE.
@@ -73,15 +72,13 @@ const char *options_given_besides(const Option *table, const char *list);
 bool options_print_help(const Option *table, const char *usage, const char *first,
                         const char *topic, FILE *out, Error *err);
 
-// ------------------------------------------------------------------------------------------------
-// The resolved values
+// ---- The resolved values ------------------------------------------------------------------------
 
 // One option's value, or an object of all options.
 json_t *option_json(const Option *o);
 json_t *options_json(const Option *table);
 
-// ------------------------------------------------------------------------------------------------
-// Values of an earlier run
+// ---- Values of an earlier run -------------------------------------------------------------------
 
 // After options_parse: takes from `stored`, made by options_json, every option that was
 // not given on this command line, except those named in `except` ("out|resume"). An option missing

@@ -11,8 +11,7 @@
 #include "../base/memory.h"
 #include "evaluate.h"
 
-// ------------------------------------------------------------------------------------------------
-// Questions
+// ---- Questions ----------------------------------------------------------------------------------
 
 // Bytes of a text without what Python's rstrip removes
 static size_t stripped_length(const char *text) {
@@ -141,8 +140,7 @@ bool benchmark_open(Benchmark *b, const Options *o, const char *tokenizer, int32
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Scores
+// ---- Scores -------------------------------------------------------------------------------------
 
 // Sets log_likelihoods, to the same bits on any number of ranks.
 static void score(Benchmark *b, ModelFace model) {

@@ -15,8 +15,7 @@
 #include "../base/json.h"
 #include "../base/memory.h"
 
-// ------------------------------------------------------------------------------------------------
-// Names
+// ---- Names --------------------------------------------------------------------------------------
 
 bool checkpoint_step_path(char path[IO_PATH_MAX], const char *out_dir, int64_t step, Error *err) {
     char name[32];
@@ -47,8 +46,7 @@ static bool is_leftover(const char *name, const char *mark, char base[256]) {
            (strcmp(base, "final") == 0 || checkpoint_parse_step(base, &step));
 }
 
-// ------------------------------------------------------------------------------------------------
-// manifest.json
+// ---- manifest.json ------------------------------------------------------------------------------
 
 static const char manifest_name[] = "manifest.json", format_name[] = "unpad checkpoint 1";
 
@@ -153,8 +151,7 @@ bool checkpoint_verify(const char *dir, int64_t *step, Error *err) {
     return ok;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing ------------------------------------------------------------------------------------
 
 void checkpoint_abort(Checkpoint *ck) {
     if (!ck->files) return;
@@ -201,8 +198,7 @@ bool checkpoint_write_text(Checkpoint *ck, const char *file, char *text, Error *
     return ok;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Publishing
+// ---- Publishing ---------------------------------------------------------------------------------
 
 // Renames an older checkpoint to `old` first, and back when the new one cannot take its place.
 static bool swap_in(Checkpoint *ck, char old[IO_PATH_MAX], Error *err) {
@@ -228,8 +224,7 @@ bool checkpoint_publish(Checkpoint *ck, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Housekeeping
+// ---- Housekeeping -------------------------------------------------------------------------------
 
 static int newest_first(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
@@ -339,8 +334,7 @@ bool checkpoint_remove_all(const char *out_dir, Error *err) {
     return ok && dir_sync(out_dir, err) && checkpoint_recover(out_dir, false, err);
 }
 
-// ------------------------------------------------------------------------------------------------
-// The newest good one
+// ---- The newest good one ------------------------------------------------------------------------
 
 bool checkpoint_find_newest(const char *out_dir, char path[IO_PATH_MAX], int64_t *step,
                             Error *err) {

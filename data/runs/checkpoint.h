@@ -30,8 +30,7 @@ bool checkpoint_step_path(char path[IO_PATH_MAX], const char *out_dir, int64_t s
 // "step-00000100" -> 100; false for anything that would not be printed that way.
 bool checkpoint_parse_step(const char *name, int64_t *step);
 
-// ------------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing ------------------------------------------------------------------------------------
 
 // Makes the temporary directory. name: "final" for the published model, NULL for step-%08ld.
 bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const char *name,
@@ -54,8 +53,7 @@ bool checkpoint_publish(Checkpoint *ck, Error *err);
 // Removes the temporary directory; does nothing after publish. Safe to call twice.
 void checkpoint_abort(Checkpoint *ck);
 
-// ------------------------------------------------------------------------------------------------
-// The checkpoints of a directory
+// ---- The checkpoints of a directory -------------------------------------------------------------
 
 // The numbers of all step-*, newest first; the caller frees *steps. No directory: none.
 bool checkpoint_list(const char *out_dir, int64_t **steps, int *count, Error *err);

@@ -6,8 +6,7 @@
 
 #include "../base/json.h"
 
-// ------------------------------------------------------------------------------------------------
-// Small files
+// ---- Small files --------------------------------------------------------------------------------
 
 enum { GENERATION_CONFIG };
 static const char *const names[NUM_MODEL_FILES] = {
@@ -68,8 +67,7 @@ bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtyp
            write_carried(f, ck, err);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Tensors
+// ---- Tensors ------------------------------------------------------------------------------------
 
 static bool write_tensors(Parameters p, const char *dtype, bool moments, const char *name,
                           Checkpoint *ck, Error *err) {
@@ -127,8 +125,7 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
     return ok;
 }
 
-// ------------------------------------------------------------------------------------------------
-// The state of a run
+// ---- The state of a run -------------------------------------------------------------------------
 
 #define FILE_NAME "trainer_state.json"
 

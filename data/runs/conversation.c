@@ -9,8 +9,7 @@
 #include "../base/memory.h"
 #include "../base/signals.h"
 
-// ------------------------------------------------------------------------------------------------
-// Prompts
+// ---- Prompts ------------------------------------------------------------------------------------
 
 static bool append_prompt(Conversation *c, Text *text, const char *prompt, Error *err) {
     const int32_t before = text->length;
@@ -94,8 +93,7 @@ bool conversation_open(Conversation *c, const Options *o, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// A person at the terminal
+// ---- A person at the terminal -------------------------------------------------------------------
 
 static bool is_command(const char *message, const char *name) {
     const size_t n = strlen(name);

@@ -13,8 +13,7 @@
 #include "../base/memory.h"
 #include "../batches/mixture.h"
 
-// ------------------------------------------------------------------------------------------------
-// log.jsonl
+// ---- log.jsonl ----------------------------------------------------------------------------------
 
 static FILE *log_read(const char *path, Error *err) {
     const int fd = io_open_own(path, O_RDONLY, err);
@@ -159,8 +158,7 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
                              "options", options_json(options)));
 }
 
-// ------------------------------------------------------------------------------------------------
-// A step
+// ---- A step -------------------------------------------------------------------------------------
 
 bool loss_is_spike(LossTrend *t, double loss) {
     enum { FIRST_LOSSES = 5, MEMORY = 20 };

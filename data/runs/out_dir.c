@@ -24,8 +24,7 @@ bool out_dir_lock(OutDir *out, Error *err) {
     return !err->code && checkpoint_recover(out->path, true, err);
 }
 
-// ------------------------------------------------------------------------------------------------
-// --resume
+// ---- --resume -----------------------------------------------------------------------------------
 
 static bool same_file(const char *a, const char *b) {
     struct stat x, y;
@@ -95,8 +94,7 @@ bool out_dir_start_from_scratch(const char *out, bool train_given, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Opening
+// ---- Opening ------------------------------------------------------------------------------------
 
 bool out_dir_keeps_model(const char *out, const char *model, Error *err) {
     char full[IO_PATH_MAX], parent[IO_PATH_MAX];

@@ -92,8 +92,7 @@ static void warn_of_vocabulary(const Options *o, const LlamaConfig *config, cons
         warn_of_id(o, "begin", ds->bos, "bos_token_id", bos);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Opening
+// ---- Opening ------------------------------------------------------------------------------------
 
 static DatasetOptions data_options(const Options *o, const char *split, int32_t vocab_size) {
     DatasetOptions options = dataset_options();

@@ -287,8 +287,7 @@ static bool model_is_builtin(const Options *o) {
     return llama_config_builtin(&c, o->model);
 }
 
-// ------------------------------------------------------------------------------------------------
-// The learning rate and weight decay that suit what is trained
+// ---- The learning rate and weight decay that suit what is trained -------------------------------
 
 typedef struct {
     const char *what;
@@ -329,8 +328,7 @@ void run_options_print(const Options *o) {
     printf("; Ctrl-C saves too\n");
 }
 
-// ------------------------------------------------------------------------------------------------
-// Do they fit each other?
+// ---- Do they fit each other? --------------------------------------------------------------------
 
 // Every rank needs at least one micro-batch of each step, ideally the same number.
 static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
@@ -442,8 +440,7 @@ void run_options_complete_inference(int num_ranks) {
                   mode);
 }
 
-// ------------------------------------------------------------------------------------------------
-// What they mean together
+// ---- What they mean together --------------------------------------------------------------------
 
 int64_t run_lines_every(const Options *o) {
     if (o->log_every >= 0) return o->log_every;

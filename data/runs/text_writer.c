@@ -11,8 +11,7 @@
 #include "../base/memory.h"
 #include "../base/signals.h"
 
-// ------------------------------------------------------------------------------------------------
-// Texts
+// ---- Texts --------------------------------------------------------------------------------------
 
 // A text may grow to this length.
 static int32_t text_most(const TextWriter *w, const Text *text) {
@@ -66,8 +65,7 @@ void texts_free(TextWriter *w) {
     batch_free(&w->batch);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Printing
+// ---- Printing -----------------------------------------------------------------------------------
 
 // Prints the complete characters in p->bytes; with `end` everything.
 static void text_printer_flush(TextPrinter *p, bool end) {
@@ -103,8 +101,7 @@ void text_print(TextPrinter *p, const int32_t *ids, int64_t n, bool is_end) {
     if (is_end) text_printer_flush(p, true);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Drawing a token
+// ---- Drawing a token ----------------------------------------------------------------------------
 
 // Candidates by -p, whose bits are in the order of the values; equal ones by id, so that the order
 // is the same on every machine.
@@ -168,8 +165,7 @@ static float sample_uniform(uint64_t seed, int64_t step, int text, int position)
     return (float)(mix64(key ^ ((uint64_t)text << 32 | (uint64_t)position)) >> 40) * 0x1p-24f;
 }
 
-// ------------------------------------------------------------------------------------------------
-// TextList that grow together
+// ---- TextList that grow together ----------------------------------------------------------------
 
 enum { MAX_GROUP = 64 };
 
