@@ -1,7 +1,6 @@
 #include "clock.h"
 
 #include <poll.h>
-#include <stddef.h>
 #include <time.h>
 
 double now_ms(void) {

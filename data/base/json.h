@@ -58,10 +58,7 @@ bool json_get_bool(const json_t *object, const char *key, bool *out, bool requir
 bool json_get_string(const json_t *object, const char *key, const char **out, bool required,
                      Error *err);
 
-// ------------------------------------------------------------------------------------------------
-// Writing: trees made by json_pack and the like
-//
-//   char *line = json_write(json_pack("{s:I, s:o}", "step", step, "loss", json_float(loss)), 0);
+// ---- Writing: trees made by json_pack and the like ----------------------------------------------
 
 // The fewest digits that read back as the same float; null if that is not finite.
 json_t *json_float(double value);

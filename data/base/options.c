@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "json.h"
-#include "memory.h"
 
 // ---- Lists of words -----------------------------------------------------------------------------
 
@@ -292,7 +291,7 @@ void options_parse_or_exit(Option *table, int argc, char **argv, const char *usa
     exit(exit_code_of_output());
 }
 
-// ---- The resolved values ------------------------------------------------------------------------
+// ---- Values: the resolved ones, and those of an earlier run -------------------------------------
 
 static json_t *choice_json(const Option *o) {
     char word[WORD_MAX];
@@ -317,8 +316,6 @@ json_t *options_json(const Option *table) {
         if (o->address) json_object_set_new(all, o->name, option_json(o));
     return all;
 }
-
-// ---- Values of an earlier run -------------------------------------------------------------------
 
 // The stored value of an option that was, or was not, given on this command line; NULL: none.
 static const json_t *find_stored(const Option *o, const json_t *stored, const char *except,

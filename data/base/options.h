@@ -72,13 +72,11 @@ const char *options_given_besides(const Option *table, const char *list);
 bool options_print_help(const Option *table, const char *usage, const char *first,
                         const char *topic, FILE *out, Error *err);
 
-// ---- The resolved values ------------------------------------------------------------------------
+// ---- Values: the resolved ones, and those of an earlier run -------------------------------------
 
 // One option's value, or an object of all options.
 json_t *option_json(const Option *o);
 json_t *options_json(const Option *table);
-
-// ---- Values of an earlier run -------------------------------------------------------------------
 
 // After options_parse: takes from `stored`, made by options_json, every option that was
 // not given on this command line, except those named in `except` ("out|resume"). An option missing

@@ -71,27 +71,21 @@ static bool manifest_write(const Checkpoint *ck, Error *err) {
     return ok;
 }
 
-static bool file_crc(const File *f, uint32_t *crc, Error *err) {
-    unsigned char chunk[1 << 16];
-    *crc = 0;
-    for (uint64_t done = 0, n; done < f->size_bytes; done += n) {
-        n = f->size_bytes - done < sizeof chunk ? f->size_bytes - done : sizeof chunk;
-        if (!file_read_at(f, chunk, n, done, err)) return false;
-        *crc = crc32c(*crc, chunk, (size_t)n);
-    }
-    return true;
-}
-
 static bool verify_contents(const File *f, uint64_t size_bytes, const char *crc_text, Error *err) {
+    unsigned char chunk[1 << 16];
     char found[16];
     uint32_t crc = 0;
     if (f->size_bytes != size_bytes)
         return bad_input(err, "%s: expected %lu bytes, found %lu", f->path, size_bytes,
                          f->size_bytes);
-    if (!file_crc(f, &crc, err)) return false;
+    for (uint64_t done = 0, n; done < size_bytes; done += n) {
+        n = size_bytes - done < sizeof chunk ? size_bytes - done : sizeof chunk;
+        if (!file_read_at(f, chunk, n, done, err)) return false;
+        crc = crc32c(crc, chunk, (size_t)n);
+    }
     snprintf(found, sizeof found, "%08x", crc);
-    if (strcmp(found, crc_text) == 0) return true;
-    return bad_input(err, "%s: CRC32C: expected %.8s, found %s", f->path, crc_text, found);
+    return strcmp(found, crc_text) == 0 ||
+           bad_input(err, "%s: CRC32C: expected %.8s, found %s", f->path, crc_text, found);
 }
 
 static bool verify_file(const char *dir, const json_t *entry, Error *err) {
@@ -110,12 +104,31 @@ static bool verify_file(const char *dir, const json_t *entry, Error *err) {
     return ok;
 }
 
-static bool verify_files(const char *dir, const json_t *root, int64_t *step, Error *err) {
-    const char *format = NULL;
+static json_t *read_manifest(const char *dir, Error *err) {
+    char path[IO_PATH_MAX], tail[TAIL_BYTES + 1];
+    uint64_t n = 0;
+    json_t *root = NULL;
+    if (!path_join(path, sizeof path, dir, manifest_name, err)) return NULL;
+    char *text = file_read_all(path, JSON_MAX_CONFIG, &n, "the checkpoint is incomplete", err);
+    if (!text) return NULL;
+    const size_t length = strlen(text), body = length > TAIL_BYTES ? length - TAIL_BYTES : 0;
+    write_tail(tail, crc32c(0, text, body));
+    if (length != n || strcmp(text + body, tail) != 0)
+        bad_input(err, "%s: CRC32C: expected its last line to match the rest", path);
+    else
+        root = json_parse(text, (size_t)n, path, err);
+    free(text);
+    return root;
+}
+
+bool checkpoint_verify(const char *dir, int64_t *step, Error *err) {
+    json_auto_t *root = read_manifest(dir, err);
     const json_t *files = json_member(root, "files"), *entry;
+    const char *format = NULL;
+    int64_t found = -1;
     size_t i;
-    if (!json_get_string(root, "format", &format, true, err) ||
-        !json_get_int64(root, "step", 0, (int64_t)1 << 52, step, true, err))
+    if (!root || !json_get_string(root, "format", &format, true, err) ||
+        !json_get_int64(root, "step", 0, (int64_t)1 << 52, &found, true, err))
         return false;
     if (strcmp(format, format_name) != 0)
         return bad_input(err, "format: expected \"%s\", found \"%.40s\"", format_name, format);
@@ -123,32 +136,8 @@ static bool verify_files(const char *dir, const json_t *root, int64_t *step, Err
     json_array_foreach(files, i, entry) {
         if (!verify_file(dir, entry, err)) return false;
     }
+    if (step) *step = found;
     return true;
-}
-
-static json_t *parse_manifest(const char *text, uint64_t n, const char *path, Error *err) {
-    char tail[TAIL_BYTES + 1];
-    size_t length = strlen(text), body = length > TAIL_BYTES ? length - TAIL_BYTES : 0;
-    write_tail(tail, crc32c(0, text, body));
-    if (length != n || strcmp(text + body, tail) != 0) {
-        bad_input(err, "%s: CRC32C: expected its last line to match the rest", path);
-        return NULL;
-    }
-    return json_parse(text, (size_t)n, path, err);
-}
-
-bool checkpoint_verify(const char *dir, int64_t *step, Error *err) {
-    char path[IO_PATH_MAX];
-    uint64_t n = 0;
-    int64_t found = -1;
-    if (!path_join(path, sizeof path, dir, manifest_name, err)) return false;
-    char *text = file_read_all(path, JSON_MAX_CONFIG, &n, "the checkpoint is incomplete", err);
-    if (!text) return false;
-    json_auto_t *root = parse_manifest(text, n, path, err);
-    bool ok = root && verify_files(dir, root, &found, err);
-    free(text);
-    if (ok && step) *step = found;
-    return ok;
 }
 
 // ---- Writing ------------------------------------------------------------------------------------
@@ -176,11 +165,10 @@ bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const c
 }
 
 void checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, uint32_t crc) {
-    char crc_text[16];
     assert(path_is_plain_name(file) && is_file_name(file) && strcmp(file, manifest_name) != 0);
-    snprintf(crc_text, sizeof crc_text, "%08x", crc);
-    json_array_append_new(ck->files, json_pack("{s:s, s:I, s:s}", "name", file, "size_bytes",
-                                               (int64_t)size_bytes, "crc32c", crc_text));
+    json_array_append_new(
+        ck->files, json_pack("{s:s, s:I, s:o}", "name", file, "size_bytes", (int64_t)size_bytes,
+                             "crc32c", json_sprintf("%08x", crc)));
 }
 
 bool checkpoint_write_file(Checkpoint *ck, const char *file, const void *data, size_t n,

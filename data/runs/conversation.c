@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "../base/ask.h"
-#include "../base/json.h"
 #include "../base/memory.h"
 #include "../base/signals.h"
 

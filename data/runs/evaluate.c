@@ -68,11 +68,6 @@ typedef struct {
     double docs, targets, loss_sum;
 } EvaluationRow;
 
-// The row of a document
-static EvaluationRow *row_of(EvaluationRow *rows, const Dataset *data, int64_t doc) {
-    return &rows[(int)log2((double)dataset_doc_length(data, doc))];
-}
-
 static void row_print(const char *name, const EvaluationRow *row) {
     const double loss = row->loss_sum / row->targets;
     printf("%-17s %10.0f %12.0f", name, row->docs, row->targets);
@@ -110,7 +105,7 @@ bool evaluate(Dataset *data, const Options *o, ModelFace model, Error *err) {
     scorer_open(&s, o, model);
     bool ok = stream_next_segment(&index, &plan, &at, &next, &left_out, err);
     while (ok && at.epoch == 0) {
-        EvaluationRow *row = row_of(rows, data, next.doc);
+        EvaluationRow *row = &rows[(int)log2((double)dataset_doc_length(data, next.doc))];
         DocView *doc = scorer_next(&s, next.length, &row->loss_sum);
         if (model.rank == 0 && next.doc != last_doc) row->docs++;
         if (model.rank == 0) row->targets += (double)stream_targets(&index, &next);

@@ -65,15 +65,13 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
 }
 
 static bool nothing_to_resume(const char *out, const LogProgress *log, Error *err) {
-    char hint[sizeof err->hint];
+    char hint[sizeof err->hint] = "start it again, with --train and --overwrite";
     if (!log->found)
         return error_set(err, EXIT_BAD_INPUT, "check --out; --train starts a run there",
                          "%s: no run here", out);
-    snprintf(hint, sizeof hint, "start it again: %s", log->command);
-    return error_set(err, EXIT_BAD_INPUT,
-                     log->command[0] ? hint : "start it again, with --train and --overwrite",
-                     "%s: a run without a checkpoint, %ld step%s", out, log->last_step,
-                     text_plural(log->last_step));
+    if (log->command[0]) snprintf(hint, sizeof hint, "start it again: %s", log->command);
+    return error_set(err, EXIT_BAD_INPUT, hint, "%s: a run without a checkpoint, %ld step%s", out,
+                     log->last_step, text_plural(log->last_step));
 }
 
 bool out_dir_start_from_scratch(const char *out, bool train_given, Error *err) {

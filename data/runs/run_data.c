@@ -1,12 +1,10 @@
 #include "run_data.h"
 
 #include <assert.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/json.h"
 #include "../batches/mixture.h"
 
 // ------------------------------------------------------------------------------------------------
