@@ -86,9 +86,8 @@ void log_write(RunLog *log, json_t *record) {
 
 // A word as a shell takes it
 static void write_word(FILE *out, const char *word) {
-    const size_t plain = strspn(word,
-                                "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                                "_@%+=:,./-");
+    const size_t plain =
+        strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-");
     if (word[0] && !word[plain]) {
         fprintf(out, "%s ", word);
         return;

@@ -283,8 +283,7 @@ static json_t *take_options(const ResumePoint *at) {
 }
 
 static bool model_is_builtin(const Options *o) {
-    LlamaConfig c;
-    return llama_config_builtin(&c, o->model);
+    return llama_config_builtin(&(LlamaConfig){0}, o->model);
 }
 
 // ---- The learning rate and weight decay that suit what is trained -------------------------------

@@ -59,12 +59,11 @@ static void give(void *saver, ParameterArena arena, size_t offset, float *values
 }
 
 static void take_snapshot(Saver *s) {
-    Error none = {0};
     Parameters p = s->parameters;
     p.context = s;
     p.get = take;
-    model_files_write_weights(p, MODEL_FP32, MODEL_FILE_BYTES, NULL, &none);
-    model_files_write_moments(p, NULL, &none);
+    model_files_write_weights(p, MODEL_FP32, MODEL_FILE_BYTES, NULL, &(Error){0});
+    model_files_write_moments(p, NULL, &(Error){0});
     p.get = give;
     s->parameters = p;
 }

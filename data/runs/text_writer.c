@@ -165,7 +165,7 @@ static float sample_uniform(uint64_t seed, int64_t step, int text, int position)
     return (float)(mix64(key ^ ((uint64_t)text << 32 | (uint64_t)position)) >> 40) * 0x1p-24f;
 }
 
-// ---- TextList that grow together ----------------------------------------------------------------
+// ---- Texts that grow together -------------------------------------------------------------------
 
 enum { MAX_GROUP = 64 };
 
