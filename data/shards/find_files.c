@@ -12,11 +12,8 @@
 #include "../base/path.h"
 
 void path_list_add(PathList *list, const char *path) {
-    const size_t size = strlen(path) + 1;
-    char *copy = host_calloc(size, 1, "a path");
-    memcpy(copy, path, size);
     list->items = host_grow(list->items, &list->capacity, list->n + 1, sizeof(FoundPath), "paths");
-    list->items[list->n++] = (FoundPath){copy, 0};
+    list->items[list->n++] = (FoundPath){host_copy(path, "a path"), 0};
 }
 
 void path_list_free(PathList *list) {
@@ -70,16 +67,16 @@ static bool expand_one(PathList *list, const char *item, const Search *s, Error 
         path_list_add(list, item);
     else if (!is_dir)
         add_matches(list, item);
-    if (list->n == before && !is_dir)
-        return error_set(
-            err, EXIT_BAD_INPUT,
-            "check the path, which is relative to this directory; --train says where moved data is",
-            "%s: expected a file or a directory, found nothing", item);
+    if (list->n == before)
+        return is_dir ? error_set(err, EXIT_BAD_INPUT, s->hint, "%s: expected %s, found none", item,
+                                  s->expected)
+                      : error_set(err, EXIT_BAD_INPUT,
+                                  "check the path, which is relative to this directory; --train "
+                                  "says where moved data is",
+                                  "%s: expected a file or a directory, found nothing", item);
     for (size_t i = before; is_dir && i < list->n; i++) list->items[i].dir_bytes = strlen(item);
-    if (list->n > before)
-        qsort(list->items + before, list->n - before, sizeof(FoundPath), path_compare);
-    return list->n > before || error_set(err, EXIT_BAD_INPUT, s->hint,
-                                         "%s: expected %s, found none", item, s->expected);
+    qsort(list->items + before, list->n - before, sizeof(FoundPath), path_compare);
+    return true;
 }
 
 bool path_list_expand(PathList *list, const char *spec, const Search *search, Error *err) {

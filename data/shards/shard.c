@@ -16,12 +16,6 @@ uint64_t shard_word(const unsigned char *p, size_t bytes) {
     return value;
 }
 
-// Number of blocks of tokens that have a checksum; 0: tokens have none.
-static uint64_t shard_num_blocks(const Shard *s) {
-    const uint64_t block = (uint64_t)s->block_tokens;
-    return block ? ((uint64_t)s->num_tokens + block - 1) / block : 0;
-}
-
 #define damaged_file(err, ...) error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE, __VA_ARGS__)
 
 static bool check_size(const char *path, uint64_t found, uint64_t expected, const char *of,
@@ -112,7 +106,7 @@ static bool read_index(Shard *s, const unsigned char *bin_head, Error *err) {
         return damaged_file(err, "%s: expected blocks of 1 to %d tokens, found %lu", path,
                             INDEX_MAX_BLOCK, block);
     s->block_tokens = (int64_t)block;
-    const uint64_t sum_bytes = shard_num_blocks(s) * 4;
+    const uint64_t sum_bytes = (counts[1] + block - 1) / block * 4;
     if (!checked_mul(counts[0], 8, &ends_bytes) ||
         !checked_add(ends_bytes, INDEX_HEADER_BYTES + sum_bytes + 4, &expected))
         expected = UINT64_MAX;
@@ -173,11 +167,9 @@ static bool has_no_mask(const Shard *s, Error *err) {
 // NAME.bin
 
 // The words that we add to llm.c's header; the CRC in the last one covers the others.
-static bool open_own(Shard *s, const unsigned char *head, Error *err) {
-    int32_t w[SHARD_HEADER_BYTES / 4];
-    memcpy(w, head, sizeof w);
+static bool open_own(Shard *s, const unsigned char *head, const int32_t *w, Error *err) {
     s->format = "unpad.c";
-    s->checksum = crc32c(0, w, sizeof w - 4);
+    s->checksum = crc32c(0, head, SHARD_HEADER_BYTES - 4);
     if ((uint32_t)w[255] != s->checksum)
         return damaged_file(err, "%s: header checksum: expected %08x, found %08x", s->path,
                             (uint32_t)w[255], s->checksum);
@@ -242,7 +234,7 @@ static bool open_bin(Shard *s, const unsigned char *head, const DatasetOptions *
         return error_set(err, EXIT_BAD_INPUT, "", "%s: expected version %d of magic %d, found %d",
                          s->path, wide ? 7 : 1, w[0], w[1]);
     if (w[2] < 0) return damaged_file(err, "%s: a header of %d tokens", s->path, w[2]);
-    if (w[8] == OWN_MAGIC) return open_own(s, head, err);
+    if (w[8] == OWN_MAGIC) return open_own(s, head, w, err);
     for (int i = 3; i < SHARD_HEADER_BYTES / 4; i++)
         if (w[i] != 0)
             return damaged_file(err, "%s: header word %d: expected 0 in an llm.c shard, found %d",

@@ -39,13 +39,11 @@ struct Shard {
     bool scanned;                  // llm.c's: the index was built by reading all tokens
     uint32_t checksum;             // CRC32C of the header and the index
     int64_t block_tokens;          // tokens that share a checksum; 0: tokens have none
-    uint32_t *block_crcs;          // (shard_num_blocks) CRC32C of each block; NULL: none; owned
+    uint32_t *block_crcs;          // CRC32C of each block; NULL: none; owned
     uint32_t token_sum;   // CRC of those checksums, or of the scanned tokens; and of the mask
     unsigned char *mask;  // (num_tokens) bits: is the token a target? NULL: no mask; owned
     int64_t num_targets;  // ones in it
-    // set by the data set
-    int64_t first_doc;  // number of its first document
-    int64_t last_use;
+    int64_t first_doc;    // number of its first document, set by the data set
 };
 
 // Opens a shard whose file is open. Any other file is EXIT_BAD_INPUT with a hint how to make one.
