@@ -15,12 +15,31 @@ enum {
     FLAG_BOS_FIRST = 1,
     FLAG_EOS_LAST = 2,
     FLAG_MASK = 4,
-    INDEX_VERSION = 2,
-    INDEX_HEADER_BYTES = 40,
     INDEX_MAX_BLOCK = 1 << 20,  // tokens
-    MASK_VERSION = 1,
-    MASK_HEADER_BYTES = 32,
 };
+
+typedef struct {
+    int32_t magic, version, num_tokens;
+    int32_t zeros[5];
+    // what we add to llm.c's header, where all of this is 0
+    int32_t own_magic, own_version, vocab_size, flags, bos, eos;
+    uint64_t num_docs, tokenizer_hash;
+    int32_t more_zeros[237];
+    uint32_t crc;  // CRC32C of everything before it
+} ShardHeader;
+_Static_assert(sizeof(ShardHeader) == SHARD_HEADER_BYTES, "as in data/README.md");
+
+// NAME.idx and NAME.mask: 8 bytes magic, uint32 version, uint32 crc of the shard's header, uint64
+// counts, the contents, CRC32C of everything before it. Counts and contents of the index:
+// documents, tokens, tokens per block; the ends, uint32 checksums of the blocks. Of the mask:
+// tokens, ones; a bit for each token.
+typedef struct {
+    const char *ending, *magic, *name;
+    uint32_t version;
+    uint64_t head_bytes;  // before the contents
+} Beside;
+static const Beside index_file = {"idx", "UNPADIDX", "index", 2, 40},
+                    mask_file = {"mask", "UNPADMSK", "mask", 1, 32};
 
 #define SHARD_HINT_REMAKE \
     "the file is damaged or cut short: copy it again, or make it again from its texts"
