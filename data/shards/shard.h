@@ -29,10 +29,7 @@ typedef struct {
 } ShardHeader;
 _Static_assert(sizeof(ShardHeader) == SHARD_HEADER_BYTES, "as in data/README.md");
 
-// NAME.idx and NAME.mask: 8 bytes magic, uint32 version, uint32 crc of the shard's header, uint64
-// counts, the contents, CRC32C of everything before it. Counts and contents of the index:
-// documents, tokens, tokens per block; the ends, uint32 checksums of the blocks. Of the mask:
-// tokens, ones; a bit for each token.
+// NAME.idx and NAME.mask
 typedef struct {
     const char *ending, *magic, *name;
     uint32_t version;

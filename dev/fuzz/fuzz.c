@@ -111,8 +111,8 @@ static BpeEncoder *encoder(int i) {
     must(i == 0 || tokenizer_open(t, dirs[i], &err), &err);
     const Bpe *b = bpe_open(t, &err);
     must(b != NULL, &err);
-    unit_options[i] = (UnitOptions){.tokenizer = t, .bos = t->bos, .eos = t->eos, .token_bytes = 4};
-    if (t->bos == t->eos) unit_options[i].bos = -1;
+    unit_options[i] = (UnitOptions){.tokenizer = t, .vocabulary = {1 << 24, t->bos, t->eos, 0}};
+    if (t->bos == t->eos) unit_options[i].vocabulary.bos = -1;
     memset(unit_options[i].has_byte, true, 256);
     return opened[i] = bpe_encoder_open(b);
 }
@@ -121,7 +121,8 @@ static BpeEncoder *encoder(int i) {
 static void check_text(const UnitOptions *o, Bytes file, const int32_t *ids, size_t n) {
     unsigned char *text = host_calloc(file.n, 3, "a text"), *at = text;
     const unsigned char *bytes, *end = text + utf8_replace(file.p, file.n, text);
-    for (size_t i = o->bos >= 0, length; i + (o->eos >= 0) < n; i++, at += length) {
+    const ShardVocabulary *v = &o->vocabulary;
+    for (size_t i = v->bos >= 0, length; i + (v->eos >= 0) < n; i++, at += length) {
         bytes = tokenizer_bytes(o->tokenizer, ids[i], &length);
         CHECK(length <= (size_t)(end - at) && memcmp(at, bytes, length) == 0);
     }
