@@ -76,26 +76,23 @@ static const struct {
     const char *own_keys;  // of `neutral` below: read elsewhere, or without effect for this type
     LlamaConfig config;
 } types[] = {
-    {"LlamaForCausalLM",
-     "",
+    // clang-format off
+    {"LlamaForCausalLM", "",
      {SIZES(0, 0, 0, 0, 0, 0, 0, 2048), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2)}},
-    {"MistralForCausalLM",
-     "pretraining_tp",
+    {"MistralForCausalLM", "pretraining_tp",
      {SIZES(0, 0, 0, 0, 0, 8, 0, 131072), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2),
       .model_type = MODEL_MISTRAL}},
-    {"Qwen2ForCausalLM",
-     "pretraining_tp sliding_window",
-     {SIZES(0, 0, 0, 0, 0, 32, 0, 32768), REALS(1e-6f, 1e4, 0.02f), .model_type = MODEL_QWEN2,
-      .qkv_bias = true}},
-    {"Qwen3ForCausalLM",
-     "pretraining_tp sliding_window",
-     {SIZES(0, 0, 0, 0, 0, 32, 128, 32768), REALS(1e-6f, 1e4, 0.02f), .model_type = MODEL_QWEN3,
-      .qk_norm = true}},
-    {"SmolLM3ForCausalLM",
-     "pretraining_tp sliding_window no_rope_layers",
+    {"Qwen2ForCausalLM", "pretraining_tp sliding_window",
+     {SIZES(0, 0, 0, 0, 0, 32, 0, 32768), REALS(1e-6f, 1e4, 0.02f),
+      .model_type = MODEL_QWEN2, .qkv_bias = true}},
+    {"Qwen3ForCausalLM", "pretraining_tp sliding_window",
+     {SIZES(0, 0, 0, 0, 0, 32, 128, 32768), REALS(1e-6f, 1e4, 0.02f),
+      .model_type = MODEL_QWEN3, .qk_norm = true}},
+    {"SmolLM3ForCausalLM", "pretraining_tp sliding_window no_rope_layers",
      {SIZES(0, 0, 0, 0, 0, 4, 0, 32768), REALS(1e-6f, 2e6, 0.02f), IDS(128000, 128001),
       .pad = ID(128004), .tie_word_embeddings = true, .model_type = MODEL_SMOLLM3,
       .no_rope_interval = 4}},
+    // clang-format on
 };
 
 // A key with a single value, and its range. Products of the largest sizes fit easily in 64 bits.

@@ -51,24 +51,20 @@ static bool dataset_agrees(Dataset *ds, const Shard *s, const DatasetOptions *op
     return true;
 }
 
-// Opens the shard's file unless it is open. Of every DATASET_MAX_OPEN-th shard, one is open.
-static bool dataset_open_file(Dataset *ds, Shard *s, const char *hint, Error *err) {
+// Opens the shard's file unless it is open. Of every DATASET_MAX_OPEN-th shard, one is open. Later,
+// the file must still have the size that was checked.
+static bool dataset_open_file(Dataset *ds, Shard *s, Error *err) {
+    const uint64_t size = s->file.size_bytes;  // 0: it is opened for the first time
     if (s->file.fd >= 0) return true;
     for (size_t i = (size_t)(s - ds->shards) % DATASET_MAX_OPEN; i < ds->num_shards;
          i += DATASET_MAX_OPEN)
         file_close(&ds->shards[i].file);
-    return file_open(&s->file, s->path, hint, err);
-}
-
-// The file must still have the size that was checked.
-static bool dataset_reopen(Dataset *ds, Shard *s, Error *err) {
-    const uint64_t size = s->file.size_bytes;
-    if (!dataset_open_file(ds, s, "do not move files while training", err)) return false;
-    const uint64_t found = s->file.size_bytes;
-    s->file.size_bytes = size;
-    return found == size ||
+    if (!file_open(&s->file, s->path, size ? "do not move files while training" : "", err))
+        return false;
+    return size == 0 || size == s->file.size_bytes ||
            error_set(err, EXIT_BAD_INPUT, "do not change files while training",
-                     "%s: expected %lu bytes as before, found %lu", s->path, size, found);
+                     "%s: expected %lu bytes as before, found %lu", s->path, size,
+                     s->file.size_bytes);
 }
 
 static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *options, Error *err) {
@@ -77,7 +73,7 @@ static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *opt
     Shard *s = &ds->shards[ds->num_shards++];
     *s = (Shard){.file.fd = -1, .path = host_copy(path, "paths"), .first_doc = ds->num_docs};
     s->vocab_size = s->bos = s->eos = -1;
-    if (!dataset_open_file(ds, s, "", err) || !shard_open(s, options, err) ||
+    if (!dataset_open_file(ds, s, err) || !shard_open(s, options, err) ||
         !dataset_agrees(ds, s, options, err))
         return false;
     if (s->scanned && s->num_tokens > 0) ds->scanned_token = s->bos;
@@ -234,7 +230,7 @@ bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *
     unsigned char *raw = (unsigned char *)(out + n) - bytes;
     pthread_mutex_lock(&ds->lock);
     const bool ok =
-        dataset_reopen(ds, s, err) && dataset_read_stored(ds, s, start + offset, n, raw, err);
+        dataset_open_file(ds, s, err) && dataset_read_stored(ds, s, start + offset, n, raw, err);
     pthread_mutex_unlock(&ds->lock);
     if (!ok) return false;
     for (int64_t i = 0; width == 2 && i < n; i++) {

@@ -51,22 +51,16 @@ bool path_list_add_shards(PathList *list, const char *dir, const void *split, Er
     return true;
 }
 
-static void add_matches(PathList *list, const char *pattern) {
-    glob_t found;
-    if (glob(pattern, 0, NULL, &found) != 0) return;
-    for (size_t i = 0; i < found.gl_pathc; i++) path_list_add(list, found.gl_pathv[i]);
-    globfree(&found);
-}
-
 // A name that exists is never a pattern.
 static bool expand_one(PathList *list, const char *item, const Search *s, Error *err) {
     const size_t before = list->n;
-    const bool is_dir = path_is_dir(item);
+    const bool is_dir = path_is_dir(item), is_file = !is_dir && path_exists(item);
+    glob_t found = {0};
     if (is_dir && !s->add_dir(list, item, s->context, err)) return false;
-    if (!is_dir && path_exists(item))
-        path_list_add(list, item);
-    else if (!is_dir)
-        add_matches(list, item);
+    if (is_file) path_list_add(list, item);
+    if (!is_dir && !is_file) glob(item, 0, NULL, &found);
+    for (size_t i = 0; i < found.gl_pathc; i++) path_list_add(list, found.gl_pathv[i]);
+    globfree(&found);
     if (list->n == before)
         return is_dir ? error_set(err, EXIT_BAD_INPUT, s->hint, "%s: expected %s, found none", item,
                                   s->expected)

@@ -253,7 +253,7 @@ static void see_tensor(json_t *seen, const SafetensorsSet *s, const TensorInfo *
     unsigned char bytes[32];
     char hex[65] = "";
     json_t *shape = json_array();
-    CHECK(file_read_at(&s->files[t->file].file, bytes, n, t->begin, &(Error){0}));
+    CHECK(file_read_at(&s->files[t->file], bytes, n, t->begin, &(Error){0}));
     for (size_t i = 0; i < n; i++) sprintf(hex + 2 * i, "%02x", bytes[i]);
     for (int i = 0; i < t->ndim; i++)
         json_array_append_new(shape, json_integer((json_int_t)t->shape[i]));
@@ -287,7 +287,7 @@ static bool fuzz_safetensors(Input *in) {
     for (int i = 0; i < s.num_tensors; i++) {
         const TensorInfo *t = &s.tensors[i];
         const uint64_t n = tensor_num_elements(t), last = n < 99 ? n : 99;
-        CHECK(t->begin <= t->end && t->end <= s.files[t->file].file.size_bytes);
+        CHECK(t->begin <= t->end && t->end <= s.files[t->file].size_bytes);
         CHECK(t->end - t->begin == n * tensor_dtype_size(t->dtype));
         CHECK(safetensors_find(&s, t->name) == t && strnlen(t->name, 160) < 160);
         bytes += n * tensor_dtype_size(t->dtype);
@@ -296,8 +296,8 @@ static bool fuzz_safetensors(Input *in) {
               !strstr("F32 BF16 F16 F64", t->dtype));
     }
     for (int i = 0; i < s.num_files; i++) {
-        CHECK(file_read_at(&s.files[i].file, &header, 8, 0, &in->err));
-        bytes += 8 + header - s.files[i].file.size_bytes;
+        CHECK(file_read_at(&s.files[i], &header, 8, 0, &in->err));
+        bytes += 8 + header - s.files[i].size_bytes;
     }
     CHECK(bytes == 0);
     safetensors_close(&s);
