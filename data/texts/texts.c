@@ -99,16 +99,12 @@ static bool write_text(const char *dir, const char *name, char *text, Error *err
     return ok;
 }
 
-static char *byte_tokenizer_config(void) {
-    json_t *config = json_loads(config_json, 0, NULL);
-    json_object_set_new(config, "chat_template", json_string(chatml_template));
-    return json_write(config, JSON_INDENT(1));
-}
-
 // Failures are EXIT_DISK.
 static bool byte_tokenizer_write(const char *dir, Error *err) {
-    return write_text(dir, "tokenizer.json", byte_tokenizer_json(), err) &&
-           write_text(dir, "tokenizer_config.json", byte_tokenizer_config(), err) &&
+    json_t *config = json_loads(config_json, 0, NULL);
+    json_object_set_new(config, "chat_template", json_string(chatml_template));
+    return write_text(dir, "tokenizer_config.json", json_write(config, JSON_INDENT(1)), err) &&
+           write_text(dir, "tokenizer.json", byte_tokenizer_json(), err) &&
            write_text(dir, "special_tokens_map.json",
                       json_write(json_loads(map_json, 0, NULL), JSON_INDENT(1)), err);
 }
