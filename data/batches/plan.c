@@ -49,14 +49,12 @@ int64_t plan_goal(const PlanSettings *s) {
 // ------------------------------------------------------------------------------------------------
 // Segments into micro-batches
 
-// Makes room for n segments; rows may leave some of it.
 static void plan_reserve_segments(StepPlan *p, int64_t n) {
     p->num_segments = n;
     p->segments =
         host_grow(p->segments, &p->segment_capacity, (size_t)n, sizeof *p->segments, owner);
 }
 
-// Room for n micro-batches.
 static void plan_reserve_micros(StepPlan *p, int64_t n) {
     const size_t most = (size_t)n + 1;
     size_t c = p->micro_capacity, c1 = c, c2 = c;
@@ -242,7 +240,6 @@ static bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *
     return plan_try(p, index, s, state, good, &fits, err);
 }
 
-// The counts of the whole step, for the log
 static void plan_count(StepPlan *p, const PlanSettings *s) {
     const int64_t S = s->max_seqlen, row_pairs = S * (S + 1) / 2;
     p->buffer_tokens = (int64_t)p->num_micro * s->micro_batch_tokens;

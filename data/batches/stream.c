@@ -86,7 +86,6 @@ static bool leaves_out(const DocIndex *index, const PlanSettings *s, int64_t doc
     return left_out;
 }
 
-// The segment of a document at tok_off.
 static Segment segment_at(const PlanSettings *s, int64_t doc, int64_t length, int64_t tok_off) {
     const int64_t rest = length - tok_off;
     const int32_t n = rest < s->max_seqlen ? (int32_t)rest : s->max_seqlen;

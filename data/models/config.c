@@ -239,7 +239,6 @@ double llama_config_flops(const LlamaConfig *c, int64_t tokens, int64_t pairs) {
            12 * L * D * c->num_heads * (double)pairs;
 }
 
-// Divisibility and products
 static bool check_sizes(const LlamaConfig *c, Error *err) {
     if (c->num_heads % c->num_kv_heads != 0)
         return error_set(err, EXIT_BAD_INPUT, "query heads share key/value heads in equal groups",

@@ -13,33 +13,33 @@
 #include "../models/chat.h"
 #include "../shards/find_files.h"
 
-// What file names tell. A file with another suffix is a text if it looks like one.
+// What file names tell. A file with another suffix is a text if it looks like one. A format is not
+// read: as INPUT_TEXT it is refused in a directory too, where it may be all that counts.
 typedef struct {
     const char *endings;
     InputKind kind;
+    const char *format, *hint;  // hint: what converts the file whose name follows
     bool is_shard;
-    const char *format, *hint;  // the format, not read; what converts the file whose name follows
-    bool in_tree;               // refused in a directory too, where it may be all that counts
 } Ending;
 
 #define PREPARE "python3 data/prepare.py --out FILE.jsonl "
 
 static const Ending *find_ending(const char *path) {
     static const Ending list[] = {
-        {".txt .md", INPUT_TEXT, false, NULL, NULL, false},
-        {".jsonl .ndjson", INPUT_LINES, false, NULL, NULL, false},
-        {".json", INPUT_LEFT_OUT, false, NULL, NULL, false},
-        {".csv .tsv", INPUT_LEFT_OUT, false, "CSV", PREPARE, false},
-        {".ipynb", INPUT_LEFT_OUT, false, "a notebook", "jupyter nbconvert --to markdown ", false},
-        {".pdf", INPUT_LEFT_OUT, false, "PDF", "pdftotext ", false},
-        {".docx", INPUT_LEFT_OUT, false, "Word", "pandoc -t plain -o FILE.txt ", false},
-        {".parquet", INPUT_TEXT, false, "Parquet", PREPARE, true},
-        {".arrow", INPUT_TEXT, false, "Arrow", "write it as Parquet or JSON Lines", true},
-        {".gz", INPUT_TEXT, false, "gzip", "gunzip -k ", true},
-        {".zst", INPUT_TEXT, false, "Zstandard", "unzstd ", true},
-        {"/", INPUT_LEFT_OUT, true, "a directory",
-         "links are not followed: name it in --train, too", false},
-        {".bin .idx .mask .ds .index .npy", INPUT_TEXT, true, NULL, NULL, false},
+        {".txt .md", INPUT_TEXT, NULL, NULL, false},
+        {".jsonl .ndjson", INPUT_LINES, NULL, NULL, false},
+        {".json", INPUT_LEFT_OUT, NULL, NULL, false},
+        {".csv .tsv", INPUT_LEFT_OUT, "CSV", PREPARE, false},
+        {".ipynb", INPUT_LEFT_OUT, "a notebook", "jupyter nbconvert --to markdown ", false},
+        {".pdf", INPUT_LEFT_OUT, "PDF", "pdftotext ", false},
+        {".docx", INPUT_LEFT_OUT, "Word", "pandoc -t plain -o FILE.txt ", false},
+        {".parquet", INPUT_TEXT, "Parquet", PREPARE, false},
+        {".arrow", INPUT_TEXT, "Arrow", "write it as Parquet or JSON Lines", false},
+        {".gz", INPUT_TEXT, "gzip", "gunzip -k ", false},
+        {".zst", INPUT_TEXT, "Zstandard", "unzstd ", false},
+        {"/", INPUT_LEFT_OUT, "a directory", "links are not followed: name it in --train, too",
+         true},
+        {".bin .idx .mask .ds .index .npy", INPUT_TEXT, NULL, NULL, true},
     };
     const char *slash = strrchr(path, '/'),
                *dot = path_is_dir(path) ? "/" : strrchr(slash ? slash : path, '.');
@@ -150,7 +150,7 @@ static bool find_kind(Inputs *in, InputFile *f, Error *err) {
     f->kind = e ? e->kind : INPUT_TEXT;
     if (!other && f->kind != INPUT_TEXT) find_records(f);
     snprintf(hint, sizeof hint, "%s%.300s", how, path_ends_with(how, " ") ? f->path : "");
-    if ((other && (f->named || e->in_tree)) || (f->kind == INPUT_LEFT_OUT && f->named))
+    if ((other && (f->named || f->kind == INPUT_TEXT)) || (f->kind == INPUT_LEFT_OUT && f->named))
         return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected text or JSONL, found %s", f->path,
                          format);
     if (f->kind == INPUT_LEFT_OUT && in->num_left_out++ < MAX_NAMED)

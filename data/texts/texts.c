@@ -384,7 +384,6 @@ static void add_count(char *list, size_t capacity, int64_t n, const char *what) 
     if (n > 0) text_list(list, capacity, item);
 }
 
-// The kinds of records found
 static void print_records(const Job *j) {
     char list[300] = "", item[60];
     int64_t all = 0;
