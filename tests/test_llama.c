@@ -146,7 +146,7 @@ static const int32_t *golden_ints(Golden *g, const char *name, int *n) {
     *n = (int)tensor_num_elements(info);
     int32_t *x = (int32_t *)host_calloc((size_t)*n, sizeof *x, name);
     g->arrays[g->num_arrays++] = x;
-    CHECK(file_read_at(&g->set.files[info->file].file, x, (uint64_t)*n * 4, info->begin, &err));
+    CHECK(file_read_at(&g->set.files[info->file], x, (uint64_t)*n * 4, info->begin, &err));
     return x;
 }
 

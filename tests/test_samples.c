@@ -54,8 +54,8 @@ static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out,
     const TensorInfo *info = safetensors_find(set, name);
     CHECK_MSG(info && strcmp(info->dtype, "I32") == 0 && tensor_num_elements(info) <= most, "%s",
               name);
-    CHECK_MSG(file_read_at(&set->files[info->file].file, out, tensor_num_elements(info) * 4,
-                           info->begin, &err),
+    CHECK_MSG(file_read_at(&set->files[info->file], out, tensor_num_elements(info) * 4, info->begin,
+                           &err),
               "%s", err.what);
 }
 

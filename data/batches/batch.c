@@ -38,35 +38,24 @@ void batch_free(Batch *b) {
 // ------------------------------------------------------------------------------------------------
 // Filling
 
-// Stable counting sort of `src` by 11 bits of the token at each position.
-static void batch_sort_pass(int32_t *dst, const int32_t *src, const int32_t *tokens, int32_t n,
-                            int shift) {
-    enum { BUCKETS = 1 << 11 };
-    int32_t start[BUCKETS] = {0};
-    int32_t sum = 0;
-    for (int32_t i = 0; i < n; i++) start[(tokens[src[i]] >> shift) & (BUCKETS - 1)]++;
-    for (int k = 0; k < BUCKETS; k++) {
-        int32_t count = start[k];
-        start[k] = sum;
-        sum += count;
-    }
-    for (int32_t i = 0; i < n; i++)
-        dst[start[(tokens[src[i]] >> shift) & (BUCKETS - 1)]++] = src[i];
-}
-
 // Radix sort, least significant digit first: one pass for up to 2048 ids, two for up to 4 million.
 static void batch_sort_tokens(Batch *b) {
+    enum { BITS = 11, BUCKETS = 1 << BITS };
     int32_t largest = 0;
     for (int32_t i = 0; i < b->total_tokens; i++) {
         assert(b->tokens[i] >= 0);
         if (b->tokens[i] > largest) largest = b->tokens[i];
         b->token_order[i] = i;
     }
-    for (int shift = 0; shift < 31 && (largest >> shift) > 0; shift += 11) {
-        batch_sort_pass(b->sort_scratch, b->token_order, b->tokens, b->total_tokens, shift);
-        int32_t *sorted = b->sort_scratch;
-        b->sort_scratch = b->token_order;
+    for (int shift = 0; shift < 31 && (largest >> shift) > 0; shift += BITS) {
+        int32_t start[BUCKETS + 1] = {0}, *from = b->token_order, *sorted = b->sort_scratch;
+        for (int32_t i = 0; i < b->total_tokens; i++)
+            start[(b->tokens[i] >> shift) % BUCKETS + 1]++;
+        for (int k = 0; k < BUCKETS; k++) start[k + 1] += start[k];
+        for (int32_t i = 0; i < b->total_tokens; i++)
+            sorted[start[(b->tokens[from[i]] >> shift) % BUCKETS]++] = from[i];
         b->token_order = sorted;
+        b->sort_scratch = from;
     }
 }
 

@@ -72,17 +72,12 @@ const char *layout_name(Layout layout);
 void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments);
 void batch_free(Batch *b);
 
-// ------------------------------------------------------------------------------------------------
-// Filling. The n documents must fit; row_len is not used by packed.
-
+// The n documents must fit; row_len is not used by packed.
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len);
 void batch_pack(Batch *b, const DocView *docs, int n);
 
 // losses (T), in place: those of head_rows, which come first, go to their rows; 0 in all others.
 void batch_spread_losses(const Batch *b, float *losses);
-
-// ------------------------------------------------------------------------------------------------
-// Checking
 
 // Everything that the kernels rely on: for asserts.
 bool batch_is_valid(const Batch *b, int vocab_size);

@@ -35,10 +35,8 @@ void step_data_free(StepData *d) {
     *d = (StepData){0};
 }
 
-// Room for n batches, which are kept from step to step.
 static void step_data_reserve(StepData *d, int32_t n, int32_t micro_batch_tokens) {
     size_t slots = (size_t)d->num_allocated;
-    if (n <= d->num_allocated) return;
     d->micro = host_grow(d->micro, &slots, (size_t)n, sizeof(Batch), "batches");
     while (d->num_allocated < n)
         batch_init(&d->micro[d->num_allocated++], micro_batch_tokens, micro_batch_tokens);

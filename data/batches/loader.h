@@ -48,9 +48,6 @@ typedef struct {
     pthread_cond_t changed;
 } Loader;
 
-// ------------------------------------------------------------------------------------------------
-// One step
-
 // The lengths of a data set, for plan_step; *ds must outlive it.
 DocIndex dataset_doc_index(const Dataset *ds);
 
@@ -64,10 +61,8 @@ void step_data_free(StepData *d);
 // after it if there is one, and the targets if there are loss masks.
 bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err);
 
-// ------------------------------------------------------------------------------------------------
-// The thread: fills two slots in turn, each after the trainer has released it
-
-// Starts loading at `state` ({0}: the beginning) in the background; the data set must outlive the
+// Starts loading at `state` ({0}: the beginning) in a thread, which fills two slots in turn, each
+// after the trainer has released it; the data set must outlive the
 // loader. Fails on bad settings (EXIT_USAGE) or when no thread can be started (EXIT_HOST_MEMORY).
 bool loader_start(Loader *l, Dataset *ds, const LoaderSettings *s, PlanState state, Error *err);
 

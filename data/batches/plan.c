@@ -50,11 +50,11 @@ int64_t plan_goal(const PlanSettings *s) {
 // Segments into micro-batches
 
 static void plan_reserve_segments(StepPlan *p, int64_t n) {
+    p->num_segments = n;
     p->segments =
         host_grow(p->segments, &p->segment_capacity, (size_t)n, sizeof *p->segments, owner);
 }
 
-// Room for n micro-batches.
 static void plan_reserve_micros(StepPlan *p, int64_t n) {
     const size_t most = (size_t)n + 1;
     size_t c = p->micro_capacity, c1 = c, c2 = c;
@@ -111,7 +111,6 @@ static bool place_all(StepPlan *p, const PlanSettings *s, bool fullest) {
 static void group_by_micro(StepPlan *p) {
     const int32_t M = p->num_micro;
     plan_reserve_segments(p, p->num_stream);
-    p->num_segments = p->num_stream;
     memset(p->micro_start, 0, ((size_t)M + 1) * sizeof *p->micro_start);
     for (int64_t i = 0; i < p->num_stream; i++) p->micro_start[p->bin[i] + 1]++;
     for (int32_t m = 0; m < M; m++) p->micro_start[m + 1] += p->micro_start[m];
@@ -121,9 +120,8 @@ static void group_by_micro(StepPlan *p) {
         p->segments[at[p->bin[i]]++] = p->stream[p->order[i]];
 }
 
-// Longest segment first, each into the micro-batch with the least work among those with room; if
-// that leaves a segment unplaced, each into the fullest one with room. Groups the stream into
-// p->segments by micro-batch, longest first. False: a segment fits nowhere.
+// If a segment finds no room, each goes into the fullest micro-batch with room instead. Groups the
+// stream into p->segments by micro-batch, longest first. False: a segment fits nowhere.
 static bool plan_pack(StepPlan *p, const PlanSettings *s) {
     sort_by_length(p);
     if (!place_all(p, s, false) && !place_all(p, s, true)) return false;
@@ -139,7 +137,6 @@ static void plan_layout_padded(StepPlan *p, const PlanSettings *s) {
     plan_reserve_segments(p, p->num_stream);
     plan_reserve_micros(p, num_micro);
     memcpy(p->segments, p->stream, (size_t)p->num_stream * sizeof(Segment));
-    p->num_segments = p->num_stream;
     p->num_micro = (int32_t)num_micro;
     for (int64_t m = 0; m <= num_micro; m++)
         p->micro_start[m] = m < num_micro ? m * rows : p->num_stream;
@@ -243,7 +240,6 @@ static bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *
     return plan_try(p, index, s, state, good, &fits, err);
 }
 
-// The counts of the whole step, for the log
 static void plan_count(StepPlan *p, const PlanSettings *s) {
     const int64_t S = s->max_seqlen, row_pairs = S * (S + 1) / 2;
     p->buffer_tokens = (int64_t)p->num_micro * s->micro_batch_tokens;
@@ -288,8 +284,7 @@ void plan_free(StepPlan *p) {
 // ------------------------------------------------------------------------------------------------
 // A fixed set of documents
 
-// *tokens: the total of the first whole documents of the first epoch, at most most_tokens; if the
-// first document is longer, the total of its first segments, at least one.
+// *tokens: the total of the documents that plan_fix_set takes.
 static bool plan_first_documents(const DocIndex *index, const PlanSettings *s, int64_t most_tokens,
                                  int64_t *tokens, Error *err) {
     SourceCursor at = {0};

@@ -41,9 +41,6 @@ typedef struct {
     size_t stream_capacity, order_capacity, bin_capacity, segment_capacity, micro_capacity;
 } StepPlan;
 
-// ------------------------------------------------------------------------------------------------
-// Settings
-
 // EXIT_USAGE when a value is out of range.
 bool plan_settings_check(const PlanSettings *s, Error *err);
 
@@ -53,9 +50,6 @@ int64_t plan_work(int64_t length);
 
 // The most tokens that a step may use.
 int64_t plan_goal(const PlanSettings *s);
-
-// ------------------------------------------------------------------------------------------------
-// A step
 
 // Plans the step at *state. *plan is {0} at first, may be used again, and is freed by plan_free.
 // EXIT_CHECKPOINT_MISFIT when the state is not a position in this data, EXIT_BAD_INPUT when the

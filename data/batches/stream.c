@@ -56,19 +56,17 @@ static bool nothing_left(const DocIndex *index, const PlanSettings *s, const Lon
                      index->num_docs, s->max_seqlen);
 }
 
-static bool too_long(const PlanSettings *s, int64_t doc, int64_t length, Error *err) {
-    return error_set(
-        err, EXIT_BAD_INPUT, "raise --max-seqlen, or use --long-docs split, truncate or drop",
-        "data: document %ld has %ld tokens, expected at most %d", doc, length, s->max_seqlen);
+static bool check_length(const PlanSettings *s, int64_t doc, int64_t length, Error *err) {
+    return length <= s->max_seqlen || s->long_docs != LONG_ERROR ||
+           error_set(err, EXIT_BAD_INPUT,
+                     "raise --max-seqlen, or use --long-docs split, truncate or drop",
+                     "data: document %ld has %ld tokens, expected at most %d", doc, length,
+                     s->max_seqlen);
 }
 
 int64_t stream_targets(const DocIndex *index, const Segment *c) {
     const int64_t n = c->length - 1 + c->has_next;
     return index->targets ? index->targets(index->context, c->doc, c->tok_off + 1, n) : n;
-}
-
-static bool is_forbidden(const PlanSettings *s, int64_t length) {
-    return length > s->max_seqlen && s->long_docs == LONG_ERROR;
 }
 
 // Is a document left out as a whole? Counts what happens to it in either case.
@@ -88,7 +86,6 @@ static bool leaves_out(const DocIndex *index, const PlanSettings *s, int64_t doc
     return left_out;
 }
 
-// The segment of a document at tok_off.
 static Segment segment_at(const PlanSettings *s, int64_t doc, int64_t length, int64_t tok_off) {
     const int64_t rest = length - tok_off;
     const int32_t n = rest < s->max_seqlen ? (int32_t)rest : s->max_seqlen;
@@ -108,7 +105,7 @@ bool stream_next_segment(const DocIndex *index, const PlanSettings *s, SourceCur
         const int64_t doc = stream_document(index, s->seed, at->epoch, at->doc_pos);
         const int64_t length = index->length(index->context, doc);
         assert(length > at->tok_off);
-        if (is_forbidden(s, length)) return too_long(s, doc, length, err);
+        if (!check_length(s, doc, length, err)) return false;
         if (at->tok_off == 0 && leaves_out(index, s, doc, length, counts)) {
             at->doc_pos++;
             continue;
@@ -130,7 +127,7 @@ bool stream_count_left_out(const DocIndex *index, const PlanSettings *s, LongCou
     *out = (LongCounts){0};
     for (int64_t doc = index->first_doc; doc < index->first_doc + index->num_docs; doc++) {
         const int64_t length = index->length(index->context, doc);
-        if (is_forbidden(s, length)) return too_long(s, doc, length, err);
+        if (!check_length(s, doc, length, err)) return false;
         if (leaves_out(index, s, doc, length, out) || !index->targets) continue;
         Segment c = {.has_next = true};
         while (c.has_next) {

@@ -114,17 +114,10 @@ static const json_t *bpe_normalizer(const json_t *item, bool *nfc) {
 
 static bool bpe_read_normalizer(Bpe *b, Error *err) {
     char what[100] = "a normalizer";
-    const json_t *found = bpe_normalizer(json_member(b->root, "normalizer"), &b->nfc), *item;
+    const json_t *found = bpe_normalizer(json_member(b->root, "normalizer"), &b->nfc);
     const char *type = json_string_value(json_member(found, "type"));
-    size_t i;
     if (type) snprintf(what, sizeof what, "a normalizer (%.60s)", type);
-    if (found) return bpe_unknown(what, err);
-    if (!b->nfc) return true;
-    json_array_foreach(json_member(b->root, "added_tokens"), i, item) {
-        if (json_is_set(json_member(item, "normalized")))
-            return bpe_unknown("NFC and normalized added tokens", err);
-    }
-    return true;
+    return !found || bpe_unknown(what, err);
 }
 
 // Neither key has an effect when every byte has its own token.
@@ -141,7 +134,7 @@ static bool bpe_check_missing_bytes(const Bpe *b, const json_t *model, Error *er
 
 // "left right" or ["left", "right"]
 static bool bpe_add_merge(Bpe *b, const json_t *merge, size_t rank, Error *err) {
-    char pair[2048], whole[2048];
+    char pair[2048];
     const char *left = json_string_value(json_array_get(merge, 0)),
                *right = json_string_value(json_array_get(merge, 1)),
                *text = json_string_value(merge);
@@ -152,10 +145,10 @@ static bool bpe_add_merge(Bpe *b, const json_t *merge, size_t rank, Error *err) 
     int32_t ids[3] = {-1, -1, -1};
     if (n < (int)sizeof pair && space) {
         *space = 0;
-        snprintf(whole, sizeof whole, "%s%s", pair, space + 1);
         ids[0] = bpe_id(b, pair);
         ids[1] = bpe_id(b, space + 1);
-        ids[2] = bpe_id(b, whole);
+        memmove(space, space + 1, strlen(space + 1) + 1);
+        ids[2] = bpe_id(b, pair);
     }
     if (ids[0] < 0 || ids[1] < 0 || ids[2] < 0)
         return bad_input(err,
@@ -267,6 +260,8 @@ static bool bpe_read(Bpe *b, Error *err) {
     json_array_foreach(json_member(b->root, "added_tokens"), part, item) {
         for (size_t i = 0; i < sizeof strips / sizeof *strips; i++)
             if (json_is_set(json_member(item, strips[i]))) return bpe_unknown(strips[i], err);
+        if (b->nfc && json_is_set(json_member(item, "normalized")))
+            return bpe_unknown("NFC and normalized added tokens", err);
     }
     if (!json_mentions_type(pre, "ByteLevel"))
         return bpe_unknown("no ByteLevel pre_tokenizer", err);

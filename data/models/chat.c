@@ -7,10 +7,10 @@
 #include <unictype.h>
 #include <unistr.h>
 
+#include "../base/file.h"
 #include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "../base/path.h"
 
 void parts_free(Parts *p) {
     free(p->bytes);
@@ -124,6 +124,23 @@ static bool read_template(ChatTemplate *t, char *text) {
     return false;
 }
 
+// The chat template of a directory, as transformers chooses it. path (IO_PATH_MAX): the last place
+// searched. NULL: there is none, or *err is set.
+static char *find_template(const char *dir, char *path, Error *err) {
+    uint64_t n;
+    if (!path_join(path, IO_PATH_MAX, dir, "chat_template.jinja", err)) return NULL;
+    if (path_exists(path)) return file_read_all(path, JSON_MAX_CONFIG, &n, "", err);
+    if (!path_join(path, IO_PATH_MAX, dir, "tokenizer_config.json", err)) return NULL;
+    json_auto_t *root = path_exists(path) ? json_read(path, JSON_MAX_CONFIG, "", err) : NULL;
+    const json_t *text = json_member(root, "chat_template"), *item;
+    size_t i;
+    json_array_foreach(json_member(root, "chat_template"), i, item) {
+        if (json_string_is(json_member(item, "name"), "default"))
+            text = json_member(item, "template");
+    }
+    return json_is_string(text) ? host_copy(json_string_value(text), "chat template") : NULL;
+}
+
 static void copy_token(char *out, size_t capacity, const Tokenizer *t, int32_t id) {
     size_t n;
     const unsigned char *bytes = tokenizer_bytes(t, id, &n);
@@ -134,7 +151,7 @@ bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *token
     char path[IO_PATH_MAX];
     *t = (ChatTemplate){.name = "ChatML", .end = "<|im_end|>"};
     if (!dir) return true;
-    char *text = tokenizer_chat_template(dir, path, err);
+    char *text = find_template(dir, path, err);
     t->found = text;
     const bool known = text && read_template(t, text);
     free(text);

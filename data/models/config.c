@@ -15,7 +15,7 @@
 // Built-in models: published values of each model's config.json (base models' bos and eos)
 
 // clang-format off
-#define LLAMA3_ROPE(factor_) {ROPE_LLAMA3, factor_, 1, 4, 8192, 0}
+#define LLAMA3_ROPE(factor_) {ROPE_LLAMA3, 8192, factor_, 1, 4, 0}
 #define ID(id_) {1, 1, {id_}}
 #define IDS(bos_, eos_) .bos = ID(bos_), .eos = ID(eos_)
 #define SIZES(vocab_, hidden_, ffn_, layers_, heads_, kv_heads_, head_dim_, positions_) \
@@ -65,44 +65,49 @@ bool llama_config_builtin(LlamaConfig *c, const char *name) {
 // ------------------------------------------------------------------------------------------------
 // Types of models, and keys of config.json
 
-static const struct {
-    const char *name, *architecture;
-    const char *own_keys;  // of `neutral` below: read elsewhere, or without effect for this type
-} types[] = {
-    [MODEL_LLAMA] = {"llama", "LlamaForCausalLM", ""},
-    [MODEL_MISTRAL] = {"mistral", "MistralForCausalLM", "pretraining_tp"},
-    [MODEL_QWEN2] = {"qwen2", "Qwen2ForCausalLM", "pretraining_tp sliding_window"},
-    [MODEL_QWEN3] = {"qwen3", "Qwen3ForCausalLM", "pretraining_tp sliding_window"},
-    [MODEL_SMOLLM3] = {"smollm3", "SmolLM3ForCausalLM",
-                       "pretraining_tp sliding_window no_rope_layers"},
-};
-enum { NUM_TYPES = sizeof types / sizeof *types };
+static const char *const model_types[] = {"llama", "mistral", "qwen2", "qwen3", "smollm3", NULL},
+                         *const activations[] = {"silu", NULL},
+                         *const rope_types[] = {"default", "linear", "llama3", "yarn", NULL};
 
 // What distinguishes each type, and its defaults for missing keys, which are those of transformers.
 // kv heads 0: as many as heads. head_dim 0: hidden / heads.
-static const LlamaConfig of_type[] = {
-    {SIZES(0, 0, 0, 0, 0, 0, 0, 2048), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2)},
-    {SIZES(0, 0, 0, 0, 0, 8, 0, 131072), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2),
-     .model_type = MODEL_MISTRAL},
-    {SIZES(0, 0, 0, 0, 0, 32, 0, 32768), REALS(1e-6f, 1e4, 0.02f), .model_type = MODEL_QWEN2,
-     .qkv_bias = true},
-    {SIZES(0, 0, 0, 0, 0, 32, 128, 32768), REALS(1e-6f, 1e4, 0.02f), .model_type = MODEL_QWEN3,
-     .qk_norm = true},
-    {SIZES(0, 0, 0, 0, 0, 4, 0, 32768), REALS(1e-6f, 2e6, 0.02f), IDS(128000, 128001),
-     .pad = ID(128004), .tie_word_embeddings = true, .model_type = MODEL_SMOLLM3,
-     .no_rope_interval = 4},
+static const struct {
+    const char *architecture;
+    const char *own_keys;  // of `neutral` below: read elsewhere, or without effect for this type
+    LlamaConfig config;
+} types[] = {
+    // clang-format off
+    {"LlamaForCausalLM", "",
+     {SIZES(0, 0, 0, 0, 0, 0, 0, 2048), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2)}},
+    {"MistralForCausalLM", "pretraining_tp",
+     {SIZES(0, 0, 0, 0, 0, 8, 0, 131072), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2),
+      .model_type = MODEL_MISTRAL}},
+    {"Qwen2ForCausalLM", "pretraining_tp sliding_window",
+     {SIZES(0, 0, 0, 0, 0, 32, 0, 32768), REALS(1e-6f, 1e4, 0.02f),
+      .model_type = MODEL_QWEN2, .qkv_bias = true}},
+    {"Qwen3ForCausalLM", "pretraining_tp sliding_window",
+     {SIZES(0, 0, 0, 0, 0, 32, 128, 32768), REALS(1e-6f, 1e4, 0.02f),
+      .model_type = MODEL_QWEN3, .qk_norm = true}},
+    {"SmolLM3ForCausalLM", "pretraining_tp sliding_window no_rope_layers",
+     {SIZES(0, 0, 0, 0, 0, 4, 0, 32768), REALS(1e-6f, 2e6, 0.02f), IDS(128000, 128001),
+      .pad = ID(128004), .tie_word_embeddings = true, .model_type = MODEL_SMOLLM3,
+      .no_rope_interval = 4}},
+    // clang-format on
 };
 
 // A key with a single value, and its range. Products of the largest sizes fit easily in 64 bits.
 typedef struct {
     const char *key;
-    enum { END, INT, FLOAT, DOUBLE, BOOL } kind;
+    enum { END, INT, FLOAT, DOUBLE, BOOL, NAME } kind;
     size_t offset;  // of the value in a LlamaConfig
     double min, max;
     bool optional;
+    const char *const *names;  // NAME: an enum, by the names of its values
 } Field;
 #define FIELD(key_, kind_, member_, ...) \
-    { key_, kind_, offsetof(LlamaConfig, member_), __VA_ARGS__ }
+    { key_, kind_, offsetof(LlamaConfig, member_), __VA_ARGS__, NULL }
+#define NAMED(key_, member_, optional_, names_) \
+    { key_, NAME, offsetof(LlamaConfig, member_), 0, 0, optional_, names_ }
 enum { MAX_WIDTH = 1 << 18, MAX_HEAD_DIM = 1024, MAX_POSITIONS = 1 << 26 };
 
 static const Field fields[] = {
@@ -117,6 +122,9 @@ static const Field fields[] = {
     FIELD("rms_norm_eps", FLOAT, rms_norm_eps, 1e-20, 0.1, true),
     FIELD("initializer_range", FLOAT, initializer_range, 0, 10, true),
     FIELD("tie_word_embeddings", BOOL, tie_word_embeddings, 0, 1, true),
+    NAMED("hidden_act", activation, true, activations),
+
+    NAMED("model_type", model_type, false, model_types),
     {0},
 };
 static const Field rope_theta[] = {FIELD("rope_theta", DOUBLE, rope_theta, 1, 1e12, true), {0}};
@@ -126,27 +134,45 @@ static const Field rope_theta[] = {FIELD("rope_theta", DOUBLE, rope_theta, 1, 1e
 #define ROPE_CONTEXT(optional_)                                                                   \
     FIELD("original_max_position_embeddings", INT, rope_scaling.original_max_position_embeddings, \
           1, MAX_POSITIONS, optional_)
-static const struct {
-    const char *name;
-    Field fields[6];
-} rope_types[] = {
-    [ROPE_PLAIN] = {"default", {{0}}},
-    [ROPE_LINEAR] = {"linear", {ROPE_FIELD("factor", factor, 1, false)}},
-    [ROPE_LLAMA3] = {"llama3",
-                     {ROPE_FIELD("factor", factor, 1, false),
-                      ROPE_FIELD("low_freq_factor", low_freq_factor, 1e-6, false),
-                      ROPE_FIELD("high_freq_factor", high_freq_factor, 1e-6, false),
-                      ROPE_CONTEXT(false)}},
-    [ROPE_YARN] = {"yarn",
-                   {ROPE_FIELD("factor", factor, 1, false),
-                    ROPE_FIELD("beta_slow", low_freq_factor, 1e-6, true),
-                    ROPE_FIELD("beta_fast", high_freq_factor, 1e-6, true),
-                    ROPE_FIELD("attention_factor", attention_factor, 1e-6, true),
-                    ROPE_CONTEXT(true)}},
+static const Field rope_fields[][6] = {
+    [ROPE_PLAIN] = {{0}},
+    [ROPE_LINEAR] = {ROPE_FIELD("factor", factor, 1, false)},
+    [ROPE_LLAMA3] = {ROPE_FIELD("factor", factor, 1, false),
+                     ROPE_FIELD("low_freq_factor", low_freq_factor, 1e-6, false),
+                     ROPE_FIELD("high_freq_factor", high_freq_factor, 1e-6, false),
+                     ROPE_CONTEXT(false)},
+    [ROPE_YARN] = {ROPE_FIELD("factor", factor, 1, false),
+                   ROPE_FIELD("beta_slow", low_freq_factor, 1e-6, true),
+                   ROPE_FIELD("beta_fast", high_freq_factor, 1e-6, true),
+                   ROPE_FIELD("attention_factor", attention_factor, 1e-6, true),
+                   ROPE_CONTEXT(true)},
 };
-enum { NUM_ROPE_TYPES = sizeof rope_types / sizeof *rope_types };
+
+static bool refuse(const char *key, const char *expected, const json_t *item, Error *err) {
+    char *found = json_dumps(item, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
+    error_set(err, EXIT_BAD_INPUT, "this trainer does not implement it",
+              "%s: expected %s, found %.60s", key, expected, found);
+    free(found);
+    return false;
+}
+
+// *out: the enum value of this name
+static bool read_name(const char *const *names, const char *key, const json_t *item, void *out,
+                      Error *err) {
+    char expected[128] = "";
+    for (int i = 0, n = 0; names[i]; i++) {
+        if (json_string_is(item, names[i])) return memcpy(out, &i, sizeof i) != NULL;
+        n += snprintf(expected + n, sizeof expected - (size_t)n, "%s%s",
+                      i == 0         ? ""
+                      : names[i + 1] ? ", "
+                                     : " or ",
+                      names[i]);
+    }
+    return refuse(key, expected, item, err);
+}
 
 static bool read_fields(LlamaConfig *c, const Field *f, const json_t *object, Error *err) {
+    const json_t *item;
     for (bool ok = true; ok && f->kind != END; f++) {
         void *out = (char *)c + f->offset;
         const bool required = !f->optional;
@@ -155,6 +181,9 @@ static bool read_fields(LlamaConfig *c, const Field *f, const json_t *object, Er
             ok = json_get_int(object, f->key, (int)f->min, (int)f->max, out, required, err);
         else if (f->kind == BOOL)
             ok = json_get_bool(object, f->key, out, required, err);
+        else if (f->kind == NAME)
+            ok = !(item = json_object_get(object, f->key)) ||
+                 read_name(f->names, f->key, item, out, err);
         else
             ok = json_get_double(object, f->key, f->min, f->max, f->kind == FLOAT ? &wide : out,
                                  required, err);
@@ -166,11 +195,9 @@ static bool read_fields(LlamaConfig *c, const Field *f, const json_t *object, Er
 // Python's readers treat null as a value, not as a missing key.
 static bool refuse_nulls(const LlamaConfig *c, const Field *f, const json_t *object, Error *err) {
     for (; f->kind != END; f++) {
-        const void *value = (const char *)c + f->offset;
-        const bool has_default = f->kind == BOOL     ? *(const bool *)value
-                                 : f->kind == DOUBLE ? *(const double *)value != 0
-                                 : f->kind == FLOAT  ? *(const float *)value != 0
-                                                     : *(const int *)value != 0;
+        static const size_t sizes[] = {
+            [INT] = 4, [FLOAT] = 4, [DOUBLE] = 8, [BOOL] = 1, [NAME] = 4};
+        const bool has_default = memcmp((const char *)c + f->offset, &(double){0}, sizes[f->kind]);
         if (has_default && json_is_null(json_object_get(object, f->key)))
             return bad_input(err, "%s: expected a value, found null", f->key);
     }
@@ -184,6 +211,7 @@ static void write_fields(const LlamaConfig *c, const Field *f, json_t *object) {
                             f->kind == INT     ? json_integer(*(const int *)value)
                             : f->kind == FLOAT ? json_float(*(const float *)value)
                             : f->kind == BOOL  ? json_boolean(*(const bool *)value)
+                            : f->kind == NAME  ? json_string(f->names[*(const int *)value])
                                                : json_real(*(const double *)value));
     }
 }
@@ -211,7 +239,6 @@ double llama_config_flops(const LlamaConfig *c, int64_t tokens, int64_t targets,
            12 * L * D * c->num_heads * (double)pairs;
 }
 
-// Divisibility and products
 static bool check_sizes(const LlamaConfig *c, Error *err) {
     if (c->num_heads % c->num_kv_heads != 0)
         return error_set(err, EXIT_BAD_INPUT, "query heads share key/value heads in equal groups",
@@ -226,9 +253,8 @@ static bool check_sizes(const LlamaConfig *c, Error *err) {
                          c->num_heads, c->head_dim, MAX_WIDTH);
     const RopeScaling *r = &c->rope_scaling;
     if (r->type >= ROPE_LLAMA3 && r->high_freq_factor <= r->low_freq_factor)
-        return bad_input(err, "%s %g: expected more than %s %g", rope_types[r->type].fields[2].key,
-                         r->high_freq_factor, rope_types[r->type].fields[1].key,
-                         r->low_freq_factor);
+        return bad_input(err, "%s %g: expected more than %s %g", rope_fields[r->type][2].key,
+                         r->high_freq_factor, rope_fields[r->type][1].key, r->low_freq_factor);
     const uint64_t params = llama_config_num_params(c);
     return params <= (uint64_t)1 << 40 ||
            bad_input(err, "expected at most 2^40 parameters, found %lu", params);
@@ -258,44 +284,33 @@ static const struct {
      {"embedding_multiplier", "logit_scale", "logits_scaling", "partial_rotary_factor",
       "residual_multiplier", "rotary_pct", "scale_depth", "scale_emb",
       "pretraining_tp"}},  // another order of summation, and its own layout
-    {"silu", {"hidden_act"}},
     {"full_attention", {"layer_types"}},
 };
 
-// null matches any of these values except silu and true. Each of layer_types must match.
+// null matches any of these values except true. Each of layer_types must match.
 static bool value_is(const json_t *item, const char *text) {
     const json_t *each;
     size_t i;
     json_array_foreach(item, i, each) {
         if (!value_is(each, text)) return false;
     }
-    if (json_is_null(item)) return strcmp(text, "silu") != 0 && strcmp(text, "true") != 0;
+    if (json_is_null(item)) return strcmp(text, "true") != 0;
     if (json_is_boolean(item)) return strcmp(text, json_is_true(item) ? "true" : "false") == 0;
     if (json_is_number(item)) return text[0] <= '9' && json_number_value(item) == atof(text);
     if (json_is_array(item)) return strcmp(text, "full_attention") == 0;
     return json_string_is(item, text);
 }
 
-static bool refuse(const char *key, const char *expected, const json_t *item, Error *err) {
-    char *found = json_dumps(item, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
-    error_set(err, EXIT_BAD_INPUT, "this trainer does not implement it",
-              "%s: expected %s, found %.60s", key, expected, found);
-    free(found);
-    return false;
-}
-
 static bool read_type(LlamaConfig *c, const json_t *root, Error *err) {
-    const char *name = NULL, *expected = "llama, mistral, qwen2, qwen3 or smollm3";
-    if (!json_get_string(root, "model_type", &name, true, err)) return false;
+    const char *name = NULL, *key = "model_type";
+    int type;
+    if (!json_get_string(root, key, &name, true, err)) return false;
     if (strcmp(name, "mistral") == 0 && !json_object_get(root, "sliding_window"))
         return error_set(err, EXIT_BAD_INPUT, "without this key transformers has a window of 4096",
                          "sliding_window: expected null, not found");
-    for (int i = 0; i < NUM_TYPES; i++) {
-        if (strcmp(name, types[i].name) != 0) continue;
-        *c = of_type[i];
-        return true;
-    }
-    return refuse("model_type", expected, json_object_get(root, "model_type"), err);
+    if (!read_name(model_types, key, json_object_get(root, key), &type, err)) return false;
+    *c = types[type].config;
+    return true;
 }
 
 static bool read_neutral(const LlamaConfig *c, const json_t *object, Error *err) {
@@ -382,8 +397,8 @@ static bool read_sizes(LlamaConfig *c, const json_t *root, Error *err) {
 static bool read_scaling(LlamaConfig *c, RopeType type, const json_t *rope, Error *err) {
     RopeScaling *r = &c->rope_scaling;
     *r = (RopeScaling){.type = type};
-    if (type == ROPE_YARN) *r = (RopeScaling){type, 0, 1, 32, c->max_position_embeddings, 0};
-    if (!read_fields(c, rope_types[type].fields, rope, err)) return false;
+    if (type == ROPE_YARN) *r = (RopeScaling){type, c->max_position_embeddings, 0, 1, 32, 0};
+    if (!read_fields(c, rope_fields[type], rope, err)) return false;
     if (type == ROPE_YARN && r->attention_factor == 0)
         r->attention_factor = 0.1 * log(r->factor) + 1;
     return true;
@@ -393,6 +408,7 @@ static bool read_scaling(LlamaConfig *c, RopeType type, const json_t *rope, Erro
 static bool read_rope_object(LlamaConfig *c, json_t *rope, Error *err) {
     const char *key, *name = NULL;
     const json_t *item;
+    RopeType type;
     if (!json_is_object(rope)) return bad_input(err, "expected an object");
     json_object_foreach(rope, key, item) {
         if (json_array_size(item) + json_object_size(item) > 0)
@@ -402,9 +418,8 @@ static bool read_rope_object(LlamaConfig *c, json_t *rope, Error *err) {
     if (!json_get_string(rope, key, &name, json_member(rope, "factor") != NULL, err) ||
         !read_neutral(c, rope, err))
         return false;
-    for (int i = ROPE_PLAIN; name && i < NUM_ROPE_TYPES; i++)
-        if (strcmp(name, rope_types[i].name) == 0) return read_scaling(c, (RopeType)i, rope, err);
-    return !name || refuse(key, "default, linear, llama3 or yarn", json_member(rope, key), err);
+    return !name || (read_name(rope_types, key, json_member(rope, key), &type, err) &&
+                     read_scaling(c, type, rope, err));
 }
 
 static bool read_rope(LlamaConfig *c, const json_t *root, Error *err) {
@@ -491,8 +506,8 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
 static json_t *rope_json(const LlamaConfig *c) {
     const RopeType type = c->rope_scaling.type;
     if (type == ROPE_PLAIN) return json_null();
-    json_t *rope = json_pack("{s:s}", "rope_type", rope_types[type].name);
-    write_fields(c, rope_types[type].fields, rope);
+    json_t *rope = json_pack("{s:s}", "rope_type", rope_types[type]);
+    write_fields(c, rope_fields[type], rope);
     return rope;
 }
 
@@ -505,12 +520,12 @@ json_t *token_ids_json(const TokenIds *t) {
 }
 
 char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
-    json_t *all = json_pack(
-        "{s:[s], s:s, s:f, s:o, s:o, s:o, s:s, s:o, s:s, s:b}", "architectures",
-        types[c->model_type].architecture, "model_type", types[c->model_type].name,
-        "attention_dropout", 0.0, "bos_token_id", token_ids_json(&c->bos), "eos_token_id",
-        token_ids_json(&c->eos), "pad_token_id", token_ids_json(&c->pad), "hidden_act", "silu",
-        "rope_scaling", rope_json(c), "torch_dtype", torch_dtype, "use_cache", true);
+    json_t *all =
+        json_pack("{s:[s], s:f, s:o, s:o, s:o, s:o, s:s, s:b}", "architectures",
+                  types[c->model_type].architecture, "attention_dropout", 0.0, "bos_token_id",
+                  token_ids_json(&c->bos), "eos_token_id", token_ids_json(&c->eos), "pad_token_id",
+                  token_ids_json(&c->pad), "rope_scaling", rope_json(c), "torch_dtype", torch_dtype,
+                  "use_cache", true);
     write_fields(c, fields, all);
     write_fields(c, rope_theta, all);
     if (c->model_type != MODEL_LLAMA)  // without it Mistral has 4096

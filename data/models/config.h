@@ -14,13 +14,14 @@
 typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeType;
 typedef struct {
     RopeType type;  // ROPE_PLAIN: the rest is 0
+    int original_max_position_embeddings;
     double factor;
     double low_freq_factor, high_freq_factor;  // YaRN: beta_slow and beta_fast
-    int original_max_position_embeddings;
-    double attention_factor;  // YaRN only
+    double attention_factor;                   // YaRN only
 } RopeScaling;
 
 typedef enum { MODEL_LLAMA, MODEL_MISTRAL, MODEL_QWEN2, MODEL_QWEN3, MODEL_SMOLLM3 } ModelType;
+typedef enum { SILU } Activation;
 
 // Ids that begin or end texts: of config.json, then those that only generation_config.json has.
 enum { MAX_TOKEN_IDS = 16 };
@@ -32,16 +33,16 @@ typedef struct {
 typedef struct {
     int vocab_size, hidden_size, intermediate_size, num_layers;
     int num_heads, num_kv_heads, head_dim, max_position_embeddings;
-    float rms_norm_eps;
+    float rms_norm_eps, initializer_range;
     double rope_theta;
     RopeScaling rope_scaling;
-    bool tie_word_embeddings;
-    float initializer_range;
     TokenIds bos, eos, pad;  // pad has no effect here; it is kept for other programs
-    ModelType model_type;    // this and what follows are 0 for Llama
-    bool qkv_bias;           // of q_proj, k_proj and v_proj
-    bool qk_norm;            // RMSNorm of each query and key head, before RoPE
-    int no_rope_interval;    // every such layer, counted from 1, has no RoPE; 0: all have RoPE
+    bool tie_word_embeddings;
+    Activation activation;  // of the gate
+    ModelType model_type;   // this and what follows are 0 for Llama
+    bool qkv_bias;          // of q_proj, k_proj and v_proj
+    bool qk_norm;           // RMSNorm of each query and key head, before RoPE
+    int no_rope_interval;   // every such layer, counted from 1, has no RoPE; 0: all have RoPE
 } LlamaConfig;
 
 // False when the name is not built in ("demo", "smollm2-135m" ...)

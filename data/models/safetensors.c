@@ -176,7 +176,7 @@ static bool check_layout(SafetensorsSet *s, int first, uint64_t data_begin, uint
 }
 
 static bool parse_header(SafetensorsSet *s, const char *text, uint64_t n, int file, Error *err) {
-    const File *f = &s->files[file].file;
+    const File *f = &s->files[file];
     int first = s->num_tensors;
     const char *name;
     json_t *entry;
@@ -190,7 +190,7 @@ static bool parse_header(SafetensorsSet *s, const char *text, uint64_t n, int fi
 }
 
 static bool read_header(SafetensorsSet *s, int file, Error *err) {
-    const File *f = &s->files[file].file;
+    const File *f = &s->files[file];
     uint64_t n = 0;
     if (!file_read_at(f, &n, 8, 0, err)) return false;
     const uint64_t rest = f->size_bytes - 8,
@@ -211,13 +211,10 @@ static bool read_header(SafetensorsSet *s, int file, Error *err) {
 // Opening
 
 static bool open_file(SafetensorsSet *s, const char *path, Error *err) {
-    SafetensorsFile *f = &s->files[s->num_files];
-    if (!path_printf(f->path, sizeof f->path, err, "%s", path)) return false;
-    if (!file_open(&f->file, f->path, "expected a .safetensors file or the directory of a model",
-                   err))
-        return false;
-    s->num_files++;
-    return read_header(s, s->num_files - 1, err);
+    const int file = s->num_files++;
+    return file_open(&s->files[file], host_copy(path, "paths"),
+                     "expected a .safetensors file or the directory of a model", err) &&
+           read_header(s, file, err);
 }
 
 static void sort_tensors(SafetensorsSet *s) {
@@ -250,8 +247,7 @@ static bool check_index(const SafetensorsSet *s, json_t *map, Error *err) {
     const int promised = (int)json_object_size(map);
     json_object_foreach(map, name, item) {
         const TensorInfo *t = safetensors_find(s, name);
-        const char *path = t ? s->files[t->file].path : "", *slash = strrchr(path, '/');
-        if (!t || strcmp(slash ? slash + 1 : path, json_string_value(item)) != 0)
+        if (!t || strcmp(basename(s->files[t->file].path), json_string_value(item)) != 0)
             return bad_input(err, "weight_map: %.160s: expected in %.160s, not found there", name,
                              json_string_value(item));
     }
@@ -295,17 +291,18 @@ static bool open_path(SafetensorsSet *s, const char *path, Error *err) {
                              "found neither",
                              path);
     }
-    const bool index = path_ends_with(file, ".json");
-    // never moved: File.path points into it
-    s->files = host_calloc(index ? SAFETENSORS_MAX_FILES : 1, sizeof *s->files, "list of files");
-    if (index) return open_index(s, file, err);
+    s->files = host_calloc(SAFETENSORS_MAX_FILES, sizeof *s->files, "list of files");
+    if (path_ends_with(file, ".json")) return open_index(s, file, err);
     if (!open_file(s, file, err)) return false;
     sort_tensors(s);
     return true;
 }
 
 void safetensors_close(SafetensorsSet *s) {
-    for (int i = 0; i < s->num_files; i++) file_close(&s->files[i].file);
+    for (int i = 0; i < s->num_files; i++) {
+        file_close(&s->files[i]);
+        free((char *)s->files[i].path);
+    }
     free(s->files);
     free(s->tensors);
     *s = (SafetensorsSet){0};
@@ -324,7 +321,7 @@ bool safetensors_open(SafetensorsSet *s, const char *dir_or_file, Error *err) {
 bool safetensors_read_f32(SafetensorsSet *s, const TensorInfo *t, float *out, uint64_t first,
                           uint64_t count, Error *err) {
     unsigned char raw[1 << 14];
-    const File *f = &s->files[t->file].file;
+    const File *f = &s->files[t->file];
     const struct Dtype *dtype = find_dtype(t->dtype);
     const uint64_t size = dtype->size_bytes, total = tensor_num_elements(t);
     if (!dtype->to_float)

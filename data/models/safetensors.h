@@ -28,12 +28,7 @@ typedef struct {
 } TensorInfo;
 
 typedef struct {
-    File file;
-    char path[IO_PATH_MAX];
-} SafetensorsFile;
-
-typedef struct {
-    SafetensorsFile *files;
+    File *files;          // (num_files) their paths are owned
     TensorInfo *tensors;  // sorted by name
     int num_files, num_tensors;
     size_t tensors_capacity;

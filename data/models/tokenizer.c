@@ -75,40 +75,29 @@ static int64_t fallback_decode(const char *text, unsigned char *out) {
 // ------------------------------------------------------------------------------------------------
 // tokenizer.json
 
+// What a tokenizer is made of. Ids are below `most`: one without a token costs memory, but no byte
+// in the file.
 typedef struct {
-    const char *text;  // into the JSON tree; NULL: no such id
-    bool added, special;
-} TokenName;
-
-typedef struct {
-    TokenName *items;
-    size_t n, capacity;
-    int64_t most;  // ids are below it: an id without a token costs memory, but no byte in the file
-} TokenNames;
+    const char **names;  // (most) into the JSON tree; NULL: no such id
+    int64_t most;
+    Tokenizer *t;
+} Vocabulary;
 
 // An added token may have the id of the same token in the vocabulary, but of no other.
-static bool token_names_add(TokenNames *names, const json_t *id, const char *text, bool added,
-                            bool special, Error *err) {
+static bool add_token(Vocabulary *v, const json_t *id, const char *name, bool added, bool special,
+                      Error *err) {
     int64_t at = 0;
-    if (!json_int64_value(id, "token id", 0, names->most - 1, &at, err)) return false;
-    const size_t before = names->n;
-    if ((size_t)at >= before) {
-        names->items = host_grow(names->items, &names->capacity, (size_t)at + 1, sizeof(TokenName),
-                                 "the vocabulary");
-        memset(names->items + before, 0, ((size_t)at + 1 - before) * sizeof(TokenName));
-        names->n = (size_t)at + 1;
-    }
-    TokenName *name = &names->items[at];
-    if (name->text && strcmp(name->text, text) != 0)
-        return bad_input(err, "token id %ld is both '%s' and '%s'", at, name->text, text);
-    name->text = text;
-    name->added = added;
-    name->special = special;
+    if (!json_int64_value(id, "token id", 0, v->most - 1, &at, err)) return false;
+    if (v->names[at] && strcmp(v->names[at], name) != 0)
+        return bad_input(err, "token id %ld is both '%s' and '%s'", at, v->names[at], name);
+    v->names[at] = name;
+    v->t->added[at] = added;
+    v->t->special[at] = special;
+    if (at >= v->t->vocab_size) v->t->vocab_size = (int32_t)at + 1;
     return true;
 }
 
-static bool token_names_read(TokenNames *names, const json_t *root, const json_t *model,
-                             Error *err) {
+static bool read_tokens(Vocabulary *v, const json_t *root, const json_t *model, Error *err) {
     const char *name;
     const json_t *added = json_member(root, "added_tokens"), *item;
     size_t i;
@@ -116,12 +105,15 @@ static bool token_names_read(TokenNames *names, const json_t *root, const json_t
     double next = (double)json_object_size(vocab);  // the id that an added token gets
     if (!json_is_object(vocab))
         return bad_input(err, "model.vocab: expected an object of token ids");
-    names->most = (1 << 17) + 8 * (int64_t)(json_object_size(vocab) + json_array_size(added));
-    if (names->most > TOKENIZER_MAX_IDS) names->most = TOKENIZER_MAX_IDS;
+    v->most = (1 << 17) + 8 * (int64_t)(json_object_size(vocab) + json_array_size(added));
+    if (v->most > TOKENIZER_MAX_IDS) v->most = TOKENIZER_MAX_IDS;
+    v->names = host_calloc((size_t)v->most, sizeof *v->names, "the vocabulary");
+    v->t->special = host_calloc((size_t)v->most, sizeof(bool), "the vocabulary");
+    v->t->added = host_calloc((size_t)v->most, sizeof(bool), "the vocabulary");
     if (added && !json_is_array(added))
         return json_type_error(added, "added_tokens", "a list", err);
     json_object_foreach(vocab, name, item) {
-        if (!token_names_add(names, item, name, false, false, err)) return false;
+        if (!add_token(v, item, name, false, false, err)) return false;
     }
     json_array_foreach(added, i, item) {
         const char *content = NULL;
@@ -133,13 +125,13 @@ static bool token_names_read(TokenNames *names, const json_t *root, const json_t
         const json_t *own = json_object_get(vocab, content);
         const double found = json_number_value(id), expected = own ? json_number_value(own) : next;
         if (!id) return bad_input(err, "added token '%s' has no id", content);
-        if (!token_names_add(names, id, content, true, special, err)) return false;
+        if (!add_token(v, id, content, true, special, err)) return false;
         if (found != expected)  // Hugging Face's tokenizers does not read id
             return bad_input(err, "added token '%s': expected id %.0f, found %.0f", content,
                              expected, found);
         if (found >= next) next = found + 1;
     }
-    return names->n > 0 || bad_input(err, "model.vocab: expected tokens, found none");
+    return v->t->vocab_size > 0 || bad_input(err, "model.vocab: expected tokens, found none");
 }
 
 bool json_mentions_type(json_t *value, const char *name) {
@@ -156,38 +148,27 @@ bool json_mentions_type(json_t *value, const char *name) {
     return false;
 }
 
-static void tokenizer_fill(Tokenizer *t, const TokenNames *names, bool byte_level) {
+static void fill_bytes(Tokenizer *t, const char *const *names, bool byte_level) {
     size_t most = 0;
-    for (size_t i = 0; i < names->n; i++)
-        most += names->items[i].text ? strlen(names->items[i].text) : 0;
-    t->vocab_size = (int32_t)names->n;
-    t->offset = host_calloc(names->n + 1, sizeof(uint32_t), "the vocabulary");
-    t->special = host_calloc(names->n, sizeof(bool), "the vocabulary");
-    t->added = host_calloc(names->n, sizeof(bool), "the vocabulary");
+    for (int32_t i = 0; i < t->vocab_size; i++) most += names[i] ? strlen(names[i]) : 0;
+    t->offset = host_calloc((size_t)t->vocab_size + 1, sizeof(uint32_t), "the vocabulary");
     t->bytes = host_calloc(most + 1, 1, "the vocabulary");
-    uint32_t at = 0;
-    for (size_t i = 0; i < names->n; i++) {
-        const TokenName *name = &names->items[i];
+    for (int32_t i = 0; i < t->vocab_size; i++) {
+        unsigned char *out = t->bytes + t->offset[i];
+        const char *name = names[i] ? names[i] : "";
         int64_t n = -1;
-        t->offset[i] = at;
-        t->special[i] = name->special;
-        t->added[i] = name->added;
-        if (!name->text) continue;
-        if (!name->added)
-            n = byte_level ? gpt2_decode(name->text, t->bytes + at)
-                           : fallback_decode(name->text, t->bytes + at);
+        if (!t->added[i]) n = byte_level ? gpt2_decode(name, out) : fallback_decode(name, out);
         if (n < 0) {  // an added token, or one outside the alphabet: as it is written
-            n = (int64_t)strlen(name->text);
-            memcpy(t->bytes + at, name->text, (size_t)n);
+            n = (int64_t)strlen(name);
+            memcpy(out, name, (size_t)n);
         }
-        at += (uint32_t)n;
+        t->offset[i + 1] = t->offset[i] + (uint32_t)n;
     }
-    t->offset[names->n] = at;
 }
 
-static int32_t token_names_find(const TokenNames *names, const char *text) {
-    for (size_t i = names->n; i-- > 0;)  // special tokens are usually at the end
-        if (names->items[i].text && strcmp(names->items[i].text, text) == 0) return (int32_t)i;
+static int32_t find_token(const Vocabulary *v, const char *name) {
+    for (int32_t i = v->t->vocab_size; i-- > 0;)  // special tokens are usually at the end
+        if (v->names[i] && strcmp(v->names[i], name) == 0) return i;
     return -1;
 }
 
@@ -204,8 +185,9 @@ static bool begins_texts(const json_t *processor, const char *token) {
 
 // bos_token and eos_token of tokenizer_config.json if it exists, else the usual names. A bos_token
 // of null means that there is none.
-static bool tokenizer_find_ends(Tokenizer *t, const TokenNames *names, const json_t *tokenizer,
-                                const char *config_path, Error *err) {
+static bool find_ends(const Vocabulary *v, const json_t *tokenizer, const char *config_path,
+                      Error *err) {
+    Tokenizer *t = v->t;
     const struct {
         const char *key;
         int32_t *id;
@@ -218,22 +200,22 @@ static bool tokenizer_find_ends(Tokenizer *t, const TokenNames *names, const jso
     for (int i = 0; i < 2; i++) {
         const json_t *item = json_member(root, ends[i].key);
         if (json_is_object(item)) item = json_member(item, "content");
-        *ends[i].id = json_is_string(item) ? token_names_find(names, json_string_value(item)) : -1;
+        *ends[i].id = json_is_string(item) ? find_token(v, json_string_value(item)) : -1;
         const bool named =
             json_is_string(item) || (i == 0 && json_is_null(json_object_get(root, ends[i].key)));
         for (int k = 0; k < 4 && !named && *ends[i].id < 0; k++)
-            *ends[i].id = token_names_find(names, ends[i].usual[k]);
+            *ends[i].id = find_token(v, ends[i].usual[k]);
     }
     const json_t *add = json_member(root, "add_bos_token");
     t->adds_bos = t->bos >= 0 &&
-                  (json_is_boolean(add) ? json_is_true(add)
-                                        : begins_texts(json_member(tokenizer, "post_processor"),
-                                                       names->items[t->bos].text));
+                  (json_is_boolean(add)
+                       ? json_is_true(add)
+                       : begins_texts(json_member(tokenizer, "post_processor"), v->names[t->bos]));
     return true;
 }
 
 // Whether ids below 256 are the bytes themselves, and no tokens are merged.
-static bool tokenizer_has_byte_ids(const Tokenizer *t, const json_t *model) {
+static bool has_byte_ids(const Tokenizer *t, const json_t *model) {
     if (json_array_size(json_member(model, "merges")) > 0 || t->vocab_size < 256) return false;
     for (uint32_t i = 0; i < 256; i++)
         if (t->offset[i + 1] - t->offset[i] != 1 || t->bytes[t->offset[i]] != i) return false;
@@ -241,7 +223,7 @@ static bool tokenizer_has_byte_ids(const Tokenizer *t, const json_t *model) {
 }
 
 static bool tokenizer_read(Tokenizer *t, const json_t *root, const char *config_path, Error *err) {
-    TokenNames names = {0};
+    Vocabulary v = {.t = t};
     const json_t *model = json_member(root, "model");
     const char *type = "BPE";
     bool fallback = false;
@@ -253,11 +235,11 @@ static bool tokenizer_read(Tokenizer *t, const json_t *root, const char *config_
                             json_mentions_type(json_member(root, "pre_tokenizer"), "ByteLevel");
     if (strcmp(type, "BPE") != 0 || (!byte_level && !fallback))
         return bad_input(err, "expected BPE, byte-level or with byte fallback");
-    const bool ok = token_names_read(&names, root, model, err);
-    if (ok) tokenizer_fill(t, &names, byte_level);
-    const bool done = ok && tokenizer_find_ends(t, &names, root, config_path, err);
-    free(names.items);
-    t->byte_ids = done && tokenizer_has_byte_ids(t, model);
+    const bool ok = read_tokens(&v, root, model, err);
+    if (ok) fill_bytes(t, v.names, byte_level);
+    const bool done = ok && find_ends(&v, root, config_path, err);
+    free(v.names);
+    t->byte_ids = done && has_byte_ids(t, model);
     return done;
 }
 
@@ -281,21 +263,4 @@ const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n) 
     const bool known = id >= 0 && id < t->vocab_size;
     *n = known ? t->offset[id + 1] - t->offset[id] : 0;
     return known ? t->bytes + t->offset[id] : t->bytes;
-}
-
-char *tokenizer_chat_template(const char *dir, char *path, Error *err) {
-    uint64_t n;
-    if (!path_join(path, IO_PATH_MAX, dir, "chat_template.jinja", err)) return NULL;
-    if (path_exists(path)) return file_read_all(path, JSON_MAX_CONFIG, &n, "", err);
-    if (!path_join(path, IO_PATH_MAX, dir, "tokenizer_config.json", err)) return NULL;
-    json_auto_t *root = path_exists(path) ? json_read(path, JSON_MAX_CONFIG, "", err) : NULL;
-    const json_t *text = json_member(root, "chat_template"), *item;
-    size_t i;
-    json_array_foreach(json_member(root, "chat_template"), i, item) {
-        if (json_string_is(json_member(item, "name"), "default"))
-            text = json_member(item, "template");
-    }
-    if (!json_is_string(text)) return NULL;
-    char *copy = host_calloc(json_string_length(text) + 1, 1, "chat template");
-    return memcpy(copy, json_string_value(text), json_string_length(text));
 }

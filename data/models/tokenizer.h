@@ -41,11 +41,6 @@ const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n);
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
                          int64_t capacity, Error *err);
 
-// The chat template of a directory, as transformers chooses it: chat_template.jinja, else that of
-// tokenizer_config.json, in memory the caller frees; path (IO_PATH_MAX): the last place searched.
-// NULL: there is none, or *err is set.
-char *tokenizer_chat_template(const char *dir, char *path, Error *err);
-
 // ------------------------------------------------------------------------------------------------
 // For bpe.c
 

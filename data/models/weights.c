@@ -16,7 +16,6 @@ static float *alloc_block(const Parameters *p) {
     return host_calloc(p->block, sizeof(float), "weights");
 }
 
-// Elements in the block that begins at element `first` of t.
 static size_t block_size(const Parameters *p, const Parameter *t, size_t first) {
     const size_t left = t->count - first;
     return left < p->block ? left : p->block;

@@ -18,7 +18,7 @@ DatasetOptions dataset_options(void) { return (DatasetOptions){.boundary_token =
 
 void dataset_close(Dataset *ds) {
     for (size_t i = 0; i < ds->num_shards; i++) {
-        if (ds->shards[i].file.fd >= 0) file_close(&ds->shards[i].file);
+        file_close(&ds->shards[i].file);
         free(ds->shards[i].doc_ends);
         free(ds->shards[i].block_crcs);
         free(ds->shards[i].mask);
@@ -51,45 +51,29 @@ static bool dataset_agrees(Dataset *ds, const Shard *s, const DatasetOptions *op
     return true;
 }
 
-static void dataset_close_oldest(Dataset *ds) {
-    Shard *oldest = NULL;
-    for (size_t i = 0; i < ds->num_shards; i++) {
-        Shard *s = &ds->shards[i];
-        if (s->file.fd >= 0 && (!oldest || s->last_use < oldest->last_use)) oldest = s;
-    }
-    if (oldest) file_close(&oldest->file);
-    ds->num_open -= oldest != NULL;
-}
-
-// Opens the shard's file unless it is open.
-static bool dataset_open_file(Dataset *ds, Shard *s, const char *hint, Error *err) {
-    s->last_use = ++ds->clock;
+// Opens the shard's file unless it is open. Of every DATASET_MAX_OPEN-th shard, one is open. Later,
+// the file must still have the size that was checked.
+static bool dataset_open_file(Dataset *ds, Shard *s, Error *err) {
+    const uint64_t size = s->file.size_bytes;  // 0: it is opened for the first time
     if (s->file.fd >= 0) return true;
-    if (ds->num_open >= DATASET_MAX_OPEN) dataset_close_oldest(ds);
-    if (!file_open(&s->file, s->path, hint, err)) return false;
-    ds->num_open++;
-    return true;
-}
-
-// The file must still have the size that was checked.
-static bool dataset_reopen(Dataset *ds, Shard *s, Error *err) {
-    const uint64_t size = s->file.size_bytes;
-    if (!dataset_open_file(ds, s, "do not move files while training", err)) return false;
-    const uint64_t found = s->file.size_bytes;
-    s->file.size_bytes = size;
-    return found == size ||
+    for (size_t i = (size_t)(s - ds->shards) % DATASET_MAX_OPEN; i < ds->num_shards;
+         i += DATASET_MAX_OPEN)
+        file_close(&ds->shards[i].file);
+    if (!file_open(&s->file, s->path, size ? "do not move files while training" : "", err))
+        return false;
+    return size == 0 || size == s->file.size_bytes ||
            error_set(err, EXIT_BAD_INPUT, "do not change files while training",
-                     "%s: expected %lu bytes as before, found %lu", s->path, size, found);
+                     "%s: expected %lu bytes as before, found %lu", s->path, size,
+                     s->file.size_bytes);
 }
 
-// Takes ownership of the path.
-static bool dataset_add(Dataset *ds, char *path, const DatasetOptions *options, Error *err) {
+static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *options, Error *err) {
     ds->shards = host_grow(ds->shards, &ds->shard_capacity, ds->num_shards + 1, sizeof(Shard),
                            "the list of shards");
     Shard *s = &ds->shards[ds->num_shards++];
-    *s = (Shard){.file.fd = -1, .path = path, .vocab_size = -1, .bos = -1, .eos = -1};
-    s->first_doc = ds->num_docs;
-    if (!dataset_open_file(ds, s, "", err) || !shard_open(s, options, err) ||
+    *s = (Shard){.file.fd = -1, .path = host_copy(path, "paths"), .first_doc = ds->num_docs};
+    s->vocab_size = s->bos = s->eos = -1;
+    if (!dataset_open_file(ds, s, err) || !shard_open(s, options, err) ||
         !dataset_agrees(ds, s, options, err))
         return false;
     if (s->scanned && s->num_tokens > 0) ds->scanned_token = s->bos;
@@ -99,7 +83,7 @@ static bool dataset_add(Dataset *ds, char *path, const DatasetOptions *options, 
     ds->masked |= s->mask != NULL;
     ds->num_targets += s->mask ? s->num_targets : s->num_tokens - s->num_docs;
     const uint64_t facts[] = {s->file.size_bytes, s->checksum, (uint64_t)s->num_docs};
-    const char *slash = strrchr(s->path, '/'), *name = slash ? slash + 1 : s->path;
+    const char *name = basename(s->path);
     ds->fingerprint = fnv1a(fnv1a(ds->fingerprint, name, strlen(name) + 1), facts, sizeof facts);
     ds->token_fingerprint = fnv1a(ds->token_fingerprint, &s->token_sum, sizeof s->token_sum);
     return true;
@@ -115,10 +99,8 @@ static bool dataset_add_all(Dataset *ds, const char *spec, const DatasetOptions 
     PathList paths = {0};
     const int64_t num_docs = ds->num_docs;
     bool ok = path_list_expand(&paths, spec, &search, err);
-    for (size_t i = 0; ok && i < paths.n; i++) {
+    for (size_t i = 0; ok && i < paths.n; i++)
         ok = dataset_add(ds, paths.items[i].path, options, err);
-        paths.items[i].path = NULL;
-    }
     if (ok && ds->num_docs == num_docs)
         ok = bad_input(err, "%s: expected documents, found none in %zu shards",
                        ds->shards[ds->num_shards - paths.n].path, paths.n);
@@ -248,7 +230,7 @@ bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *
     unsigned char *raw = (unsigned char *)(out + n) - bytes;
     pthread_mutex_lock(&ds->lock);
     const bool ok =
-        dataset_reopen(ds, s, err) && dataset_read_stored(ds, s, start + offset, n, raw, err);
+        dataset_open_file(ds, s, err) && dataset_read_stored(ds, s, start + offset, n, raw, err);
     pthread_mutex_unlock(&ds->lock);
     if (!ok) return false;
     for (int64_t i = 0; width == 2 && i < n; i++) {

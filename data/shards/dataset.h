@@ -42,10 +42,7 @@ typedef struct {
     // checksums, or every byte of files that are scanned; and masks.
     uint64_t fingerprint, token_fingerprint;
     int32_t scanned_token;  // the boundary token an index was built with; -1: none was built
-    // file handles, least recently used closed first
-    int64_t clock;
-    int num_open;
-    unsigned char *block;  // one block while it is checked
+    unsigned char *block;   // one block while it is checked
     size_t block_capacity;
     pthread_mutex_t lock;
 } Dataset;

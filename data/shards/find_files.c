@@ -12,11 +12,8 @@
 #include "../base/path.h"
 
 void path_list_add(PathList *list, const char *path) {
-    const size_t size = strlen(path) + 1;
-    char *copy = host_calloc(size, 1, "a path");
-    memcpy(copy, path, size);
     list->items = host_grow(list->items, &list->capacity, list->n + 1, sizeof(FoundPath), "paths");
-    list->items[list->n++] = (FoundPath){copy, 0};
+    list->items[list->n++] = (FoundPath){host_copy(path, "a path"), 0};
 }
 
 void path_list_free(PathList *list) {
@@ -54,32 +51,26 @@ bool path_list_add_shards(PathList *list, const char *dir, const void *split, Er
     return true;
 }
 
-static void add_matches(PathList *list, const char *pattern) {
-    glob_t found;
-    if (glob(pattern, 0, NULL, &found) != 0) return;
-    for (size_t i = 0; i < found.gl_pathc; i++) path_list_add(list, found.gl_pathv[i]);
-    globfree(&found);
-}
-
 // A name that exists is never a pattern.
 static bool expand_one(PathList *list, const char *item, const Search *s, Error *err) {
     const size_t before = list->n;
-    const bool is_dir = path_is_dir(item);
+    const bool is_dir = path_is_dir(item), is_file = !is_dir && path_exists(item);
+    glob_t found = {0};
     if (is_dir && !s->add_dir(list, item, s->context, err)) return false;
-    if (!is_dir && path_exists(item))
-        path_list_add(list, item);
-    else if (!is_dir)
-        add_matches(list, item);
-    if (list->n == before && !is_dir)
-        return error_set(
-            err, EXIT_BAD_INPUT,
-            "check the path, which is relative to this directory; --train says where moved data is",
-            "%s: expected a file or a directory, found nothing", item);
+    if (is_file) path_list_add(list, item);
+    if (!is_dir && !is_file) glob(item, 0, NULL, &found);
+    for (size_t i = 0; i < found.gl_pathc; i++) path_list_add(list, found.gl_pathv[i]);
+    globfree(&found);
+    if (list->n == before)
+        return is_dir ? error_set(err, EXIT_BAD_INPUT, s->hint, "%s: expected %s, found none", item,
+                                  s->expected)
+                      : error_set(err, EXIT_BAD_INPUT,
+                                  "check the path, which is relative to this directory; --train "
+                                  "says where moved data is",
+                                  "%s: expected a file or a directory, found nothing", item);
     for (size_t i = before; is_dir && i < list->n; i++) list->items[i].dir_bytes = strlen(item);
-    if (list->n > before)
-        qsort(list->items + before, list->n - before, sizeof(FoundPath), path_compare);
-    return list->n > before || error_set(err, EXIT_BAD_INPUT, s->hint,
-                                         "%s: expected %s, found none", item, s->expected);
+    qsort(list->items + before, list->n - before, sizeof(FoundPath), path_compare);
+    return true;
 }
 
 bool path_list_expand(PathList *list, const char *spec, const Search *search, Error *err) {

@@ -16,12 +16,6 @@ uint64_t shard_word(const unsigned char *p, size_t bytes) {
     return value;
 }
 
-// Number of blocks of tokens that have a checksum; 0: tokens have none.
-static uint64_t shard_num_blocks(const Shard *s) {
-    const uint64_t block = (uint64_t)s->block_tokens;
-    return block ? ((uint64_t)s->num_tokens + block - 1) / block : 0;
-}
-
 #define damaged_file(err, ...) error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE, __VA_ARGS__)
 
 static bool check_size(const char *path, uint64_t found, uint64_t expected, const char *of,
@@ -58,29 +52,20 @@ static bool set_ends(Shard *s, uint64_t *ends, uint64_t count, const char *path,
                         s->num_tokens);
 }
 
-static bool path_beside(const Shard *s, char path[IO_PATH_MAX], const char *ending, Error *err) {
-    const int keep = (int)strlen(s->path) - (path_ends_with(s->path, ".bin") ? 4 : 0);
-    return path_printf(path, IO_PATH_MAX, err, "%.*s%s", keep, s->path, ending);
-}
-
 // ------------------------------------------------------------------------------------------------
-// NAME.idx and NAME.mask: 8 bytes magic, uint32 version, uint32 checksum of the shard's header,
-// uint64 counts, the contents, CRC32C of everything before it.
+// NAME.idx and NAME.mask
 
-typedef struct {
-    const char *ending, *magic, *name;
-    uint32_t version;
-    uint64_t head_bytes;
-} Beside;
-static const Beside index_file = {".idx", "UNPADIDX", "index", INDEX_VERSION, INDEX_HEADER_BYTES},
-                    mask_file = {".mask", "UNPADMSK", "mask", MASK_VERSION, MASK_HEADER_BYTES};
+static bool path_beside(const Shard *s, char path[IO_PATH_MAX], const Beside *b, Error *err) {
+    const int keep = (int)strlen(s->path) - (path_ends_with(s->path, ".bin") ? 4 : 0);
+    return path_printf(path, IO_PATH_MAX, err, "%.*s.%s", keep, s->path, b->ending);
+}
 
 // Reads a whole file that belongs to the shard with this header and begins with these counts (n),
 // into memory the caller frees; NULL on error.
-static unsigned char *read_beside(const Shard *s, const Beside *b, const unsigned char *bin_head,
+static unsigned char *read_beside(const Shard *s, const Beside *b, const ShardHeader *h,
                                   const uint64_t *counts, size_t n, char path[IO_PATH_MAX],
                                   uint64_t *size, Error *err) {
-    if (!path_beside(s, path, b->ending, err)) return NULL;
+    if (!path_beside(s, path, b, err)) return NULL;
     unsigned char *text = (unsigned char *)file_read_all(path, UINT64_MAX, size, HINT_COPY, err);
     if (!text) return NULL;
     const uint64_t end = *size - 4;  // of the bytes that the checksum covers
@@ -90,7 +75,7 @@ static unsigned char *read_beside(const Shard *s, const Beside *b, const unsigne
         damaged_file(err, "%s: expected %s version %u", path, b->name, b->version);
     else if ((found = crc32c(0, text, end)) != (expected = (uint32_t)shard_word(text + end, 4)))
         damaged_file(err, "%s: expected checksum %08x, found %08x", path, expected, found);
-    else if (memcmp(text + 12, bin_head + SHARD_HEADER_BYTES - 4, 4) != 0 ||
+    else if (shard_word(text + 12, 4) != h->crc ||
              memcmp(text + 16, counts, n * sizeof *counts) != 0)
         error_set(err, EXIT_BAD_INPUT, HINT_COPY, "%s: is the %s of another shard", path, b->name);
     else
@@ -99,12 +84,11 @@ static unsigned char *read_beside(const Shard *s, const Beside *b, const unsigne
     return NULL;
 }
 
-// Counts: documents, tokens, tokens per block. Contents: the ends, uint32 checksums of the blocks.
-static bool read_index(Shard *s, const unsigned char *bin_head, Error *err) {
-    const uint64_t counts[] = {shard_word(bin_head + 14 * 4, 8), (uint64_t)s->num_tokens};
+static bool read_index(Shard *s, const ShardHeader *h, Error *err) {
+    const uint64_t counts[] = {h->num_docs, (uint64_t)s->num_tokens};
     char path[IO_PATH_MAX];
     uint64_t size, expected, ends_bytes;
-    unsigned char *text = read_beside(s, &index_file, bin_head, counts, 2, path, &size, err);
+    unsigned char *text = read_beside(s, &index_file, h, counts, 2, path, &size, err);
     if (!text) return false;
     s->doc_ends = (uint64_t *)text;
     const uint64_t block = shard_word(text + 32, 8);
@@ -112,17 +96,17 @@ static bool read_index(Shard *s, const unsigned char *bin_head, Error *err) {
         return damaged_file(err, "%s: expected blocks of 1 to %d tokens, found %lu", path,
                             INDEX_MAX_BLOCK, block);
     s->block_tokens = (int64_t)block;
-    const uint64_t sum_bytes = shard_num_blocks(s) * 4;
+    const uint64_t sum_bytes = (counts[1] + block - 1) / block * 4;
     if (!checked_mul(counts[0], 8, &ends_bytes) ||
-        !checked_add(ends_bytes, INDEX_HEADER_BYTES + sum_bytes + 4, &expected))
+        !checked_add(ends_bytes, index_file.head_bytes + sum_bytes + 4, &expected))
         expected = UINT64_MAX;
     if (!check_size(path, size, expected, "from the shard's header", err)) return false;
     s->block_crcs = host_calloc(sum_bytes, 1, "checksums of tokens");
-    memcpy(s->block_crcs, text + INDEX_HEADER_BYTES + ends_bytes, sum_bytes);
+    memcpy(s->block_crcs, text + index_file.head_bytes + ends_bytes, sum_bytes);
     s->token_sum = crc32c(0, s->block_crcs, sum_bytes);
     // without the CRC at the end: the CRC of data followed by its own CRC is a constant
     s->checksum = crc32c(s->checksum, text, size - 4);
-    memmove(text, text + INDEX_HEADER_BYTES, ends_bytes);
+    memmove(text, text + index_file.head_bytes, ends_bytes);
     return set_ends(s, s->doc_ends, counts[0], path, err);
 }
 
@@ -136,19 +120,18 @@ int64_t mask_count(const unsigned char *mask, int64_t from, int64_t to) {
     return ones;
 }
 
-// Counts: tokens, ones. Contents: a bit for each token.
-static bool read_mask(Shard *s, const unsigned char *bin_head, Error *err) {
+static bool read_mask(Shard *s, const ShardHeader *h, Error *err) {
     const int64_t n = s->num_tokens;
     const uint64_t counts[] = {(uint64_t)n}, bytes = (counts[0] + 7) / 8;
     char path[IO_PATH_MAX];
     uint64_t size;
-    s->mask = read_beside(s, &mask_file, bin_head, counts, 1, path, &size, err);
+    s->mask = read_beside(s, &mask_file, h, counts, 1, path, &size, err);
     if (!s->mask ||
-        !check_size(path, size, MASK_HEADER_BYTES + bytes + 4, "from the shard's header", err))
+        !check_size(path, size, mask_file.head_bytes + bytes + 4, "from the shard's header", err))
         return false;
     const uint64_t ones = shard_word(s->mask + 24, 8);
     s->token_sum = crc32c(s->token_sum, s->mask, size - 4);
-    memmove(s->mask, s->mask + MASK_HEADER_BYTES, bytes);
+    memmove(s->mask, s->mask + mask_file.head_bytes, bytes);
     s->num_targets = mask_count(s->mask, 0, n);
     if (ones != (uint64_t)s->num_targets)
         return damaged_file(err, "%s: expected %lu ones, found %ld", path, ones, s->num_targets);
@@ -163,7 +146,7 @@ static bool read_mask(Shard *s, const unsigned char *bin_head, Error *err) {
 
 static bool has_no_mask(const Shard *s, Error *err) {
     char path[IO_PATH_MAX];
-    return path_beside(s, path, ".mask", err) &&
+    return path_beside(s, path, &mask_file, err) &&
            (!path_exists(path) ||
             error_set(err, EXIT_BAD_INPUT, "remove it if it belongs to other shards",
                       "%s: expected no mask beside a shard without flag %d", path, FLAG_MASK));
@@ -172,28 +155,26 @@ static bool has_no_mask(const Shard *s, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // NAME.bin
 
-// The words that we add to llm.c's header; the CRC in the last one covers the others.
-static bool open_own(Shard *s, const unsigned char *head, Error *err) {
-    int32_t w[SHARD_HEADER_BYTES / 4];
-    memcpy(w, head, sizeof w);
+static bool open_own(Shard *s, const ShardHeader *h, Error *err) {
     s->format = "unpad.c";
-    s->checksum = crc32c(0, w, sizeof w - 4);
-    if ((uint32_t)w[255] != s->checksum)
-        return damaged_file(err, "%s: header checksum: expected %08x, found %08x", s->path,
-                            (uint32_t)w[255], s->checksum);
-    if (w[9] != OWN_VERSION)
+    s->checksum = crc32c(0, h, SHARD_HEADER_BYTES - 4);
+    if (h->crc != s->checksum)
+        return damaged_file(err, "%s: header checksum: expected %08x, found %08x", s->path, h->crc,
+                            s->checksum);
+    if (h->own_version != OWN_VERSION)
         return error_set(err, EXIT_BAD_INPUT, "use a newer unpad.c",
-                         "%s: expected shard version %d, found %d", s->path, OWN_VERSION, w[9]);
-    s->vocab_size = w[10];
-    s->bos = (w[11] & FLAG_BOS_FIRST) != 0 ? w[12] : -1;
-    s->eos = (w[11] & FLAG_EOS_LAST) != 0 ? w[13] : -1;
-    s->tokenizer_hash = shard_word(head + 16 * 4, 8);
+                         "%s: expected shard version %d, found %d", s->path, OWN_VERSION,
+                         h->own_version);
+    s->vocab_size = h->vocab_size;
+    s->bos = (h->flags & FLAG_BOS_FIRST) != 0 ? h->bos : -1;
+    s->eos = (h->flags & FLAG_EOS_LAST) != 0 ? h->eos : -1;
+    s->tokenizer_hash = h->tokenizer_hash;
     if (s->vocab_size < 1 || s->bos >= s->vocab_size || s->eos >= s->vocab_size || s->bos < -1 ||
         s->eos < -1)
         return damaged_file(err, "%s: vocabulary %d, BOS %d, EOS %d", s->path, s->vocab_size,
                             s->bos, s->eos);
-    return check_token_bytes(s, err) && read_index(s, head, err) &&
-           ((w[11] & FLAG_MASK) != 0 ? read_mask(s, head, err) : has_no_mask(s, err));
+    return check_token_bytes(s, err) && read_index(s, h, err) &&
+           ((h->flags & FLAG_MASK) != 0 ? read_mask(s, h, err) : has_no_mask(s, err));
 }
 
 // llm.c's shards have no index: a token begins each document.
@@ -229,24 +210,23 @@ static bool scan(Shard *s, int32_t token, Error *err) {
     return set_ends(s, ends, count, s->path, err);
 }
 
-static bool open_bin(Shard *s, const unsigned char *head, const DatasetOptions *options,
-                     Error *err) {
-    int32_t w[SHARD_HEADER_BYTES / 4];
-    memcpy(w, head, sizeof w);
-    const bool wide = w[0] == SHARD_MAGIC_U32;
+static bool open_bin(Shard *s, const ShardHeader *h, const DatasetOptions *options, Error *err) {
+    const bool wide = h->magic == SHARD_MAGIC_U32;
+    int32_t word;
     s->format = "llm.c";
     s->token_bytes = wide ? 4 : 2;
-    s->num_tokens = w[2];
-    s->checksum = crc32c(0, head, SHARD_HEADER_BYTES);
-    if (w[1] != (wide ? 7 : 1))
+    s->num_tokens = h->num_tokens;
+    s->checksum = crc32c(0, h, SHARD_HEADER_BYTES);
+    if (h->version != (wide ? 7 : 1))
         return error_set(err, EXIT_BAD_INPUT, "", "%s: expected version %d of magic %d, found %d",
-                         s->path, wide ? 7 : 1, w[0], w[1]);
-    if (w[2] < 0) return damaged_file(err, "%s: a header of %d tokens", s->path, w[2]);
-    if (w[8] == OWN_MAGIC) return open_own(s, head, err);
+                         s->path, wide ? 7 : 1, h->magic, h->version);
+    if (h->num_tokens < 0)
+        return damaged_file(err, "%s: a header of %d tokens", s->path, h->num_tokens);
+    if (h->own_magic == OWN_MAGIC) return open_own(s, h, err);
     for (int i = 3; i < SHARD_HEADER_BYTES / 4; i++)
-        if (w[i] != 0)
+        if ((word = (int32_t)shard_word((const unsigned char *)h + i * 4, 4)) != 0)
             return damaged_file(err, "%s: header word %d: expected 0 in an llm.c shard, found %d",
-                                s->path, i, w[i]);
+                                s->path, i, word);
     const int32_t usual = wide ? 128000 : 50256;
     return check_token_bytes(s, err) &&
            scan(s, options->boundary_token >= 0 ? options->boundary_token : usual, err);
@@ -259,7 +239,7 @@ static bool has_megatron_index(const Shard *s) {
     char path[IO_PATH_MAX], magic[9] = {0};
     File f;
     Error ignored = {0};
-    if (!path_ends_with(s->path, ".bin") || !path_beside(s, path, ".idx", &ignored) ||
+    if (!path_ends_with(s->path, ".bin") || !path_beside(s, path, &index_file, &ignored) ||
         !file_open(&f, path, "", &ignored))
         return false;
     const bool read =
@@ -320,11 +300,10 @@ static bool refuse(const Shard *s, const unsigned char *head, uint64_t n, Error 
 }
 
 bool shard_open(Shard *s, const DatasetOptions *options, Error *err) {
-    unsigned char head[SHARD_HEADER_BYTES] = {0};
-    const uint64_t n = s->file.size_bytes < sizeof head ? s->file.size_bytes : sizeof head;
-    if (!file_read_at(&s->file, head, n, 0, err)) return false;
-    const uint64_t magic = shard_word(head, 4);
-    if (n == sizeof head && (magic == SHARD_MAGIC_U16 || magic == SHARD_MAGIC_U32))
-        return open_bin(s, head, options, err);
-    return refuse(s, head, n, err);
+    ShardHeader h = {0};
+    const uint64_t n = s->file.size_bytes < sizeof h ? s->file.size_bytes : sizeof h;
+    if (!file_read_at(&s->file, &h, n, 0, err)) return false;
+    if (n == sizeof h && (h.magic == SHARD_MAGIC_U16 || h.magic == SHARD_MAGIC_U32))
+        return open_bin(s, &h, options, err);
+    return refuse(s, (unsigned char *)&h, n, err);
 }

@@ -15,12 +15,28 @@ enum {
     FLAG_BOS_FIRST = 1,
     FLAG_EOS_LAST = 2,
     FLAG_MASK = 4,
-    INDEX_VERSION = 2,
-    INDEX_HEADER_BYTES = 40,
     INDEX_MAX_BLOCK = 1 << 20,  // tokens
-    MASK_VERSION = 1,
-    MASK_HEADER_BYTES = 32,
 };
+
+typedef struct {
+    int32_t magic, version, num_tokens;
+    int32_t zeros[5];
+    // what we add to llm.c's header, where all of this is 0
+    int32_t own_magic, own_version, vocab_size, flags, bos, eos;
+    uint64_t num_docs, tokenizer_hash;
+    int32_t more_zeros[237];
+    uint32_t crc;  // CRC32C of everything before it
+} ShardHeader;
+_Static_assert(sizeof(ShardHeader) == SHARD_HEADER_BYTES, "as in data/README.md");
+
+// NAME.idx and NAME.mask
+typedef struct {
+    const char *ending, *magic, *name;
+    uint32_t version;
+    uint64_t head_bytes;  // before the contents
+} Beside;
+static const Beside index_file = {"idx", "UNPADIDX", "index", 2, 40},
+                    mask_file = {"mask", "UNPADMSK", "mask", 1, 32};
 
 #define SHARD_HINT_REMAKE \
     "the file is damaged or cut short: copy it again, or make it again from its texts"
@@ -39,13 +55,11 @@ struct Shard {
     bool scanned;                  // llm.c's: the index was built by reading all tokens
     uint32_t checksum;             // CRC32C of the header and the index
     int64_t block_tokens;          // tokens that share a checksum; 0: tokens have none
-    uint32_t *block_crcs;          // (shard_num_blocks) CRC32C of each block; NULL: none; owned
+    uint32_t *block_crcs;          // CRC32C of each block; NULL: none; owned
     uint32_t token_sum;   // CRC of those checksums, or of the scanned tokens; and of the mask
     unsigned char *mask;  // (num_tokens) bits: is the token a target? NULL: no mask; owned
     int64_t num_targets;  // ones in it
-    // set by the data set
-    int64_t first_doc;  // number of its first document
-    int64_t last_use;
+    int64_t first_doc;    // number of its first document, set by the data set
 };
 
 // Opens a shard whose file is open. Any other file is EXIT_BAD_INPUT with a hint how to make one.

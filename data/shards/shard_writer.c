@@ -80,38 +80,35 @@ bool shard_writer_add(ShardWriter *w, const unsigned char *tokens, uint64_t n,
     return true;
 }
 
-static void fill_header(const ShardWriter *w, int32_t words[SHARD_HEADER_BYTES / 4]) {
+static ShardHeader make_header(const ShardWriter *w) {
     const ShardVocabulary *v = &w->vocabulary;
     const bool wide = shard_token_bytes(v) == 4;
-    const int32_t flags = (w->all_bos ? FLAG_BOS_FIRST : 0) | (w->all_eos ? FLAG_EOS_LAST : 0) |
-                          (w->masked ? FLAG_MASK : 0);
-    const int32_t own[] = {OWN_MAGIC,
-                           OWN_VERSION,
-                           v->vocab_size,
-                           flags,
-                           w->all_bos ? v->bos : -1,
-                           w->all_eos ? v->eos : -1};
-    const uint64_t long_ones[] = {w->num_ends, v->tokenizer_hash};
-    memset(words, 0, SHARD_HEADER_BYTES);
-    words[0] = wide ? SHARD_MAGIC_U32 : SHARD_MAGIC_U16;
-    words[1] = wide ? 7 : 1;
-    words[2] = (int32_t)w->ends[w->num_ends - 1];
-    memcpy(words + 8, own, sizeof own);
-    memcpy(words + 14, long_ones, sizeof long_ones);
-    const uint32_t crc = crc32c(0, words, SHARD_HEADER_BYTES - 4);
-    memcpy(words + 255, &crc, 4);
+    ShardHeader h = {.magic = wide ? SHARD_MAGIC_U32 : SHARD_MAGIC_U16,
+                     .version = wide ? 7 : 1,
+                     .num_tokens = (int32_t)w->ends[w->num_ends - 1],
+                     .own_magic = OWN_MAGIC,
+                     .own_version = OWN_VERSION,
+                     .vocab_size = v->vocab_size,
+                     .flags = (w->all_bos ? FLAG_BOS_FIRST : 0) | (w->all_eos ? FLAG_EOS_LAST : 0) |
+                              (w->masked ? FLAG_MASK : 0),
+                     .bos = w->all_bos ? v->bos : -1,
+                     .eos = w->all_eos ? v->eos : -1,
+                     .num_docs = w->num_ends,
+                     .tokenizer_hash = v->tokenizer_hash};
+    h.crc = crc32c(0, &h, sizeof h - 4);
+    return h;
 }
 
 // Begins a file beside the shard with this header; close_sealed ends it.
-static bool open_beside(const ShardWriter *w, FileWriter *f, const char *ending, const char *magic,
-                        int32_t version, const int32_t words[SHARD_HEADER_BYTES / 4],
-                        const uint64_t *counts, size_t n, Error *err) {
+static bool open_beside(const ShardWriter *w, FileWriter *f, const Beside *b, const ShardHeader *h,
+                        const uint64_t *counts, Error *err) {
     char path[IO_PATH_MAX];
-    const int32_t version_and_crc[] = {version, words[255]};
+    const uint32_t version_and_crc[] = {b->version, h->crc};
     return path_printf(path, sizeof path, err, "%s/%s_%05d.%s", w->dir, w->split, w->num_shards - 1,
-                       ending) &&
-           writer_open(f, path, err) && writer_write(f, magic, 8, err) &&
-           writer_write(f, version_and_crc, 8, err) && writer_write(f, counts, n * 8, err);
+                       b->ending) &&
+           writer_open(f, path, err) && writer_write(f, b->magic, 8, err) &&
+           writer_write(f, version_and_crc, 8, err) &&
+           writer_write(f, counts, b->head_bytes - 16, err);
 }
 
 // Appends the checksum of everything written and closes
@@ -120,30 +117,28 @@ static bool close_sealed(FileWriter *f, Error *err) {
     return writer_write(f, &crc, 4, err) && writer_close(f, err);
 }
 
-static bool write_index(ShardWriter *w, const int32_t words[SHARD_HEADER_BYTES / 4], Error *err) {
-    const uint64_t counts[] = {w->num_ends, (uint64_t)words[2], BLOCK_TOKENS};
+static bool write_index(ShardWriter *w, const ShardHeader *h, Error *err) {
+    const uint64_t counts[] = {w->num_ends, (uint64_t)h->num_tokens, BLOCK_TOKENS};
     FileWriter f;
-    return open_beside(w, &f, "idx", "UNPADIDX", INDEX_VERSION, words, counts, 3, err) &&
+    return open_beside(w, &f, &index_file, h, counts, err) &&
            writer_write(&f, w->ends, w->num_ends * 8, err) &&
            writer_write(&f, w->crcs, w->num_crcs * 4, err) && close_sealed(&f, err);
 }
 
-static bool write_mask(const ShardWriter *w, const int32_t words[SHARD_HEADER_BYTES / 4],
-                       Error *err) {
-    const uint64_t n = (uint64_t)words[2],
-                   counts[] = {n, (uint64_t)mask_count(w->mask, 0, words[2])};
+static bool write_mask(const ShardWriter *w, const ShardHeader *h, Error *err) {
+    const uint64_t n = (uint64_t)h->num_tokens,
+                   counts[] = {n, (uint64_t)mask_count(w->mask, 0, h->num_tokens)};
     FileWriter f;
-    return open_beside(w, &f, "mask", "UNPADMSK", MASK_VERSION, words, counts, 2, err) &&
+    return open_beside(w, &f, &mask_file, h, counts, err) &&
            writer_write(&f, w->mask, (n + 7) / 8, err) && close_sealed(&f, err);
 }
 
 bool shard_writer_close(ShardWriter *w, Error *err) {
-    int32_t words[SHARD_HEADER_BYTES / 4];
     if (w->bin.fd < 0) return true;
     if (w->block_bytes > 0) end_block(w);
-    fill_header(w, words);
-    return writer_replace_start(&w->bin, words, sizeof words, err) && writer_close(&w->bin, err) &&
-           write_index(w, words, err) && (!w->masked || write_mask(w, words, err));
+    const ShardHeader h = make_header(w);
+    return writer_replace_start(&w->bin, &h, sizeof h, err) && writer_close(&w->bin, err) &&
+           write_index(w, &h, err) && (!w->masked || write_mask(w, &h, err));
 }
 
 void shard_writer_free(ShardWriter *w) {

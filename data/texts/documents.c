@@ -179,16 +179,16 @@ static bool ends_trained(const Text *text) {
 }
 
 // Marks the ids from `first` on, those of a text in parts.
-static bool mark_document(Unit *u, const BpeEncoder *e, const UnitOptions *options,
-                          const Text *text, size_t first, Error *bad) {
+static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
     size_t n;
-    const bool wrapped = options->tokenizer->byte_ids, begins = wrapped && options->bos >= 0,
-               ends = wrapped && options->eos >= 0;
-    const int32_t *ids = bpe_ids(e, &n) + first + begins;
+    const ShardVocabulary *v = &u->options->vocabulary;
+    const bool wrapped = u->options->tokenizer->byte_ids, begins = wrapped && v->bos >= 0,
+               ends = wrapped && v->eos >= 0;
+    const int32_t *ids = bpe_ids(u->encoder, &n) + first + begins;
     u->targets = host_grow(u->targets, &u->target_capacity, n, 1, "a loss mask");
     unsigned char *targets = u->targets + first;
     n -= first;
-    int64_t count = mark_targets(options, text, ids, n - begins - ends, targets + begins);
+    int64_t count = mark_targets(u->options, text, ids, n - begins - ends, targets + begins);
     if (count < 0)
         return error_set(bad, EXIT_BAD_INPUT, "write the characters in normal form C",
                          "expected text that the tokenizer does not normalize");
@@ -199,11 +199,12 @@ static bool mark_document(Unit *u, const BpeEncoder *e, const UnitOptions *optio
 }
 
 // False: *bad says why a text in parts is left out.
-static bool add_document(Unit *u, BpeEncoder *e, const UnitOptions *options, const Text *text,
-                         Error *bad) {
-    const bool wrapped = !text->parts || options->tokenizer->byte_ids;
+static bool add_document(Unit *u, const Text *text, Error *bad) {
+    BpeEncoder *e = u->encoder;
+    const bool byte_ids = u->options->tokenizer->byte_ids, wrapped = !text->parts || byte_ids;
+    const int32_t bos = wrapped ? u->options->vocabulary.bos : -1,
+                  eos = wrapped ? u->options->vocabulary.eos : -1;
     const unsigned char *bytes = text->bytes;
-    const size_t added = wrapped ? (size_t)(options->bos >= 0) + (options->eos >= 0) : 0;
     unsigned char *valid = NULL;
     uint64_t n = text->n;
     size_t first, end;
@@ -211,23 +212,23 @@ static bool add_document(Unit *u, BpeEncoder *e, const UnitOptions *options, con
         u->left_out.empty++;
         return true;
     }
-    if (!options->tokenizer->byte_ids && u8_check(bytes, n)) {
+    if (!byte_ids && u8_check(bytes, n)) {
         bytes = valid = host_calloc(n, 3, "a text");
         n = utf8_replace(text->bytes, n, valid);
     }
     bpe_ids(e, &first);
-    if (wrapped && options->bos >= 0) bpe_add_id(e, options->bos);
+    if (bos >= 0) bpe_add_id(e, bos);
     const bool ok = bpe_encode(e, bytes, n, &u->err) || error_prefix(&u->err, u->file->path);
-    if (wrapped && options->eos >= 0) bpe_add_id(e, options->eos);
+    if (eos >= 0) bpe_add_id(e, eos);
     free(valid);
     bpe_ids(e, &end);
     if (!ok) return true;
-    if (end - first == added) {
+    if (end - first == (size_t)((bos >= 0) + (eos >= 0))) {
         u->left_out.empty++;  // no byte has a token
         return true;
     }
-    if (text->parts && !mark_document(u, e, options, text, first, bad)) return false;
-    const bool is_val = text->is_val || is_validation(text, options->val_frac);
+    if (text->parts && !mark_document(u, text, first, bad)) return false;
+    const bool is_val = text->is_val || is_validation(text, u->options->val_frac);
     u->documents = host_grow(u->documents, &u->document_capacity, u->num_documents + 1,
                              sizeof *u->documents, "documents");
     u->documents[u->num_documents++] = (UnitDocument){first, end, is_val, text->parts != NULL};
@@ -289,8 +290,8 @@ static bool read_parts(const json_t *array, bool all, Parts *parts, Error *bad) 
 }
 
 // An unknown template ends the run: it would leave out every chat.
-static bool read_chat(Unit *u, const UnitOptions *options, const json_t *record, Parts *parts,
-                      Error *bad) {
+static bool read_chat(Unit *u, const json_t *record, Parts *parts, Error *bad) {
+    const UnitOptions *options = u->options;
     if (options->no_chat.code) {
         u->err = options->no_chat;
         snprintf(u->err.hint, sizeof u->err.hint,
@@ -306,8 +307,7 @@ static bool read_chat(Unit *u, const UnitOptions *options, const json_t *record,
     return false;
 }
 
-static bool add_record(Unit *u, BpeEncoder *e, const UnitOptions *options, const json_t *record,
-                       const char *parse_error, Error *bad) {
+static bool add_record(Unit *u, const json_t *record, const char *parse_error, Error *bad) {
     const json_t *value = json_object_get(record, "text");
     const RecordKind kind = record_kind(record);
     Parts parts = {0};
@@ -316,21 +316,20 @@ static bool add_record(Unit *u, BpeEncoder *e, const UnitOptions *options, const
     if (kind == RECORD_OTHER)
         ok = describe_bad_record(record, parse_error, bad);
     else if (kind == RECORD_PARTS)
-        ok = read_parts(json_object_get(record, "parts"), options->trains_on_all, &parts, bad);
+        ok = read_parts(json_object_get(record, "parts"), u->options->trains_on_all, &parts, bad);
     else if (kind != RECORD_TEXT)
-        ok = read_chat(u, options, record, &parts, bad);
+        ok = read_chat(u, record, &parts, bad);
     text.bytes = kind == RECORD_TEXT ? (unsigned char *)json_string_value(value) : parts.bytes;
     text.n = kind == RECORD_TEXT ? json_string_length(value) : parts.n;
     text.parts = parts.parts;
     const size_t before = u->num_documents;
-    ok = ok && u->err.code == 0 && add_document(u, e, options, &text, bad);
+    ok = ok && u->err.code == 0 && add_document(u, &text, bad);
     if (u->num_documents > before) u->kinds[kind]++;
     parts_free(&parts);
     return ok;
 }
 
-static void encode_record(Unit *u, BpeEncoder *e, const UnitOptions *options, int64_t number,
-                          unsigned char *p, size_t n) {
+static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
     const bool array = u->file->kind == INPUT_ARRAY;
     json_error_t why = {0};
     Error bad = {0};
@@ -345,7 +344,7 @@ static void encode_record(Unit *u, BpeEncoder *e, const UnitOptions *options, in
     replace_surrogates((char *)p, (char *)p + n);
     json_t *record =
         json_loadb((char *)p, n, JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL, &why);
-    const bool ok = add_record(u, e, options, record, why.text, &bad);
+    const bool ok = add_record(u, record, why.text, &bad);
     json_decref(record);
     if (ok) return;
     snprintf(where, sizeof where, array ? "%s: record %ld" : "%s:%ld", u->file->path, number);
@@ -363,16 +362,13 @@ static uint64_t cut_at(const char *text, uint64_t n) {
     return line ? (uint64_t)(line + 1 - text) : n;
 }
 
-static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options) {
+static void encode_file(Unit *u) {
     const InputFile *f = u->file;
     unsigned char head[BINARY_BYTES] = {0};
-    uint64_t n = f->size_bytes < sizeof head ? f->size_bytes : sizeof head;
-    File file;
-    if (!file_open(&file, f->path, "check it, or copy it again", &u->err)) return;
-    const bool read = file_read_at(&file, head, n, 0, &u->err), binary = memchr(head, 0, n),
+    uint64_t n;
+    if (!read_head(f->path, head, sizeof head, &n, &u->err)) return;
+    const bool binary = memchr(head, 0, n),
                utf16 = memcmp(head, "\xff\xfe", 2) == 0 || memcmp(head, "\xfe\xff", 2) == 0;
-    file_close(&file);
-    if (!read) return;
     u->left_out.binary += binary;
     if (binary)
         error_set(&u->left_out.named[0], EXIT_BAD_INPUT, "give text or .jsonl",
@@ -384,39 +380,38 @@ static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     char *bytes = file_read_all(f->path, MAX_DOCUMENT_BYTES, &n,
                                 "write it as .jsonl with one document per line", &u->err);
     const uint64_t start = mark_bytes((char *)head),
-                   end = bytes && options->cuts_files ? cut_at(bytes, n) : n;
+                   end = bytes && u->options->cuts_files ? cut_at(bytes, n) : n;
     const Text text = {.bytes = (unsigned char *)bytes + start, .n = end - start},
                rest = {.bytes = (unsigned char *)bytes + end, .n = n - end, .is_val = true};
-    if (bytes) add_document(u, e, options, &text, NULL);
-    if (bytes && end < n) add_document(u, e, options, &rest, NULL);
+    if (bytes) add_document(u, &text, NULL);
+    if (bytes && end < n) add_document(u, &rest, NULL);
     free(bytes);
 }
 
-static void encode_records(Unit *u, BpeEncoder *e, const UnitOptions *options) {
+static void encode_records(Unit *u) {
     const bool array = u->file->kind == INPUT_ARRAY;
     int64_t number = u->first_record;
     for (uint64_t at = 0, n; at < u->num_bytes && u->err.code == 0; at += n, number++) {
         n = record_end(u->records + at, u->num_bytes - at, array, true);
-        encode_record(u, e, options, number, u->records + at, n);
+        encode_record(u, number, u->records + at, n);
     }
 }
 
-static void store_tokens(Unit *u, const BpeEncoder *e, int token_bytes) {
+static void store_tokens(Unit *u) {
+    const size_t width = (size_t)shard_token_bytes(&u->options->vocabulary);
     size_t n;
-    const int32_t *ids = bpe_ids(e, &n);
-    u->tokens = host_grow(u->tokens, &u->token_capacity, n * (size_t)token_bytes + 1, 1, "tokens");
-    if (token_bytes == 4 && n > 0) memcpy(u->tokens, ids, n * 4);
-    for (size_t i = 0; token_bytes == 2 && i < n; i++) {
-        const uint16_t id = (uint16_t)ids[i];
-        memcpy(u->tokens + 2 * i, &id, 2);
-    }
+    const int32_t *ids = bpe_ids(u->encoder, &n);
+    u->tokens = host_grow(u->tokens, &u->token_capacity, n * width + 1, 1, "tokens");
+    for (size_t i = 0; i < n; i++) memcpy(u->tokens + i * width, &ids[i], width);
 }
 
 void unit_encode(Unit *u, BpeEncoder *e, const UnitOptions *options) {
+    u->encoder = e;
+    u->options = options;
     bpe_clear(e);
     if (u->file->kind == INPUT_TEXT)
-        encode_file(u, e, options);
+        encode_file(u);
     else
-        encode_records(u, e, options);
-    store_tokens(u, e, options->token_bytes);
+        encode_records(u);
+    store_tokens(u);
 }

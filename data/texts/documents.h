@@ -11,6 +11,7 @@
 #include "../base/file.h"
 #include "../models/bpe.h"
 #include "../models/chat.h"
+#include "../shards/shard_writer.h"
 #include "inputs.h"
 
 typedef struct {
@@ -23,6 +24,20 @@ typedef struct {
     int64_t empty, binary, bad;
     Error named[MAX_NAMED];  // why the first binary files and bad records were left out
 } LeftOut;
+
+enum { CUT_MIN_BYTES = 1 << 16, CUT_MAX_FILES = 20 };
+
+typedef struct {
+    const Tokenizer *tokenizer;
+    bool has_byte[256];          // bytes that have a token
+    ShardVocabulary vocabulary;  // its BOS and EOS are for documents without parts
+    ChatTemplate chat;
+    Error no_chat;       // code != 0: no known template; hint: option of prepare.py
+    bool trains_on_all;  // turns of chats, not only on answers
+    bool cuts_files;     // the last 1 % of each file of at least CUT_MIN_BYTES is for validation
+    double val_frac;     // share of the documents for validation, by SHA-256 of the text;
+                         // 0: they are chosen otherwise; NO_VALIDATION: there are none
+} UnitOptions;
 
 typedef struct {
     // input: a file that is one document, or complete records of a file
@@ -40,6 +55,9 @@ typedef struct {
     int64_t kinds[NUM_RECORD_KINDS];  // of records that became documents
     LeftOut left_out;
     Error err;  // code 0: no error
+    // during unit_encode
+    BpeEncoder *encoder;
+    const UnitOptions *options;
 } Unit;
 
 void unit_free(Unit *u);
@@ -54,21 +72,6 @@ typedef struct {
 
 // The next unit, in order; false at the end or with *err. Reuses the unit's memory.
 bool unit_read(UnitReader *r, Unit *u, Error *err);
-
-enum { CUT_MIN_BYTES = 1 << 16, CUT_MAX_FILES = 20 };
-
-typedef struct {
-    const Tokenizer *tokenizer;
-    bool has_byte[256];  // bytes that have a token
-    int32_t bos, eos;    // for documents without parts; -1: none
-    int token_bytes;
-    ChatTemplate chat;
-    Error no_chat;       // code != 0: no known template; hint: option of prepare.py
-    bool trains_on_all;  // turns of chats, not only on answers
-    bool cuts_files;     // the last 1 % of each file of at least CUT_MIN_BYTES is for validation
-    double val_frac;     // share of the documents for validation, by SHA-256 of the text;
-                         // 0: they are chosen otherwise; NO_VALIDATION: there are none
-} UnitOptions;
 
 // Errors go to u->err: EXIT_BAD_INPUT for a file named by the user that is unreadable or binary.
 void unit_encode(Unit *u, BpeEncoder *e, const UnitOptions *options);

@@ -13,33 +13,33 @@
 #include "../models/chat.h"
 #include "../shards/find_files.h"
 
-// What file names tell. A file with another suffix is a text if it looks like one.
+// What file names tell. A file with another suffix is a text if it looks like one. A format is not
+// read: as INPUT_TEXT it is refused in a directory too, where it may be all that counts.
 typedef struct {
     const char *endings;
     InputKind kind;
+    const char *format, *hint;  // hint: what converts the file whose name follows
     bool is_shard;
-    const char *format, *hint;  // the format, not read; what converts the file whose name follows
-    bool in_tree;               // refused in a directory too, where it may be all that counts
 } Ending;
 
 #define PREPARE "python3 data/prepare.py --out FILE.jsonl "
 
 static const Ending *find_ending(const char *path) {
     static const Ending list[] = {
-        {".txt .md", INPUT_TEXT, false, NULL, NULL, false},
-        {".jsonl .ndjson", INPUT_LINES, false, NULL, NULL, false},
-        {".json", INPUT_LEFT_OUT, false, NULL, NULL, false},
-        {".csv .tsv", INPUT_LEFT_OUT, false, "CSV", PREPARE, false},
-        {".ipynb", INPUT_LEFT_OUT, false, "a notebook", "jupyter nbconvert --to markdown ", false},
-        {".pdf", INPUT_LEFT_OUT, false, "PDF", "pdftotext ", false},
-        {".docx", INPUT_LEFT_OUT, false, "Word", "pandoc -t plain -o FILE.txt ", false},
-        {".parquet", INPUT_TEXT, false, "Parquet", PREPARE, true},
-        {".arrow", INPUT_TEXT, false, "Arrow", "write it as Parquet or JSON Lines", true},
-        {".gz", INPUT_TEXT, false, "gzip", "gunzip -k ", true},
-        {".zst", INPUT_TEXT, false, "Zstandard", "unzstd ", true},
-        {"/", INPUT_LEFT_OUT, true, "a directory",
-         "links are not followed: name it in --train, too", false},
-        {".bin .idx .mask .ds .index .npy", INPUT_TEXT, true, NULL, NULL, false},
+        {".txt .md", INPUT_TEXT, NULL, NULL, false},
+        {".jsonl .ndjson", INPUT_LINES, NULL, NULL, false},
+        {".json", INPUT_LEFT_OUT, NULL, NULL, false},
+        {".csv .tsv", INPUT_LEFT_OUT, "CSV", PREPARE, false},
+        {".ipynb", INPUT_LEFT_OUT, "a notebook", "jupyter nbconvert --to markdown ", false},
+        {".pdf", INPUT_LEFT_OUT, "PDF", "pdftotext ", false},
+        {".docx", INPUT_LEFT_OUT, "Word", "pandoc -t plain -o FILE.txt ", false},
+        {".parquet", INPUT_TEXT, "Parquet", PREPARE, false},
+        {".arrow", INPUT_TEXT, "Arrow", "write it as Parquet or JSON Lines", false},
+        {".gz", INPUT_TEXT, "gzip", "gunzip -k ", false},
+        {".zst", INPUT_TEXT, "Zstandard", "unzstd ", false},
+        {"/", INPUT_LEFT_OUT, "a directory", "links are not followed: name it in --train, too",
+         true},
+        {".bin .idx .mask .ds .index .npy", INPUT_TEXT, NULL, NULL, true},
     };
     const char *slash = strrchr(path, '/'),
                *dot = path_is_dir(path) ? "/" : strrchr(slash ? slash : path, '.');
@@ -102,17 +102,22 @@ uint64_t record_end(const unsigned char *text, uint64_t n, bool array, bool last
     return 0;
 }
 
+bool read_head(const char *path, void *out, uint64_t most, uint64_t *n, Error *err) {
+    File f;
+    if (!file_open(&f, path, "check it, or copy it again", err)) return false;
+    *n = f.size_bytes < most ? f.size_bytes : most;
+    const bool ok = file_read_at(&f, out, *n, 0, err);
+    file_close(&f);
+    return ok;
+}
+
 // The first record of a JSON file, a complete object; NULL: none. *array: it is in an array, whose
 // bracket is the byte before *first.
 static json_t *first_record(const InputFile *f, bool *array, uint64_t *first) {
-    const uint64_t most = f->kind == INPUT_LINES ? 1 << 12 : 1 << 24;
-    File file;
-    Error ignored = {0};
-    if (!file_open(&file, f->path, "", &ignored)) return NULL;
-    const uint64_t n = file.size_bytes < most ? file.size_bytes : most;
+    uint64_t n = f->kind == INPUT_LINES ? 1 << 12 : 1 << 24;
     char *text = host_calloc(n + 1, 1, "the beginning of a file");
     json_t *record = NULL;
-    if (file_read_at(&file, text, n, 0, &ignored)) {
+    if (read_head(f->path, text, n, &n, &(Error){0})) {
         const uint64_t mark = mark_bytes(text);
         *first = mark + strspn(text + mark, " \t\r\n");
         *array = text[*first] == '[';
@@ -121,7 +126,6 @@ static json_t *first_record(const InputFile *f, bool *array, uint64_t *first) {
         record = json_loadb(text + *first, size - (*array && size > 0), JSON_ALLOW_NUL, NULL);
         if (!*array) *first = mark;
     }
-    file_close(&file);
     free(text);
     return record;
 }
@@ -146,7 +150,7 @@ static bool find_kind(Inputs *in, InputFile *f, Error *err) {
     f->kind = e ? e->kind : INPUT_TEXT;
     if (!other && f->kind != INPUT_TEXT) find_records(f);
     snprintf(hint, sizeof hint, "%s%.300s", how, path_ends_with(how, " ") ? f->path : "");
-    if ((other && (f->named || e->in_tree)) || (f->kind == INPUT_LEFT_OUT && f->named))
+    if ((other && (f->named || f->kind == INPUT_TEXT)) || (f->kind == INPUT_LEFT_OUT && f->named))
         return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected text or JSONL, found %s", f->path,
                          format);
     if (f->kind == INPUT_LEFT_OUT && in->num_left_out++ < MAX_NAMED)
@@ -164,12 +168,11 @@ static bool is_validation_file(const FoundPath *f) {
     return strncmp(name, "val.", 4) == 0 || (strncmp(name, "val_", 4) == 0 && !strchr(name, '/'));
 }
 
-// Takes ownership of the path.
 static bool add_file(Inputs *in, const FoundPath *found, Error *err) {
     struct stat st;
     in->items = host_grow(in->items, &in->capacity, in->n + 1, sizeof *in->items, "paths");
     InputFile *f = &in->items[in->n++];
-    *f = (InputFile){.path = found->path, .named = found->dir_bytes == 0};
+    *f = (InputFile){.path = host_copy(found->path, "paths"), .named = found->dir_bytes == 0};
     if (stat(f->path, &st) != 0)
         return bad_input(err, "%s: cannot read: %s", f->path, strerror(errno));
     f->size_bytes = (uint64_t)st.st_size;
@@ -190,10 +193,7 @@ bool inputs_collect(Inputs *in, const char *spec, const char *out_dir, Error *er
     *in = (Inputs){0};
     if (stat(out_dir, &out) != 0) out.st_ino = 0;
     bool ok = path_list_expand(&found, spec, &search, err);
-    for (size_t i = 0; ok && i < found.n; i++) {
-        ok = add_file(in, &found.items[i], err);
-        found.items[i].path = NULL;
-    }
+    for (size_t i = 0; ok && i < found.n; i++) ok = add_file(in, &found.items[i], err);
     path_list_free(&found);
     return ok;
 }
@@ -207,15 +207,11 @@ void inputs_free(Inputs *in) {
 // Text or lines, or a format whose error message mentions text.
 static bool is_text(const char *path) {
     unsigned char head[1 << 13];
-    File f;
-    Error ignored = {0};
+    uint64_t n;
     const Ending *e = find_ending(path);
     if (e) return !e->is_shard;
-    if (!file_open(&f, path, "", &ignored)) return false;
-    const uint64_t n = f.size_bytes < sizeof head ? f.size_bytes : sizeof head;
-    const bool text = n > 0 && file_read_at(&f, head, n, 0, &ignored) && memchr(head, 0, n) == NULL;
-    file_close(&f);
-    return text;
+    return read_head(path, head, sizeof head, &n, &(Error){0}) && n > 0 &&
+           memchr(head, 0, n) == NULL;
 }
 
 bool inputs_are_texts(const char *spec) {

@@ -34,6 +34,9 @@ typedef struct {
 // that ends it; 0: it is incomplete. `last`: the file ends with the text.
 uint64_t record_end(const unsigned char *text, uint64_t n, bool array, bool last);
 
+// Reads the first bytes of a file, at most `most`; *n: how many there are.
+bool read_head(const char *path, void *out, uint64_t most, uint64_t *n, Error *err);
+
 // Is the spec (like dataset_open's) text rather than shards? Judged by its first file.
 bool inputs_are_texts(const char *spec);
 

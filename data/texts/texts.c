@@ -32,7 +32,6 @@ typedef struct {
     OutDir *out;  // contains `dir`
     Inputs in;
     Tokenizer tokenizer;
-    ShardVocabulary vocabulary;
     UnitOptions options;
     Bpe *bpe;
     char dir[IO_PATH_MAX], temporary[IO_PATH_MAX], old[IO_PATH_MAX];
@@ -100,16 +99,12 @@ static bool write_text(const char *dir, const char *name, char *text, Error *err
     return ok;
 }
 
-static char *byte_tokenizer_config(void) {
-    json_t *config = json_loads(config_json, 0, NULL);
-    json_object_set_new(config, "chat_template", json_string(chatml_template));
-    return json_write(config, JSON_INDENT(1));
-}
-
 // Failures are EXIT_DISK.
 static bool byte_tokenizer_write(const char *dir, Error *err) {
-    return write_text(dir, "tokenizer.json", byte_tokenizer_json(), err) &&
-           write_text(dir, "tokenizer_config.json", byte_tokenizer_config(), err) &&
+    json_t *config = json_loads(config_json, 0, NULL);
+    json_object_set_new(config, "chat_template", json_string(chatml_template));
+    return write_text(dir, "tokenizer_config.json", json_write(config, JSON_INDENT(1)), err) &&
+           write_text(dir, "tokenizer.json", byte_tokenizer_json(), err) &&
            write_text(dir, "special_tokens_map.json",
                       json_write(json_loads(map_json, 0, NULL), JSON_INDENT(1)), err);
 }
@@ -117,20 +112,16 @@ static bool byte_tokenizer_write(const char *dir, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Set-up: before anything is written
 
-static bool open_byte_tokenizer(Job *j) {
-    unsigned char digest[32];
+static void open_byte_tokenizer(Job *j, unsigned char digest[32]) {
     char *json = byte_tokenizer_json();
     sha256(json, strlen(json), digest);
     free(json);
     j->tokenizer = (Tokenizer){.vocab_size = 258, .bos = 256, .eos = 257, .byte_ids = true};
-    memcpy(&j->vocabulary.tokenizer_hash, digest, 8);
-    return true;
 }
 
-static bool open_model_tokenizer(Job *j, Error *err) {
+static bool open_model_tokenizer(Job *j, unsigned char digest[32], Error *err) {
     const char *model = j->settings->model;
     char path[IO_PATH_MAX];
-    unsigned char digest[32];
     if (path_is_dir(model) && !path_join(path, sizeof path, model, "tokenizer.json", err))
         return false;
     if (!path_is_dir(model) || !path_exists(path))
@@ -138,7 +129,6 @@ static bool open_model_tokenizer(Job *j, Error *err) {
                          "%s: is text, expected a tokenizer for it in --model, found none in %s",
                          j->spec, model);
     if (!tokenizer_open(&j->tokenizer, model, err) || !file_sha256(path, digest, err)) return false;
-    memcpy(&j->vocabulary.tokenizer_hash, digest, 8);
     return j->tokenizer.eos >= 0 ||
            error_set(err, EXIT_BAD_INPUT, "name it in tokenizer_config.json",
                      "%s: no eos_token found", path);
@@ -146,18 +136,20 @@ static bool open_model_tokenizer(Job *j, Error *err) {
 
 static bool open_tokenizer(Job *j, Error *err) {
     Tokenizer *t = &j->tokenizer;
+    ShardVocabulary *v = &j->options.vocabulary;
     const bool bytes = strcmp(j->settings->model, "demo") == 0;
-    if (!(bytes ? open_byte_tokenizer(j) : open_model_tokenizer(j, err))) return false;
+    unsigned char digest[32];
+    if (bytes)
+        open_byte_tokenizer(j, digest);
+    else if (!open_model_tokenizer(j, digest, err))
+        return false;
     if (t->vocab_size > j->settings->vocab_size)
         return error_set(err, EXIT_CHECKPOINT_MISFIT, "use the tokenizer of the model",
                          "%s: made for a vocabulary of %d, the model has %d", t->file,
                          t->vocab_size, j->settings->vocab_size);
-    j->vocabulary.vocab_size = t->vocab_size;
-    j->vocabulary.eos = t->eos;
-    j->vocabulary.bos = t->bos == t->eos ? -1 : t->bos;  // one token between documents is enough
-    j->options.bos = j->vocabulary.bos;
-    j->options.eos = j->vocabulary.eos;
-    j->options.token_bytes = shard_token_bytes(&j->vocabulary);
+    *v = (ShardVocabulary){.vocab_size = t->vocab_size, .eos = t->eos};
+    v->bos = t->bos == t->eos ? -1 : t->bos;  // one token between documents is enough
+    memcpy(&v->tokenizer_hash, digest, sizeof v->tokenizer_hash);
     j->options.tokenizer = t;
     for (int32_t id = 0; id < t->vocab_size && !t->byte_ids; id++) {
         size_t n;
@@ -180,7 +172,7 @@ static bool open_tokenizer(Job *j, Error *err) {
 }
 
 static void make_key(Job *j) {
-    const ShardVocabulary *v = &j->vocabulary;
+    const ShardVocabulary *v = &j->options.vocabulary;
     const int64_t facts[] = {FORMAT, v->vocab_size, v->bos, v->eos, (int64_t)v->tokenizer_hash};
     uint64_t h = fnv1a(FNV1A_START, facts, sizeof facts);
     h = fnv1a(h, &j->options.val_frac, sizeof j->options.val_frac);
@@ -269,7 +261,7 @@ static void leave_out(LeftOut *left, const LeftOut *more) {
 }
 
 static bool write_unit(Job *j, const Unit *u, Error *err) {
-    const uint64_t width = (uint64_t)j->options.token_bytes;
+    const uint64_t width = (uint64_t)shard_token_bytes(&j->options.vocabulary);
     if (u->err.code) {
         *err = u->err;
         return false;
@@ -360,8 +352,8 @@ static bool nothing_to_train(const Job *j, Error *err) {
 static bool make_shards(Job *j, Error *err) {
     j->left_out = (LeftOut){0};
     memset(j->records, 0, sizeof j->records);
-    shard_writer_init(&j->train, j->temporary, "train", &j->vocabulary);
-    shard_writer_init(&j->val, j->temporary, "val", &j->vocabulary);
+    shard_writer_init(&j->train, j->temporary, "train", &j->options.vocabulary);
+    shard_writer_init(&j->val, j->temporary, "val", &j->options.vocabulary);
     const bool ok = dir_remove_tree(j->temporary, err) && dir_create_all(j->temporary, err) &&
                     encode_with_threads(j, err) && shard_writer_close(&j->train, err) &&
                     shard_writer_close(&j->val, err);
@@ -392,7 +384,6 @@ static void add_count(char *list, size_t capacity, int64_t n, const char *what) 
     if (n > 0) text_list(list, capacity, item);
 }
 
-// The kinds of records found
 static void print_records(const Job *j) {
     char list[300] = "", item[60];
     int64_t all = 0;

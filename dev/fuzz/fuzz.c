@@ -111,8 +111,8 @@ static BpeEncoder *encoder(int i) {
     must(i == 0 || tokenizer_open(t, dirs[i], &err), &err);
     const Bpe *b = bpe_open(t, &err);
     must(b != NULL, &err);
-    unit_options[i] = (UnitOptions){.tokenizer = t, .bos = t->bos, .eos = t->eos, .token_bytes = 4};
-    if (t->bos == t->eos) unit_options[i].bos = -1;
+    unit_options[i] = (UnitOptions){.tokenizer = t, .vocabulary = {1 << 24, t->bos, t->eos, 0}};
+    if (t->bos == t->eos) unit_options[i].vocabulary.bos = -1;
     memset(unit_options[i].has_byte, true, 256);
     return opened[i] = bpe_encoder_open(b);
 }
@@ -121,7 +121,8 @@ static BpeEncoder *encoder(int i) {
 static void check_text(const UnitOptions *o, Bytes file, const int32_t *ids, size_t n) {
     unsigned char *text = host_calloc(file.n, 3, "a text"), *at = text;
     const unsigned char *bytes, *end = text + utf8_replace(file.p, file.n, text);
-    for (size_t i = o->bos >= 0, length; i + (o->eos >= 0) < n; i++, at += length) {
+    const ShardVocabulary *v = &o->vocabulary;
+    for (size_t i = v->bos >= 0, length; i + (v->eos >= 0) < n; i++, at += length) {
         bytes = tokenizer_bytes(o->tokenizer, ids[i], &length);
         CHECK(length <= (size_t)(end - at) && memcmp(at, bytes, length) == 0);
     }
@@ -252,7 +253,7 @@ static void see_tensor(json_t *seen, const SafetensorsSet *s, const TensorInfo *
     unsigned char bytes[32];
     char hex[65] = "";
     json_t *shape = json_array();
-    CHECK(file_read_at(&s->files[t->file].file, bytes, n, t->begin, &(Error){0}));
+    CHECK(file_read_at(&s->files[t->file], bytes, n, t->begin, &(Error){0}));
     for (size_t i = 0; i < n; i++) sprintf(hex + 2 * i, "%02x", bytes[i]);
     for (int i = 0; i < t->ndim; i++)
         json_array_append_new(shape, json_integer((json_int_t)t->shape[i]));
@@ -286,7 +287,7 @@ static bool fuzz_safetensors(Input *in) {
     for (int i = 0; i < s.num_tensors; i++) {
         const TensorInfo *t = &s.tensors[i];
         const uint64_t n = tensor_num_elements(t), last = n < 99 ? n : 99;
-        CHECK(t->begin <= t->end && t->end <= s.files[t->file].file.size_bytes);
+        CHECK(t->begin <= t->end && t->end <= s.files[t->file].size_bytes);
         CHECK(t->end - t->begin == n * tensor_dtype_size(t->dtype));
         CHECK(safetensors_find(&s, t->name) == t && strnlen(t->name, 160) < 160);
         bytes += n * tensor_dtype_size(t->dtype);
@@ -295,8 +296,8 @@ static bool fuzz_safetensors(Input *in) {
               !strstr("F32 BF16 F16 F64", t->dtype));
     }
     for (int i = 0; i < s.num_files; i++) {
-        CHECK(file_read_at(&s.files[i].file, &header, 8, 0, &in->err));
-        bytes += 8 + header - s.files[i].file.size_bytes;
+        CHECK(file_read_at(&s.files[i], &header, 8, 0, &in->err));
+        bytes += 8 + header - s.files[i].size_bytes;
     }
     CHECK(bytes == 0);
     safetensors_close(&s);
