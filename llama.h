@@ -11,8 +11,7 @@
 // A step is llama_train_step: every micro-batch forward, head and backward, then the update.
 // Gradients are sums, scaled at the loss by 1 / (targets of the whole step). The letters in shape
 // comments are those of kernels.h.
-#ifndef UNPAD_LLAMA_H
-#define UNPAD_LLAMA_H
+#pragma once
 
 #include <assert.h>
 #include <stdbool.h>
@@ -39,8 +38,7 @@
 #include "kernels/kernels.h"  // defines: every operation on the device
 #include "kernels/lora.h"
 
-// ------------------------------------------------------------------------------------------------
-// Types
+// ---- Types --------------------------------------------------------------------------------------
 
 // Weights of one layer. q, k and v lie one after another in the arena, so q's pointer is the fused
 // qkv_proj; the same holds for gate and up.
@@ -190,8 +188,8 @@ static inline bool llama_has_rope(const LlamaConfig *c, int l) {
     return c->no_rope_interval == 0 || (l + 1) % c->no_rope_interval != 0;
 }
 
-// ------------------------------------------------------------------------------------------------
-// What a run calls, in this order. Every rank makes the same calls.
+// ---- What a run calls, in this order ------------------------------------------------------------
+// Every rank makes the same calls.
 
 // Everything but the allocation: the table of parameters, this rank's shard, the bytes of each
 // arena.
@@ -229,8 +227,7 @@ static inline ModelFace llama_face(LlamaModel *m);
 static inline Parameters llama_parameters(LlamaModel *m);
 static inline void llama_free(LlamaModel *m);
 
-// ------------------------------------------------------------------------------------------------
-// Forward and backward
+// ---- Forward and backward -----------------------------------------------------------------------
 
 // Defined below: attention in every layout
 static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a);
@@ -403,9 +400,9 @@ static inline void llama_backward(LlamaModel *m) {
     zero_grads_done(&m->zero, LLAMA_EMBEDDING);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Attention. This is the one place where a layout shows: `repad` gathers the real rows of a padded
-// buffer around attention in every layer and scatters them back, as a Hugging Face model given an
+// ---- Attention ----------------------------------------------------------------------------------
+// This is the one place where a layout shows: `repad` gathers the real rows of a padded buffer
+// around attention in every layer and scatters them back, as a Hugging Face model given an
 // attention mask does. It exists to be compared with. Every other layout has num_real_rows = 0.
 // Generation keeps keys and values: a packed batch of whole prompts attends within itself, later
 // tokens attend to the cache.
@@ -452,8 +449,7 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
     scatter_rows(s->dqkv, s->real_dqkv, in->real_rows, n, T, qkv_dim);
 }
 
-// ------------------------------------------------------------------------------------------------
-// The micro-batch: everything the kernels need to know of it goes over in one copy
+// ---- The micro-batch: everything the kernels need to know of it goes over in one copy -----------
 
 static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *src_host,
                                    int32_t n) {
@@ -509,8 +505,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     device_upload(m->staging, m->staging_host, used * sizeof(int32_t));
 }
 
-// ------------------------------------------------------------------------------------------------
-// The step around them
+// ---- The step around them -----------------------------------------------------------------------
 
 static inline void llama_begin_step(LlamaModel *m, int64_t num_targets) {
     const real loss_scale = (real)1 / (real)num_targets;
@@ -607,8 +602,7 @@ static inline ModelFace llama_face(LlamaModel *m) {
                        .gather = comm_all_gather_host};
 }
 
-// ------------------------------------------------------------------------------------------------
-// Parameters: one table
+// ---- Parameters: one table ----------------------------------------------------------------------
 
 enum { LLAMA_ALIGN = 64 };  // elements: 128 bytes in bf16, 256 in fp32
 
@@ -723,8 +717,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
     m->num_elements = lora ? adapter_elements : m->num_weights;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Memory: one table of buffers, first to measure each arena and then to carve it
+// ---- Memory: one table of buffers, first to measure each arena and then to carve it -------------
 
 // A row of the table: a buffer of count_ elements in an arena, where the condition holds
 #define LLAMA_BUFFER(arena_, pointer_, count_, exists_) \
@@ -922,8 +915,8 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Weights and moments from and to files, as fp32. Every rank loads; rank 0 saves.
+// ---- Weights and moments from and to files, as fp32 ---------------------------------------------
+// Every rank loads; rank 0 saves.
 
 static inline void llama_put(void *model, ParameterArena arena, size_t offset, const float *values,
                              size_t n) {
@@ -974,5 +967,3 @@ static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err
     return path_join(path, sizeof path, dir, "optimizer.safetensors", err) &&
            parameters_load(llama_parameters(m), true, path, err);
 }
-
-#endif

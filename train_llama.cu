@@ -55,8 +55,7 @@ enum { MAX_SKIPS = 5 };
 enum { SAVE_NOW = -1 };  // in RankNote.signal
 static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 
-// ------------------------------------------------------------------------------------------------
-// A run: what its parts below share
+// ---- A run: what its parts below share ----------------------------------------------------------
 
 // Device memory beside the model's arenas
 typedef struct {
@@ -98,8 +97,7 @@ static void load_or_init(LlamaModel *m, const char *dir, const Options *o) {
     line_erase(stderr);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Resuming and options
+// ---- Resuming and options -----------------------------------------------------------------------
 
 // A bare --resume that finds no checkpoint is a fresh start: dir stays empty.
 static ResumePoint find_resume(const Options *o, OutDir *out) {
@@ -120,8 +118,7 @@ static ResumePoint find_resume(const Options *o, OutDir *out) {
     return at;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Set-up: the device, the configuration, the data
+// ---- Set-up: the device, the configuration, the data --------------------------------------------
 
 // A device error is found after the call that made it: at the latest at the end of the step.
 static void describe_work(void *model, char *text, size_t capacity) {
@@ -167,8 +164,7 @@ static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32
     comm_barrier();
 }
 
-// ------------------------------------------------------------------------------------------------
-// Ranks: what must be the same on all of them
+// ---- Ranks: what must be the same on all of them ------------------------------------------------
 
 // Ranks that were started differently would silently train a mixture.
 static void check_ranks_agree(const Data *d, const LlamaConfig *config, const ResumePoint *at) {
@@ -223,8 +219,7 @@ static void check_ranks_still_agree(const Run *run) {
         "check that machine's memory");
 }
 
-// ------------------------------------------------------------------------------------------------
-// The model's memory: planned, printed and checked before anything is allocated
+// ---- The model's memory: planned, printed and checked before anything is allocated --------------
 
 static size_t memory_needed(const LlamaConfig *config, LlamaSettings settings) {
     LlamaModel m;
@@ -356,8 +351,7 @@ static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Opti
     warning("%.1f MiB do not fit into %.1f MiB: %s", total_mib, usable_mib, hint);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Checkpoints
+// ---- Checkpoints --------------------------------------------------------------------------------
 
 static SaveJob save_job(const Run *run) {
     return (SaveJob){run->o,      run->data, &run->model->config, &run->out->lock, UNPAD_VERSION,
@@ -405,8 +399,7 @@ static void start_save(Run *run, bool last) {
     comm_barrier();  // here the other ranks wait and see that rank 0 is alive
 }
 
-// ------------------------------------------------------------------------------------------------
-// The loop
+// ---- The loop -----------------------------------------------------------------------------------
 
 static AdamW adamw_of_step(const Options *o, int64_t step) {
     return (AdamW){.lr = learning_rate(o, step),
@@ -652,8 +645,7 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
     finish(run, room);
 }
 
-// ------------------------------------------------------------------------------------------------
-// --compare: every layout on the same documents, weights and kernels, in one table
+// ---- --compare: every layout on the same documents, weights and kernels, in one table -----------
 
 static int compare_doubles(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -735,8 +727,7 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
         o->compare);
 }
 
-// ------------------------------------------------------------------------------------------------
-// --check-packing: the documents of one micro-batch, packed and each alone
+// ---- --check-packing: the documents of one micro-batch, packed and each alone -------------------
 
 static void check_packing(LlamaModel *m, Data *d, const char *kit) {
     Error err = {0};
@@ -748,8 +739,7 @@ static void check_packing(LlamaModel *m, Data *d, const char *kit) {
     step_data_free(&data);
 }
 
-// ------------------------------------------------------------------------------------------------
-// --generate and --eval: the model alone; nothing is trained
+// ---- --generate and --eval: the model alone; nothing is trained ---------------------------------
 
 static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const Options *o,
                                const DeviceRoom *room, int32_t micro_batch_tokens,
@@ -805,8 +795,7 @@ static void infer(const Options *o, LlamaModel *m) {
     generate(m, &config, o, &room);
 }
 
-// ------------------------------------------------------------------------------------------------
-// The program
+// ---- The program --------------------------------------------------------------------------------
 
 static Options *start_process(int argc, char **argv) {
     io_open_standard_streams();

@@ -1,7 +1,6 @@
 // A region of device memory that is allocated once and carved into buffers: the same calls first
 // measure it and then, once it exists, set the pointers.
-#ifndef UNPAD_ARENA_H
-#define UNPAD_ARENA_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,5 +20,3 @@ static inline void *arena_take(Arena *a, size_t count, size_t size) {
 // A buffer of count_ elements, if the condition holds
 #define ARENA_BUFFER(arena_, pointer_, count_, exists_) \
     if (exists_) pointer_ = arena_take(arena_, count_, sizeof *(pointer_))
-
-#endif

@@ -20,8 +20,7 @@
 // C <= 16384 in RMSNorm, N <= 16384 in bias_backward, D a multiple of 16 in RoPE, D <= 256 in
 // qk_norm, and D = 64 or 128 in attention. An unsupported shape, like any device error, is named
 // and ends with exit code 11. Token ids, positions, targets and row indices must be in range.
-#ifndef UNPAD_KERNELS_H
-#define UNPAD_KERNELS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -60,8 +59,7 @@ typedef float real;
 #define RESTRICT restrict
 #endif
 
-// ------------------------------------------------------------------------------------------------
-// The segments of one micro-batch
+// ---- The segments of one micro-batch ------------------------------------------------------------
 
 typedef struct {
     const int32_t *cu_seqlens;  // (num_segments + 1): [0] = 0, non-decreasing, [num_segments] = T
@@ -83,8 +81,7 @@ size_t attention_work_list_size(int64_t max_tokens, int64_t max_segments);
 size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_segments,
                            HeadShape heads);
 
-// ------------------------------------------------------------------------------------------------
-// Embedding
+// ---- Embedding ----------------------------------------------------------------------------------
 
 // out (T,C) =  weight[tokens]        tokens (T) int32 in [0,V)      weight (V,C)
 void embedding_forward(floatX *out, const int32_t *tokens, const floatX *weight, int64_t T, int C);
@@ -93,8 +90,7 @@ void embedding_forward(floatX *out, const int32_t *tokens, const floatX *weight,
 void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens,
                         const int32_t *order, int64_t T, int C);
 
-// ------------------------------------------------------------------------------------------------
-// RMSNorm (arXiv 1910.07467)
+// ---- RMSNorm (arXiv 1910.07467) -----------------------------------------------------------------
 
 // normed (T,C) =  resid * rstd * weight          rstd (T) real =  1/sqrt(mean(resid^2) + eps)
 // resid (T,C)                                    weight (C)
@@ -114,16 +110,14 @@ void qk_norm_forward(floatX *out, const floatX *inp, const floatX *weight, float
 void qk_norm_backward(floatX *dqkv, real *dweight, const floatX *inp, const floatX *weight,
                       float eps, int64_t T, HeadShape heads);
 
-// ------------------------------------------------------------------------------------------------
-// Bias of a linear layer
+// ---- Bias of a linear layer ---------------------------------------------------------------------
 
 // out (T,N) +=  bias (N)
 void bias_forward(floatX *out, const floatX *bias, int64_t T, int64_t N);
 // dbias (N) +=  sum of the rows of dout (T,N), in a fixed order
 void bias_backward(real *dbias, const floatX *dout, int64_t T, int64_t N);
 
-// ------------------------------------------------------------------------------------------------
-// Rotary position embedding, half rotation as in Hugging Face Llama (pairs i, i + D/2)
+// ---- Rotary position embedding, half rotation as in Hugging Face Llama (pairs i, i + D/2) -------
 
 // qkv (T,H+2*Hkv,D) rotated in place: the H query and Hkv key heads; the value heads are unchanged.
 // The inverse rotation is part of attention_backward.
@@ -156,10 +150,10 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
 int attention_select(const char *name);
 const char *attention_describe(void);  // name of the kernels in use
 
-// ------------------------------------------------------------------------------------------------
-// Key-value cache, for autoregressive decoding. A row of cache (rows,2*Hkv,D) has the keys and
-// values of one token. The rows of a text are consecutive: token t of a micro-batch has row
-// first_rows[t] + position_ids[t], where first_rows (T) int32 is the row of its text's first token.
+// ---- Key-value cache, for autoregressive decoding -----------------------------------------------
+// A row of cache (rows,2*Hkv,D) has the keys and values of one token. The rows of a text are
+// consecutive: token t of a micro-batch has row first_rows[t] + position_ids[t], where first_rows
+// (T) int32 is the row of its text's first token.
 
 // cache[row of t] =  the key and value heads of token t   qkv (T,H+2*Hkv,D) after rope_forward
 void kv_store(floatX *cache, const floatX *qkv, const int32_t *first_rows,
@@ -170,9 +164,8 @@ void attention_decode(floatX *out, const floatX *qkv, const floatX *cache,
                       const int32_t *first_rows, const int32_t *position_ids, int64_t T,
                       HeadShape heads);
 
-// ------------------------------------------------------------------------------------------------
-// Matmul, in the layout of nn.Linear: weight (N,K), y = x W^T. fp32 accumulation. On the CPU the
-// bits of an output row do not depend on T or on the row's position.
+// ---- Matmul, in the layout of nn.Linear: weight (N,K), y = x W^T. fp32 accumulation -------------
+// On the CPU the bits of an output row do not depend on T or on the row's position.
 
 // out (T,N) =  inp (T,K) weight (N,K)^T
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
@@ -198,8 +191,7 @@ void matmul_backward_columns(floatX *dinp, real *dweight, const floatX *dout, co
                              const floatX *weight, float scale, bool accumulate, int64_t T,
                              int64_t K, int64_t N, int64_t inp_stride, int64_t out_stride);
 
-// ------------------------------------------------------------------------------------------------
-// SwiGLU (arXiv 2002.05202)
+// ---- SwiGLU (arXiv 2002.05202) ------------------------------------------------------------------
 
 // out (T,F) =  silu(gate) * up       gate_up (T,2F): gate in the first F columns, then up
 void swiglu_forward(floatX *out, const floatX *gate_up, int64_t T, int64_t F);
@@ -221,8 +213,7 @@ void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t 
 // sum (1) double +=  losses (T), in a fixed order
 void losses_sum(double *sum, const real *losses, int64_t T);
 
-// ------------------------------------------------------------------------------------------------
-// Rows by index: for the repad layout and for sampling (gather_rows)
+// ---- Rows by index: for the repad layout and for sampling (gather_rows) -------------------------
 
 // out (n,C) =  inp[rows]             rows (n) int32 in [0,T)       inp (T,C)
 void gather_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n, int64_t C);
@@ -230,8 +221,7 @@ void gather_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n,
 void scatter_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n, int64_t T,
                   int64_t C);
 
-// ------------------------------------------------------------------------------------------------
-// Optimizer
+// ---- Optimizer ----------------------------------------------------------------------------------
 
 // sum (n) +=  x (n): adds the gradients of several micro-batches
 void grads_add(real *sum, const real *x, size_t n);
@@ -274,8 +264,7 @@ void muon_iterate(floatX *next, floatX *squares, const floatX *x, const float k[
 void muon_apply(floatX *weights, uint16_t *master_lo, const floatX *x, const StepScalars *step,
                 float lr, float keep, MuonShape s);
 
-// ------------------------------------------------------------------------------------------------
-// Device
+// ---- Device -------------------------------------------------------------------------------------
 
 typedef struct {
     int threads;      // CPU threads; 0: all cores this process may use
@@ -338,5 +327,4 @@ void activations_to_host(float *dst_host, const floatX *src, size_t n);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

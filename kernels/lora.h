@@ -2,8 +2,7 @@
 // which then is y = x W^T + scale (x A^T) B^T. Made of operations of kernels.h, so that it is the
 // same on every backend. The adapters' product comes first, and W's adds to it in fp32 before it is
 // rounded. x A^T is small, and backward computes it again.
-#ifndef UNPAD_LORA_H
-#define UNPAD_LORA_H
+#pragma once
 
 #include "kernels.h"
 
@@ -54,5 +53,3 @@ static inline void linear_backward(floatX *dinp, real *dweight, const floatX *do
     }
     matmul_backward_input(dinp, dout, weight, a->num > 0, T, K, N);
 }
-
-#endif

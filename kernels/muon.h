@@ -9,8 +9,7 @@
 //   w  =  w - lr (weight_decay w + 0.2 sqrt(max(rows, cols)) x)
 // With this scale updates have the RMS of AdamW's: its learning rate and weight decay carry over.
 // Sources: https://kellerjordan.github.io/posts/muon (2024); scale and decay: arXiv 2502.16982.
-#ifndef UNPAD_MUON_H
-#define UNPAD_MUON_H
+#pragma once
 
 #include <math.h>
 
@@ -45,5 +44,3 @@ static inline void muon_update(floatX *weights, uint16_t *master_lo, real *momen
     muon_apply(weights, master_lo, s.x[MUON_STEPS % 2], step, lr * 0.2f * longer,
                1 - lr * weight_decay, shape);
 }
-
-#endif

@@ -1,6 +1,5 @@
 // For tests of CUDA itself: checked calls, device memory that a case need not free, the GPU's kind.
-#ifndef UNPAD_TESTS_CUDA_TEST_H
-#define UNPAD_TESTS_CUDA_TEST_H
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -56,5 +55,3 @@ static std::vector<T> to_host(const T *p, size_t n) {  // of kernels that have r
     CUDA_OK(cudaMemcpy(host.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
     return host;
 }
-
-#endif

@@ -12,8 +12,7 @@
 //   4 ROUNDED of the root of    attention on CUDA: P and dS are rounded to bf16, independently
 //   the terms' squares
 // so that a lost or doubled term, a wrong mask, position or scale is far outside.
-#ifndef UNPAD_TESTS_OPS_H
-#define UNPAD_TESTS_OPS_H
+#pragma once
 
 #include <math.h>
 
@@ -987,5 +986,3 @@ static const Operation operations[] = {
 };
 // clang-format on
 enum { NUM_OPERATIONS = sizeof operations / sizeof *operations };
-
-#endif

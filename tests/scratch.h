@@ -1,7 +1,6 @@
 // A directory for a test program's files, removed when the program ends. It is below TMPDIR, which
 // tests/run.sh removes even after a crash.
-#ifndef UNPAD_SCRATCH_H
-#define UNPAD_SCRATCH_H
+#pragma once
 
 #include <unistd.h>
 
@@ -73,5 +72,3 @@ __attribute__((unused)) static const char *capture_end(void) {
     stdout = scratch_captured.out;
     return scratch_captured.text;
 }
-
-#endif

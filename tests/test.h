@@ -10,8 +10,7 @@
 // the filter matched. A failed CHECK prints file:line and ends the case; the others still run. Each
 // case has its own random stream, seeded by (seed, name), so a filter does not change its random
 // numbers.
-#ifndef UNPAD_TEST_H
-#define UNPAD_TEST_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -149,5 +148,3 @@ __attribute__((unused)) static int test_main(int argc, char **argv) {
 
 #define TEST_MAIN() \
     int main(int argc, char **argv) { return test_main(argc, argv); }
-
-#endif

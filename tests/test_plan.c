@@ -709,9 +709,8 @@ TEST(weights_are_read_and_normalised) {
     CHECK(parses(many, "2") && parses(plain, printed("%s=1000000000;", plain)));
 }
 
-// -------------------------------------------------------------------------------------------------
-// Golden values: plans must never change, or old checkpoints would resume with other data. Made by
-// a separate implementation of the rules of plan.h in Python.
+// ---- Golden values: plans must never change, or old checkpoints would resume with other data ----
+// Made by a separate implementation of the rules of plan.h in Python.
 
 TEST(golden_digest_of_fifty_steps) {
     enum { N = 2000 };

@@ -39,8 +39,8 @@ static const struct {
      240},
 };
 
-// ------------------------------------------------------------------------------------------------
-// What runs do to files, by inodes; in memory that their processes share. Inode 0 is the root.
+// ---- What runs do to files, by inodes; in memory that their processes share ---------------------
+// Inode 0 is the root.
 
 enum { LINK, MOVE, DROP, DATA, CUT, SYNC };  // the first three change names
 typedef struct {

@@ -1,10 +1,7 @@
 // Includes train_llama.cu without its main, so that a test can call the trainer's functions.
-#ifndef UNPAD_TESTS_TRAINER_H
-#define UNPAD_TESTS_TRAINER_H
+#pragma once
 
 #define main train_llama_main
 #define UNPAD_VERSION "of a test"
 #include "../train_llama.cu"
 #undef main
-
-#endif

@@ -1,7 +1,6 @@
 // Whole runs of the program, each in a fork of the test: of a tiny model, in the directory `out`
 // below scratch(), whose results can be compared.
-#ifndef UNPAD_TESTS_WHOLE_RUNS_H
-#define UNPAD_TESTS_WHOLE_RUNS_H
+#pragma once
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -137,5 +136,3 @@ __attribute__((unused)) static void start_over(const char *before) {
     shell("rm -rf out tmp && mkdir tmp");
     if (before) shell("cp -r before out");
 }
-
-#endif

@@ -75,8 +75,8 @@ void must(bool ok, const Error *err);
 extern bool warnings_off;
 __attribute__((format(printf, 1, 2))) void warning(const char *format, ...);
 
-// ------------------------------------------------------------------------------------------------
-// The last line of a terminal, which can be rewritten. Errors and warnings erase it first.
+// ---- The last line of a terminal, which can be rewritten ----------------------------------------
+// Errors and warnings erase it first.
 
 // Width in columns; 0: not a terminal, or one of unknown width, such as mpirun's.
 int terminal_width(FILE *to);

@@ -35,8 +35,7 @@ void batch_free(Batch *b) {
     *b = (Batch){0};
 }
 
-// ------------------------------------------------------------------------------------------------
-// Filling
+// ---- Filling ------------------------------------------------------------------------------------
 
 // Radix sort, least significant digit first: one pass for up to 2048 ids, two for up to 4 million.
 static void batch_sort_tokens(Batch *b) {
@@ -143,8 +142,7 @@ void batch_spread_losses(const Batch *b, float *losses) {
         losses[t] = i > 0 && b->head_rows[i - 1] == t ? losses[--i] : 0;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Checking
+// ---- Checking -----------------------------------------------------------------------------------
 
 // cu (count + 1) starts at 0, never decreases and ends at total; the longest segment has
 // max_seqlen.

@@ -9,8 +9,7 @@
 // on the layout. The last token of a document has none (-1); the last token of a segment has the
 // true next token if its document continues; a loss mask removes some. Padding rows have token 0,
 // target -1 and consecutive positions. Filling allocates nothing and reads no file.
-#ifndef UNPAD_BATCH_H
-#define UNPAD_BATCH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -81,5 +80,3 @@ void batch_spread_losses(const Batch *b, float *losses);
 
 // Everything that the kernels rely on: for asserts.
 bool batch_is_valid(const Batch *b, int vocab_size);
-
-#endif

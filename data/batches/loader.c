@@ -8,8 +8,7 @@
 #include "../base/memory.h"
 #include "mixture.h"
 
-// ------------------------------------------------------------------------------------------------
-// One step
+// ---- One step -----------------------------------------------------------------------------------
 
 static int64_t dataset_index_length(const void *dataset, int64_t doc) {
     return dataset_doc_length((const Dataset *)dataset, doc);
@@ -89,8 +88,7 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// The thread
+// ---- The thread ---------------------------------------------------------------------------------
 
 static void *loader_run(void *argument) {
     Loader *l = (Loader *)argument;

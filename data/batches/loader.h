@@ -4,8 +4,7 @@
 // The contents of a step depend on the settings and the state only, so a loader gives the same
 // steps as loader_load_step does for the same states. Failures of the thread are returned by
 // loader_next.
-#ifndef UNPAD_LOADER_H
-#define UNPAD_LOADER_H
+#pragma once
 
 #include <pthread.h>
 
@@ -73,5 +72,3 @@ const StepData *loader_next(Loader *l, Error *err);
 // Waits for the step being loaded and frees everything; safe after a failed start and a second
 // time.
 void loader_stop(Loader *l);
-
-#endif

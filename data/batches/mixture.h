@@ -4,8 +4,7 @@
 // of the sources that are not ahead of their share, the one whose next segment would be due first,
 // or the first of these. No source is ever ahead of its share by more than a segment of its own, or
 // behind it by more than the longest segment of any, from the last change of the weights on.
-#ifndef UNPAD_MIXTURE_H
-#define UNPAD_MIXTURE_H
+#pragma once
 
 #include <jansson.h>
 
@@ -23,5 +22,3 @@ bool mixture_draw(const DocIndex *index, const PlanSettings *s, PlanState *at, S
 void mixture_print(const Sources *s, const PlanState *at, double tokens_per_step);
 // What was drawn, for the log; NULL for a single source (or s NULL).
 json_t *mixture_json(const Sources *s, const PlanState *at);
-
-#endif

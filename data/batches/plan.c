@@ -11,8 +11,7 @@
 
 static const char owner[] = "the step plan";
 
-// ------------------------------------------------------------------------------------------------
-// Settings
+// ---- Settings -----------------------------------------------------------------------------------
 
 int64_t plan_work(int64_t length) {
     enum { TOKEN = 100, TILE = 745, SIDE = 128 };
@@ -46,8 +45,7 @@ int64_t plan_goal(const PlanSettings *s) {
     return tokens / 1000000 * s->fill_ppm + tokens % 1000000 * s->fill_ppm / 1000000;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Segments into micro-batches
+// ---- Segments into micro-batches ----------------------------------------------------------------
 
 static void plan_reserve_segments(StepPlan *p, int64_t n) {
     p->num_segments = n;
@@ -175,8 +173,7 @@ static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// A step
+// ---- A step -------------------------------------------------------------------------------------
 
 // Fills p->stream with the longest prefix of at most plan_goal tokens and max_segments segments, at
 // least one. One-token segments, which have no target, are left out if they would be the whole
@@ -281,8 +278,7 @@ void plan_free(StepPlan *p) {
     *p = (StepPlan){0};
 }
 
-// ------------------------------------------------------------------------------------------------
-// A fixed set of documents
+// ---- A fixed set of documents -------------------------------------------------------------------
 
 // *tokens: the total of the documents that plan_fix_set takes.
 static bool plan_first_documents(const DocIndex *index, const PlanSettings *s, int64_t most_tokens,
@@ -321,8 +317,7 @@ bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens, E
     return ok;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Ranks
+// ---- Ranks --------------------------------------------------------------------------------------
 
 // In order[i], for every i, the next micro-batch, and in rank_of its rank.
 static void assign_by_work(const StepPlan *p, int32_t num_ranks, int64_t *load, int32_t *order,

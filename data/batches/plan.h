@@ -9,8 +9,7 @@
 // A step is the same for any number of ranks; the layout only changes the grouping into
 // micro-batches. The state is a cursor for each source; planning again from the same state gives
 // the same plan on any machine (integer arithmetic only).
-#ifndef UNPAD_PLAN_H
-#define UNPAD_PLAN_H
+#pragma once
 
 #include "batch.h"
 #include "stream.h"
@@ -72,5 +71,3 @@ int32_t plan_rank_micros(const StepPlan *p, int32_t num_leaves, int32_t rank, in
 // Sets s->set_tokens and s->num_micro so that plan_step from {0} gives exactly this set, packed
 // into about as few micro-batches as can hold it.
 bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens, Error *err);
-
-#endif

@@ -1,8 +1,7 @@
 // The stream of segments that steps are cut from: documents in an order keyed by (seed, epoch). A
 // document longer than max_seqlen becomes segments of at most max_seqlen tokens; with a loss mask,
 // documents and segments without a target are left out: nothing in them has a gradient.
-#ifndef UNPAD_STREAM_H
-#define UNPAD_STREAM_H
+#pragma once
 
 #include "../base/error.h"
 #include "../shards/sources.h"
@@ -73,5 +72,3 @@ bool stream_count_left_out(const DocIndex *index, const PlanSettings *s, LongCou
 
 // Number of tokens of the segment that have a target
 int64_t stream_targets(const DocIndex *index, const Segment *c);
-
-#endif

@@ -1,7 +1,6 @@
 // The size of a data set, and how much of it is never trained: printed at the start and at the end,
 // and in the start event of log.jsonl.
-#ifndef UNPAD_SUMMARY_H
-#define UNPAD_SUMMARY_H
+#pragma once
 
 #include <jansson.h>
 
@@ -29,5 +28,3 @@ void data_summary_print_left_out(const DataSummary *d);
 
 // For the log; null without a data set.
 json_t *data_summary_json(const DataSummary *d);
-
-#endif

@@ -15,8 +15,7 @@
 #include "../base/json.h"
 #include "../base/memory.h"
 
-// ------------------------------------------------------------------------------------------------
-// Vocabulary and merges
+// ---- Vocabulary and merges ----------------------------------------------------------------------
 
 enum { BPE_MAX_PATTERNS = 8 };
 
@@ -87,8 +86,7 @@ static Merge *bpe_merge(const Bpe *b, int32_t left, int32_t right) {
     return &b->merges[at];
 }
 
-// ------------------------------------------------------------------------------------------------
-// tokenizer.json
+// ---- tokenizer.json -----------------------------------------------------------------------------
 
 static bool bpe_unknown(const char *what, Error *err) {
     return error_set(err, EXIT_USAGE,
@@ -296,8 +294,7 @@ void bpe_close(Bpe *b) {
     free(b);
 }
 
-// ------------------------------------------------------------------------------------------------
-// An encoder: one thread's memory
+// ---- An encoder: one thread's memory ------------------------------------------------------------
 
 enum { MATCH_KIB = 1 << 14 };  // of memory for a match
 enum { WORD_KEYS = 3, WORD_MAX_BYTES = 8 * WORD_KEYS - 1, WORD_MAX_IDS = 9, NUM_WORDS = 1 << 15 };
@@ -368,8 +365,7 @@ void bpe_add_id(BpeEncoder *e, int32_t id) {
     e->ids[e->num_ids++] = id;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Words
+// ---- Words --------------------------------------------------------------------------------------
 
 // Adds the merge of the piece at `at` with the one after it, if there is one.
 static void add_candidate(BpeEncoder *e, int32_t at) {
@@ -447,8 +443,7 @@ static void bpe_word(BpeEncoder *e, const unsigned char *p, size_t n) {
     *word = key;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Text
+// ---- Text ---------------------------------------------------------------------------------------
 
 // The next match of a pattern in p (n) from `done` on: *from == n when there is none.
 static bool bpe_find(BpeEncoder *e, int pattern, const unsigned char *p, size_t n, size_t done,
@@ -547,8 +542,7 @@ bool bpe_encode(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Prompts
+// ---- Prompts ------------------------------------------------------------------------------------
 
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
                          int64_t capacity, Error *err) {

@@ -3,8 +3,7 @@
 // words by the patterns of pre_tokenizer, and in each word the pair with the lowest merge rank is
 // merged until none is left. PCRE2 matches the patterns, libunistring normalizes. Tokenizers with
 // other features are refused.
-#ifndef UNPAD_BPE_H
-#define UNPAD_BPE_H
+#pragma once
 
 #include "../base/error.h"
 #include "tokenizer.h"
@@ -31,5 +30,3 @@ void bpe_clear(BpeEncoder *e);
 
 // Total bytes of text encoded so far; may be read while another thread is encoding.
 uint64_t bpe_bytes(const BpeEncoder *e);
-
-#endif

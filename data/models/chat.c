@@ -28,8 +28,7 @@ void parts_add(Parts *p, const char *text, size_t n, bool trained) {
     p->parts[p->num_parts - 1] = (Part){p->n, trained};
 }
 
-// ------------------------------------------------------------------------------------------------
-// Which template is it?
+// ---- Which template is it? ----------------------------------------------------------------------
 
 static const struct {
     uint64_t fingerprint;
@@ -166,8 +165,7 @@ bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *token
                               path, t->found ? "another one" : "none");
 }
 
-// ------------------------------------------------------------------------------------------------
-// Messages
+// ---- Messages -----------------------------------------------------------------------------------
 
 typedef struct {
     const char *role;       // "system", "user" or "assistant"
@@ -285,8 +283,7 @@ static bool read_record(Messages *m, const json_t *record, Error *bad) {
     return add_turns(m, answer, "assistant", bad);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Text, as Python's methods of the same names change it
+// ---- Text, as Python's methods of the same names change it --------------------------------------
 
 // rstrip, and with `both` lstrip too
 static char *strip(char *text, bool both) {
@@ -302,8 +299,7 @@ static char *strip(char *text, bool both) {
     return memmove(text, text + start, end - start + 1);
 }
 
-// ------------------------------------------------------------------------------------------------
-// What the templates write
+// ---- What the templates write -------------------------------------------------------------------
 
 static void add(Parts *out, const char *text, bool trained) {
     parts_add(out, text, strlen(text), trained);

@@ -2,8 +2,7 @@
 // --chat. A template is a program in Jinja. It is not run but recognised as a whole, and this file
 // writes what it would for messages without tools; tests/test_chat.sh compares each template with
 // transformers. An unknown template is refused: data/prepare.py --chat runs it.
-#ifndef UNPAD_CHAT_H
-#define UNPAD_CHAT_H
+#pragma once
 
 #include <jansson.h>
 
@@ -76,5 +75,3 @@ bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Pa
 // Thoughts of earlier answers, which Qwen3's template later removes, stay.
 void chat_ask(const ChatTemplate *t, const char *system, const char *message, bool begins,
               bool ended, Parts *out);
-
-#endif

@@ -11,8 +11,7 @@
 #include "../base/memory.h"
 #include "../base/path.h"
 
-// ------------------------------------------------------------------------------------------------
-// Built-in models: published values of each model's config.json (base models' bos and eos)
+// ---- Built-in models: published values of each model's config.json (base models' bos and eos) ---
 
 // clang-format off
 #define LLAMA3_ROPE(factor_) {ROPE_LLAMA3, 8192, factor_, 1, 4, 0}
@@ -62,8 +61,7 @@ bool llama_config_builtin(LlamaConfig *c, const char *name) {
     return false;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Types of models, and keys of config.json
+// ---- Types of models, and keys of config.json ---------------------------------------------------
 
 static const char *const model_types[] = {"llama", "mistral", "qwen2", "qwen3", "smollm3", NULL},
                          *const activations[] = {"silu", NULL},
@@ -216,8 +214,7 @@ static void write_fields(const LlamaConfig *c, const Field *f, json_t *object) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Sizes
+// ---- Sizes --------------------------------------------------------------------------------------
 
 uint64_t llama_config_num_params(const LlamaConfig *c) {
     uint64_t hidden = (uint64_t)c->hidden_size, q = (uint64_t)c->num_heads * (uint64_t)c->head_dim;
@@ -260,8 +257,7 @@ static bool check_sizes(const LlamaConfig *c, Error *err) {
            bad_input(err, "expected at most 2^40 parameters, found %lu", params);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading ------------------------------------------------------------------------------------
 
 // Keys that change the maths, grouped by the only value we support ("null": absent). Keys that are
 // neither here nor read below (use_cache, ...) do not change the maths.
@@ -500,8 +496,7 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
                      "%s: expected a model directory or a built-in name, found neither", model);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing ------------------------------------------------------------------------------------
 
 static json_t *rope_json(const LlamaConfig *c) {
     const RopeType type = c->rope_scaling.type;
@@ -537,8 +532,7 @@ char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
     return json_write(all, JSON_INDENT(2) | JSON_SORT_KEYS);
 }
 
-// ------------------------------------------------------------------------------------------------
-// RoPE
+// ---- RoPE ---------------------------------------------------------------------------------------
 
 static const double two_pi = 2 * 3.14159265358979323846;
 

@@ -4,8 +4,7 @@
 // Reading refuses every key that would change the maths (attention_bias true, another rope type,
 // ...) and every value out of range, so that the sizes of a LlamaConfig can be multiplied without
 // overflow.
-#ifndef UNPAD_CONFIG_H
-#define UNPAD_CONFIG_H
+#pragma once
 
 #include <jansson.h>
 
@@ -84,5 +83,3 @@ double rope_attention_factor(const LlamaConfig *c);  // 1 except with YaRN
 
 // (num_positions, head_dim/2, 2) cosine and sine of angles in fp32, in memory the caller frees
 double *rope_turns(const LlamaConfig *c, int32_t num_positions);
-
-#endif

@@ -43,8 +43,7 @@ bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets,
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// adapter_config.json
+// ---- adapter_config.json ------------------------------------------------------------------------
 
 // Whether a key that is not null, false or empty leaves the adapter's maths as implemented here
 static bool is_computed(const char *key, const json_t *item) {
@@ -110,8 +109,7 @@ char *lora_config_text(const LoraConfig *c, const char *base_model) {
                       JSON_INDENT(2));
 }
 
-// ------------------------------------------------------------------------------------------------
-// Parameters
+// ---- Parameters ---------------------------------------------------------------------------------
 
 #define ADAPTER_OF "base_model.model."  // prefix of the model's tensor names
 

@@ -1,7 +1,6 @@
 // LoRA (arXiv 2106.09685) as in PEFT: which linear layers of a model have adapters, their names
 // and shapes, adapter_config.json, and merging. kernels/lora.h computes them.
-#ifndef UNPAD_LORA_CONFIG_H
-#define UNPAD_LORA_CONFIG_H
+#pragma once
 
 #include "config.h"
 #include "weights.h"
@@ -43,5 +42,3 @@ typedef struct {
     const LoraConfig *config;
 } LoraMerge;
 Parameters lora_merged(LoraMerge *merge);
-
-#endif

@@ -9,8 +9,7 @@
 #include "../base/json.h"
 #include "../base/memory.h"
 
-// ------------------------------------------------------------------------------------------------
-// Tensors
+// ---- Tensors ------------------------------------------------------------------------------------
 
 static float from_f32(const void *p) {
     float value;
@@ -80,8 +79,7 @@ static uint64_t tensor_size_bytes(const TensorInfo *t) {
     return n;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Header
+// ---- Header -------------------------------------------------------------------------------------
 
 static bool parse_integer(const json_t *item, const char *key, uint64_t min, uint64_t *out,
                           Error *err) {
@@ -207,8 +205,7 @@ static bool read_header(SafetensorsSet *s, int file, Error *err) {
     return ok;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Opening
+// ---- Opening ------------------------------------------------------------------------------------
 
 static bool open_file(SafetensorsSet *s, const char *path, Error *err) {
     const int file = s->num_files++;
@@ -315,8 +312,7 @@ bool safetensors_open(SafetensorsSet *s, const char *dir_or_file, Error *err) {
     return false;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Reading tensors
+// ---- Reading tensors ----------------------------------------------------------------------------
 
 bool safetensors_read_f32(SafetensorsSet *s, const TensorInfo *t, float *out, uint64_t first,
                           uint64_t count, Error *err) {
@@ -341,8 +337,7 @@ bool safetensors_read_f32(SafetensorsSet *s, const TensorInfo *t, float *out, ui
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing ------------------------------------------------------------------------------------
 
 // Adds a tensor to the header; its data follow the *data_bytes of those before it.
 static void put_tensor(json_t *header, const TensorInfo *t, uint64_t *data_bytes) {

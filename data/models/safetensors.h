@@ -5,8 +5,7 @@
 // The reader trusts nothing: the size of the header is checked before it is read, JSON is strict,
 // every tensor's size matches its shape and dtype, tensors are contiguous from 0 to the end of the
 // file, and index and files agree in both directions. Violations exit 3.
-#ifndef UNPAD_SAFETENSORS_H
-#define UNPAD_SAFETENSORS_H
+#pragma once
 
 #include "../base/error.h"
 #include "../base/file.h"
@@ -42,8 +41,7 @@ uint64_t tensor_num_elements(const TensorInfo *t);
 // The upper half of an fp32, rounded to nearest even; Inf if that is out of range.
 uint16_t bf16_bits(float value);
 
-// ------------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading ------------------------------------------------------------------------------------
 
 // A .safetensors file, or a directory with model.safetensors or model.safetensors.index.json. On
 // failure *s needs no closing.
@@ -58,13 +56,10 @@ const TensorInfo *safetensors_find(const SafetensorsSet *s, const char *name);
 bool safetensors_read_f32(SafetensorsSet *s, const TensorInfo *t, float *out, uint64_t first,
                           uint64_t count, Error *err);
 
-// ------------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing ------------------------------------------------------------------------------------
 
 // Creates a file and writes its header from name, dtype, ndim and shape of tensors (num_tensors).
 // Their bytes follow by writer_write, in the order of the list, then writer_close. Put dtypes with
 // larger elements first: readers map the file and need aligned tensors.
 bool safetensors_create(FileWriter *w, const char *path, const TensorInfo *tensors, int num_tensors,
                         Error *err);
-
-#endif

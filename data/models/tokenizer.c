@@ -17,8 +17,7 @@ void tokenizer_free(Tokenizer *t) {
     memset(t, 0, sizeof *t);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Alphabets
+// ---- Alphabets ----------------------------------------------------------------------------------
 
 // The code point of a byte in GPT-2's alphabet: itself if printable, else the next from 256 on
 static int gpt2_code_point(int byte) {
@@ -72,8 +71,7 @@ static int64_t fallback_decode(const char *text, unsigned char *out) {
     return n;
 }
 
-// ------------------------------------------------------------------------------------------------
-// tokenizer.json
+// ---- tokenizer.json -----------------------------------------------------------------------------
 
 // What a tokenizer is made of. Ids are below `most`: one without a token costs memory, but no byte
 // in the file.

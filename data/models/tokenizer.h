@@ -3,8 +3,7 @@
 // Decodes byte-level BPE (GPT-2's alphabet: SmolLM2, Llama 3, the byte tokenizer) and BPE with
 // byte fallback (Llama 2). A token may be part of a UTF-8 character: join the bytes before you show
 // them.
-#ifndef UNPAD_TOKENIZER_H
-#define UNPAD_TOKENIZER_H
+#pragma once
 
 #include <jansson.h>
 
@@ -41,8 +40,7 @@ const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n);
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
                          int64_t capacity, Error *err);
 
-// ------------------------------------------------------------------------------------------------
-// For bpe.c
+// ---- For bpe.c ----------------------------------------------------------------------------------
 
 // Bytes (n) to text in GPT-2's alphabet, at most 2 n bytes and a 0. Every byte becomes a printable
 // character, so that BPE never sees a raw byte.
@@ -50,5 +48,3 @@ void gpt2_encode(const unsigned char *bytes, size_t n, char *out);
 
 // Whether `value` or anything inside it has "type": name; a decoder may be a sequence of several.
 bool json_mentions_type(json_t *value, const char *name);
-
-#endif

@@ -21,8 +21,7 @@ static size_t block_size(const Parameters *p, const Parameter *t, size_t first) 
     return left < p->block ? left : p->block;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Initial weights
+// ---- Initial weights ----------------------------------------------------------------------------
 
 static float normal_number(uint64_t key, uint64_t element) {  // Box-Muller
     const uint64_t bits = mix64(key + 0x9e3779b97f4a7c15ull * (element + 1));
@@ -50,8 +49,7 @@ void weights_init(Parameters p, uint64_t seed) {
     free(values);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Names and shapes of a file against the table
+// ---- Names and shapes of a file against the table -----------------------------------------------
 
 static TensorInfo tensor_of(const Parameter *t, ParameterArena arena, const char *dtype) {
     TensorInfo info = {.ndim = t->cols ? 2 : 1, .shape = {(uint64_t)t->rows, (uint64_t)t->cols}};
@@ -152,8 +150,7 @@ static bool check_moments(const Stored *list, int num, const SafetensorsSet *s, 
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Loading
+// ---- Loading ------------------------------------------------------------------------------------
 
 static bool load_parameter(const Parameters *p, Stored x, SafetensorsSet *s, float *values,
                            Error *err) {
@@ -202,8 +199,7 @@ bool parameters_load(Parameters p, bool moments, const char *path, Error *err) {
     return open_and_load(&p, moments, path, true, err);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Saving
+// ---- Saving -------------------------------------------------------------------------------------
 
 static bool save_block(const char *path, Stored x, const char *dtype, float *values, size_t n,
                        FileWriter *w, Error *err) {

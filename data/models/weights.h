@@ -3,8 +3,7 @@
 //
 // The caller owns the values. They pass through its callbacks as fp32, at most `block` elements at
 // a time, in the order of the list.
-#ifndef UNPAD_WEIGHTS_H
-#define UNPAD_WEIGHTS_H
+#pragma once
 
 #include "../base/error.h"
 #include "safetensors.h"
@@ -54,5 +53,3 @@ bool parameters_load(Parameters p, bool moments, const char *path, Error *err);
 // path NULL: blocks are read but not written, for the other ranks.
 bool parameters_save(Parameters p, bool moments, const char *dtype, const char *path, FileWriter *w,
                      Error *err);
-
-#endif

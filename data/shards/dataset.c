@@ -159,8 +159,7 @@ void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
              scanned, sums);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Documents
+// ---- Documents ----------------------------------------------------------------------------------
 
 // The shard of a document, where it is tokens [*start, *end).
 static Shard *dataset_find(const Dataset *ds, int64_t doc, int64_t *start, int64_t *end) {
@@ -247,8 +246,7 @@ bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// Masks
+// ---- Masks --------------------------------------------------------------------------------------
 
 int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, int64_t n) {
     int64_t start, end;

@@ -8,8 +8,7 @@
 // shard must have exactly the size that its header implies, and every count is bounded by a file
 // size before memory is allocated for it. Tokens are checked as they are read: each id against the
 // vocabulary and, where the index has checksums (as ours does), each block against its own.
-#ifndef UNPAD_DATASET_H
-#define UNPAD_DATASET_H
+#pragma once
 
 #include <pthread.h>
 
@@ -78,5 +77,3 @@ int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, in
 // Replaces by -1 those of the tokens [offset, offset + n) of a document, (n), that are not targets.
 void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n,
                          int32_t *tokens);
-
-#endif

@@ -1,6 +1,5 @@
 // The files that --train and --val name: files, glob patterns, directories.
-#ifndef UNPAD_FIND_FILES_H
-#define UNPAD_FIND_FILES_H
+#pragma once
 
 #include "../base/error.h"
 
@@ -35,5 +34,3 @@ typedef struct {
 // so that the order of documents does not depend on the locale. A part that names no file is
 // EXIT_BAD_INPUT.
 bool path_list_expand(PathList *list, const char *spec, const Search *search, Error *err);
-
-#endif

@@ -52,8 +52,7 @@ static bool set_ends(Shard *s, uint64_t *ends, uint64_t count, const char *path,
                         s->num_tokens);
 }
 
-// ------------------------------------------------------------------------------------------------
-// NAME.idx and NAME.mask
+// ---- NAME.idx and NAME.mask ---------------------------------------------------------------------
 
 static bool path_beside(const Shard *s, char path[IO_PATH_MAX], const Beside *b, Error *err) {
     const int keep = (int)strlen(s->path) - (path_ends_with(s->path, ".bin") ? 4 : 0);
@@ -152,8 +151,7 @@ static bool has_no_mask(const Shard *s, Error *err) {
                       "%s: expected no mask beside a shard without flag %d", path, FLAG_MASK));
 }
 
-// ------------------------------------------------------------------------------------------------
-// NAME.bin
+// ---- NAME.bin -----------------------------------------------------------------------------------
 
 static bool open_own(Shard *s, const ShardHeader *h, Error *err) {
     s->format = "unpad.c";
@@ -232,8 +230,7 @@ static bool open_bin(Shard *s, const ShardHeader *h, const DatasetOptions *optio
            scan(s, options->boundary_token >= 0 ? options->boundary_token : usual, err);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Other files
+// ---- Other files --------------------------------------------------------------------------------
 
 static bool has_megatron_index(const Shard *s) {
     char path[IO_PATH_MAX], magic[9] = {0};

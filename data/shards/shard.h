@@ -1,7 +1,6 @@
 // One shard: ours, NAME.bin with NAME.idx and perhaps NAME.mask, or llm.c's NAME.bin, which ours
 // extends. Byte layout: data/README.md.
-#ifndef UNPAD_SHARD_H
-#define UNPAD_SHARD_H
+#pragma once
 
 #include "../base/file.h"
 #include "dataset.h"
@@ -72,5 +71,3 @@ bool mask_bit(const unsigned char *mask, int64_t i);
 
 // Ones among bits [from, to).
 int64_t mask_count(const unsigned char *mask, int64_t from, int64_t to);
-
-#endif

@@ -1,7 +1,6 @@
 // Writes our shards into a directory: SPLIT_00000.bin, .idx and, where a document has a loss mask,
 // .mask; SPLIT_00001.bin, ... Byte layout: data/README.md.
-#ifndef UNPAD_SHARD_WRITER_H
-#define UNPAD_SHARD_WRITER_H
+#pragma once
 
 #include "../base/error.h"
 #include "../base/file.h"
@@ -47,5 +46,3 @@ bool shard_writer_close(ShardWriter *w, Error *err);
 
 // Frees the writer, and removes a shard that is not closed.
 void shard_writer_free(ShardWriter *w);
-
-#endif

@@ -1,6 +1,5 @@
 // What --train and --val name: one source of documents, or a mixture of several with weights.
-#ifndef UNPAD_SOURCES_H
-#define UNPAD_SOURCES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -24,5 +23,3 @@ typedef struct {
 // only some parts have weights, or all are 0. Free it also after a failure.
 bool sources_parse(Sources *s, const char *spec, Error *err);
 void sources_free(Sources *s);
-
-#endif

@@ -23,8 +23,7 @@ void unit_free(Unit *u) {
     free(u->documents);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading ------------------------------------------------------------------------------------
 
 // Bytes of the complete records at the start of text (n), and their number. `last`: the file ends
 // with the text.
@@ -114,8 +113,7 @@ bool unit_read(UnitReader *r, Unit *u, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Documents
+// ---- Documents ----------------------------------------------------------------------------------
 
 typedef struct {
     const unsigned char *bytes;
@@ -235,8 +233,7 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Records
+// ---- Records ------------------------------------------------------------------------------------
 
 // The code of "\uXXXX" at p; -1: not an escape.
 static int json_escape(const char *p, const char *end) {
@@ -353,8 +350,7 @@ static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
     u->left_out.bad++;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Units
+// ---- Units --------------------------------------------------------------------------------------
 
 // Where the last 1 % begins, at a line; n: the text is not cut.
 static uint64_t cut_at(const char *text, uint64_t n) {

@@ -5,8 +5,7 @@
 // all of its text is; one that straddles the end of such a part is not. Parts are the whole
 // document, including the BOS and EOS that their template wrote; only the byte tokenizer's BOS and
 // EOS, which no text can contain, are added.
-#ifndef UNPAD_DOCUMENTS_H
-#define UNPAD_DOCUMENTS_H
+#pragma once
 
 #include "../base/file.h"
 #include "../models/bpe.h"
@@ -75,5 +74,3 @@ bool unit_read(UnitReader *r, Unit *u, Error *err);
 
 // Errors go to u->err: EXIT_BAD_INPUT for a file named by the user that is unreadable or binary.
 void unit_encode(Unit *u, BpeEncoder *e, const UnitOptions *options);
-
-#endif

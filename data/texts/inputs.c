@@ -50,8 +50,7 @@ static const Ending *find_ending(const char *path) {
     return NULL;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Directories
+// ---- Directories --------------------------------------------------------------------------------
 
 static bool add_tree(PathList *list, const char *dir, const void *out_dir, Error *err);
 
@@ -78,8 +77,7 @@ static bool add_tree(PathList *list, const char *dir, const void *out_dir, Error
     return ok;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Kinds
+// ---- Kinds --------------------------------------------------------------------------------------
 
 uint64_t record_end(const unsigned char *text, uint64_t n, bool array, bool last) {
     int64_t depth = 0;
@@ -158,8 +156,7 @@ static bool find_kind(Inputs *in, InputFile *f, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Specs
+// ---- Specs --------------------------------------------------------------------------------------
 
 // val.NAME or val_NAME in the directory itself
 static bool is_validation_file(const FoundPath *f) {

@@ -1,6 +1,5 @@
 // Which files --train names when it names texts, and what is in each.
-#ifndef UNPAD_INPUTS_H
-#define UNPAD_INPUTS_H
+#pragma once
 
 #include "../base/error.h"
 
@@ -44,5 +43,3 @@ bool inputs_are_texts(const char *spec);
 // but text and JSON records. Free it also after a failure.
 bool inputs_collect(Inputs *in, const char *spec, const char *out_dir, Error *err);
 void inputs_free(Inputs *in);
-
-#endif

@@ -45,8 +45,7 @@ typedef struct {
     double start_ms, shown_ms;
 } Job;
 
-// ------------------------------------------------------------------------------------------------
-// The built-in tokenizer as Hugging Face's files: ids are bytes, BOS 256, EOS 257
+// ---- The built-in tokenizer as Hugging Face's files: ids are bytes, BOS 256, EOS 257 ------------
 
 // clang-format off
 #define JSON(...) #__VA_ARGS__
@@ -109,8 +108,7 @@ static bool byte_tokenizer_write(const char *dir, Error *err) {
                       json_write(json_loads(map_json, 0, NULL), JSON_INDENT(1)), err);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Set-up: before anything is written
+// ---- Set-up: before anything is written ---------------------------------------------------------
 
 static void open_byte_tokenizer(Job *j, unsigned char digest[32]) {
     char *json = byte_tokenizer_json();
@@ -201,8 +199,7 @@ static bool is_up_to_date(const Job *j) {
     return same;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Rounds: units are read in order, encoded by all threads, and written in order
+// ---- Rounds: units are read in order, encoded by all threads, and written in order --------------
 
 typedef struct {
     pthread_t id;
@@ -322,8 +319,7 @@ static bool encode_with_threads(Job *j, Error *err) {
     return ok;
 }
 
-// ------------------------------------------------------------------------------------------------
-// The directory: everything under a temporary name, then renamed
+// ---- The directory: everything under a temporary name, then renamed -----------------------------
 
 static bool write_tokenizer(const Job *j, Error *err) {
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",

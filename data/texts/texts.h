@@ -1,8 +1,7 @@
 // Text in, no Python: --train and --val may name text files, directories of them and JSON records.
 // They become shards in a directory of --out, and are tokenized again only when the texts or the
 // tokenizer have changed.
-#ifndef UNPAD_TEXTS_H
-#define UNPAD_TEXTS_H
+#pragma once
 
 #include "../base/error.h"
 #include "../runs/run_options.h"
@@ -24,5 +23,3 @@ typedef struct {
 enum { NO_VALIDATION = -1 };
 bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
                      Error *err);
-
-#endif

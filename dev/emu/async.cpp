@@ -5,8 +5,7 @@
 namespace emu {
 static bool at_once() { return opt.async == EAGER || (opt.async == EITHER && (rnd(cur.blk) & 1)); }
 
-// ------------------------------------------------------------------------------------------------
-// cp.async
+// ---- cp.async -----------------------------------------------------------------------------------
 
 static void cp_do(const CpOp &o) {
     if (o.valid > 0) memcpy(o.dst, o.src, (size_t)o.valid);
@@ -52,8 +51,7 @@ void cp_wait(int n) {
     yield_point();
 }
 
-// ------------------------------------------------------------------------------------------------
-// mbarrier
+// ---- mbarrier -----------------------------------------------------------------------------------
 
 struct Mbarrier {
     uint64_t *p;
@@ -148,8 +146,7 @@ void check_mbarriers_idle(Block *b) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// TMA tiles: doing them
+// ---- TMA tiles: doing them ----------------------------------------------------------------------
 
 // Sixteen bytes of one row of a box: outside the tensor, loads give zeros and stores do nothing.
 static void do_chunk(const AsyncOp &o, uint32_t a, char *row, int64_t x, bool row_inside) {
@@ -200,8 +197,7 @@ void async_exec(Block *b, size_t i) {
     if (o.into_shared()) mbar_complete_tx(o.bar, o.bytes, o.file, o.line);
 }
 
-// ------------------------------------------------------------------------------------------------
-// TMA tiles: issuing them
+// ---- TMA tiles: issuing them --------------------------------------------------------------------
 
 static void issue(AsyncOp o) {
     Block *b = cur.blk;

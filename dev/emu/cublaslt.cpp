@@ -34,8 +34,7 @@ cublasStatus_t set(T *field, const void *buf, size_t bytes) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Is this a product that the library does at all?
+// ---- Is this a product that the library does at all? --------------------------------------------
 
 bool is_operation(int op) { return op == CUBLAS_OP_N || op == CUBLAS_OP_T || op == CUBLAS_OP_C; }
 bool is_type(uint32_t t) { return t == CUDA_R_32F || t == CUDA_R_16BF; }
@@ -131,8 +130,7 @@ void fill_algo(cublasLtMatmulAlgo_t *algo, int id, size_t workspace, const uint3
         algo->data[ALGO_ALIGN] |= (uint64_t)(alignment ? alignment[i] : 1) << 16 * i;
 }
 
-// ------------------------------------------------------------------------------------------------
-// The product itself: panels of A and B as fp32, a 16 x 4 tile of D in registers
+// ---- The product itself: panels of A and B as fp32, a 16 x 4 tile of D in registers -------------
 
 enum { TILE_M = 16, TILE_N = 4 };
 
@@ -228,8 +226,7 @@ void multiply_in_two_halves(const Product &x, float *partial) {
 }
 }  // namespace
 
-// ------------------------------------------------------------------------------------------------
-// Handles, descriptors and their attributes
+// ---- Handles, descriptors and their attributes --------------------------------------------------
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     EMU_CALL(cublasStatus_t, __func__);
@@ -384,8 +381,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Choosing an algorithm
+// ---- Choosing an algorithm ----------------------------------------------------------------------
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
@@ -422,8 +418,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return *returned ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-// ------------------------------------------------------------------------------------------------
-// The product
+// ---- The product --------------------------------------------------------------------------------
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const void *alpha,
                               const void *A, cublasLtMatrixLayout_t a, const void *B,

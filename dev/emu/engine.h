@@ -61,8 +61,7 @@ extern "C" int emu_fault(const char *call) __attribute__((weak));
     if (const int fault_ = emu_fault ? emu_fault(name_) : 0) return (result_)fault_
 
 namespace emu {
-// ------------------------------------------------------------------------------------------------
-// Options, from the environment
+// ---- Options, from the environment --------------------------------------------------------------
 
 enum Sched { FIFO, RANDOM, PRIO };
 enum AsyncMode {
@@ -84,8 +83,7 @@ struct Options {
 extern Options opt;
 uint64_t splitmix(uint64_t &state);
 
-// ------------------------------------------------------------------------------------------------
-// One block: threads, warps, barriers, queued copies
+// ---- One block: threads, warps, barriers, queued copies -----------------------------------------
 
 enum State : uint8_t { READY, RUNNING, W_WARP, W_BAR, W_MBAR, DONE };
 
@@ -214,8 +212,7 @@ struct Block {
 inline Warp *my_warp();
 inline uint32_t rnd(Block *b) { return (uint32_t)(splitmix(b->rng) >> 32); }
 
-// ------------------------------------------------------------------------------------------------
-// fibers.cpp, schedule.cpp
+// ---- fibers.cpp, schedule.cpp -------------------------------------------------------------------
 
 void make_fiber(Fiber *f);
 void to_fiber(Block *b, Fiber *f);
@@ -285,8 +282,7 @@ inline uint32_t swizzle(uint32_t a, int mode) {
 
 inline Warp *my_warp() { return cur.blk->warps[cur.self->warp].get(); }
 
-// ------------------------------------------------------------------------------------------------
-// ThreadSanitizer glue
+// ---- ThreadSanitizer glue -----------------------------------------------------------------------
 
 // Hides the runtime's own bookkeeping.
 struct Quiet {

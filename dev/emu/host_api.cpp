@@ -91,8 +91,7 @@ bool check_launch(dim3 grid, dim3 block, size_t smem_bytes, const void *kernel, 
 }  // namespace emu
 using namespace emu;
 
-// ------------------------------------------------------------------------------------------------
-// Errors
+// ---- Errors -------------------------------------------------------------------------------------
 
 const char *cudaGetErrorString(cudaError_t error) {
     switch (error) {
@@ -114,8 +113,7 @@ cudaError_t cudaPeekAtLastError() {
     return last_error;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Devices
+// ---- Devices ------------------------------------------------------------------------------------
 
 cudaError_t cudaGetDeviceCount(int *count) {
     API_CALL;
@@ -208,8 +206,7 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
     return cudaSuccess;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Memory
+// ---- Memory -------------------------------------------------------------------------------------
 
 cudaError_t emu_malloc(void **p, size_t bytes, const char *file, int line) {
     API_CALL_OF("cudaMalloc");
@@ -303,8 +300,7 @@ cudaError_t cudaMemset(void *dst, int value, size_t bytes) {
     return cudaMemsetAsync(dst, value, bytes, nullptr);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Streams and events
+// ---- Streams and events -------------------------------------------------------------------------
 
 static cudaError_t new_stream(cudaStream_t *stream, const char *call) {
     API_CALL_OF(call);
@@ -393,8 +389,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
     return cudaSuccess;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Kernels and tensor maps
+// ---- Kernels and tensor maps --------------------------------------------------------------------
 
 cudaError_t emu_func_attribute(const void *kernel, cudaFuncAttribute attr, int value) {
     API_CALL_OF("cudaFuncSetAttribute");

@@ -34,8 +34,7 @@ size_t device_memory_in_use() {
     return in_use;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Faults
+// ---- Faults -------------------------------------------------------------------------------------
 
 // How far an address lies outside a block; 0 inside.
 static size_t distance(uintptr_t a, uintptr_t p, const Allocation &x) {
@@ -95,8 +94,7 @@ void catch_faults() {
     sigaction(SIGALRM, &action, nullptr);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Allocating
+// ---- Allocating ---------------------------------------------------------------------------------
 
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 

@@ -77,8 +77,7 @@ static size_t size_of(ncclDataType_t type) {
     return type == ncclUint8 ? 1 : type == ncclFloat32 ? 4 : 8;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Messages
+// ---- Messages -----------------------------------------------------------------------------------
 
 // Moves what fits; true when it moved something.
 static bool move(ncclComm_t comm, Message &m) {
@@ -132,8 +131,7 @@ static void move_all(ncclComm_t comm, std::vector<Message> &messages) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Calls as messages
+// ---- Calls as messages --------------------------------------------------------------------------
 
 struct Pending {  // a call under way and where its messages are
     Call call;
@@ -225,8 +223,7 @@ static void run_group(const std::vector<Call> &calls) {
     for (const Pending &p : pending) finish_call(messages, p);
 }
 
-// ------------------------------------------------------------------------------------------------
-// The API
+// ---- The API ------------------------------------------------------------------------------------
 
 static void check_range(const char *name, const void *p, size_t bytes) {
     if (!is_device_ptr(p) || !is_device_ptr((const char *)p + bytes))
@@ -312,8 +309,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *error) {
     return ncclSuccess;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Communicators
+// ---- Communicators ------------------------------------------------------------------------------
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     EMU_CALL(ncclResult_t, __func__);

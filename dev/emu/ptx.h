@@ -9,8 +9,7 @@
 extern thread_local unsigned char smem[];
 
 namespace ptx {
-// ------------------------------------------------------------------------------------------------
-// What kernels consist of
+// ---- What kernels consist of --------------------------------------------------------------------
 
 // Static shared variables: a block runs one kernel, so that all can have the same memory.
 inline __thread unsigned char statics[8 << 10] __attribute__((aligned(128)));
@@ -133,8 +132,7 @@ inline void mma(float *d, const uint32_t *a, const uint32_t *b, const float *c, 
     emu::mma16816(d, a, b, file, line);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Where the emulator finds them
+// ---- Where the emulator finds them --------------------------------------------------------------
 
 struct Kernel {
     const char *arch, *symbol;

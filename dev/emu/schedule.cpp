@@ -59,8 +59,7 @@ uint64_t splitmix(uint64_t &state) {
     return z ^ (z >> 31);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Reports: exit code 97 for a broken rule, 98 for a deadlock
+// ---- Reports: exit code 97 for a broken rule, 98 for a deadlock ---------------------------------
 
 void fail(const char *fmt, ...) {
     char text[1024];
@@ -136,8 +135,7 @@ Async::~Async() {
 }
 #endif
 
-// ------------------------------------------------------------------------------------------------
-// Waiting
+// ---- Waiting ------------------------------------------------------------------------------------
 
 void make_ready(Block *b, Fiber *f) {
     f->state = READY;
@@ -163,8 +161,7 @@ void yield_point() {
     if (cur.self && opt.sched != FIFO && (rnd(cur.blk) & 7) == 0) requeue();
 }
 
-// ------------------------------------------------------------------------------------------------
-// One block
+// ---- One block ----------------------------------------------------------------------------------
 
 static void prepare_warps(Block *b) {
     int num_warps = (b->n + 31) / 32;
@@ -301,8 +298,7 @@ void run_block(Block *b) {
 #endif
 }
 
-// ------------------------------------------------------------------------------------------------
-// A grid: blocks in order, or in a random order; on EMU_THREADS OS threads
+// ---- A grid: blocks in order, or in a random order; on EMU_THREADS OS threads -------------------
 
 static std::mutex pool_mutex;
 static std::vector<std::unique_ptr<Block>> pool;  // blocks keep their fibers from launch to launch
@@ -381,8 +377,7 @@ void run_grid(dim3 grid, dim3 block, size_t smem_bytes, size_t static_limit, con
     if (opt.timeout) alarm(0);
 }
 
-// ------------------------------------------------------------------------------------------------
-// EMU_STATS=1: what the kernels did, exactly; printed when the program ends
+// ---- EMU_STATS=1: what the kernels did, exactly; printed when the program ends ------------------
 
 void Stats::add(const Stats &o) {
     blocks += o.blocks;

@@ -28,8 +28,7 @@ float expf_of_a_gpu(float x) {
     return splitmix(bits) & 1 ? y + error : y - error;
 }
 
-// ------------------------------------------------------------------------------------------------
-// ldmatrix
+// ---- ldmatrix -----------------------------------------------------------------------------------
 
 struct LdArg {
     uint32_t *r;
@@ -68,9 +67,9 @@ void ldmatrix(uint32_t *r, int n, bool trans, uint32_t addr, const char *file, i
     warp_coll(~0u, fn, trans ? "ldmatrix.trans" : "ldmatrix", &a, file, line, true);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Products of 16 rows, 16 deep. EMU_EXACT=1: rounded bit for bit as the tensor cores of EMU_ARCH
-// round, for which dev/results/witnesses has two models that are not ours and samples of GPUs.
+// ---- Products of 16 rows, 16 deep ---------------------------------------------------------------
+// EMU_EXACT=1: rounded bit for bit as the tensor cores of EMU_ARCH round, for which
+// dev/results/witnesses has two models that are not ours and samples of GPUs.
 
 // So many products and the accumulator are one sum: its terms are cut to a grid of so many bits
 // below the largest exponent among them, added exactly, and the sum is cut to fp32.
@@ -154,8 +153,7 @@ void mma16816(float *d, const uint32_t *a, const uint32_t *b, const char *file, 
     warp_coll(~0u, fn_mma, "mma.sync", &x, file, line, true);
 }
 
-// ------------------------------------------------------------------------------------------------
-// wgmma: operands through descriptors
+// ---- wgmma: operands through descriptors --------------------------------------------------------
 
 // Shared address of element (mn, k) before swizzling. Fields of a descriptor, in units of 16 bytes:
 // start [13:0], leading offset LBO [29:16], stride offset SBO [45:32], swizzle mode [63:62].
@@ -211,8 +209,7 @@ static void do_wgmma(const WgOp &o, int warp) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// wgmma: issue, and the rules that a GPU does not check
+// ---- wgmma: issue, and the rules that a GPU does not check --------------------------------------
 
 struct WgArg {
     WgOp op;

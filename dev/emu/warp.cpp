@@ -4,8 +4,7 @@
 namespace emu {
 int lane_id() { return cur.self->lane; }
 
-// ------------------------------------------------------------------------------------------------
-// Collectives
+// ---- Collectives --------------------------------------------------------------------------------
 
 static void name_tsan_fiber(Fiber *f, const Collective &c) {
     (void)f, (void)c;
@@ -106,8 +105,7 @@ void fn_vote(void **slot, uint32_t mask) {
         if (mask >> l & 1) ((ShflArg *)slot[l])->ball = ballot;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Barriers of the block
+// ---- Barriers of the block ----------------------------------------------------------------------
 
 static bool try_release(Block *b, Barrier &r, Fiber *self) {
     int target = r.expect < 0 ? b->live : r.expect;
@@ -160,8 +158,7 @@ void bar(int id, int count, bool wait, const char *file, int line) {
     TSAN(if (wait) __tsan_acquire(tag);)
 }
 
-// ------------------------------------------------------------------------------------------------
-// Exit: nothing asynchronous may be left, and nobody waits for this thread any more
+// ---- Exit: nothing asynchronous may be left, and nobody waits for this thread any more ----------
 
 static void check_nothing_in_flight(Fiber *f) {
     Block *b = cur.blk;

@@ -51,8 +51,7 @@ typedef struct {
     int cu_seqlens[MAX_DOCS + 1];  // document d is tokens cu_seqlens[d] to cu_seqlens[d + 1] - 1
 } Batch;
 
-// ------------------------------------------------------------------------------------------------
-// Three helpers, then the operations, each forward followed by its backward
+// ---- Three helpers, then the operations, each forward followed by its backward ------------------
 
 static real dot(const real *a, const real *b, long n) {
     real sum = 0;
@@ -216,8 +215,8 @@ static void cross_entropy_backward(real *dlogits, const real *probs, const Batch
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// The model. Weights and Acts are nothing but reals; their gradients have the same types.
+// ---- The model ----------------------------------------------------------------------------------
+// Weights and Acts are nothing but reals; their gradients have the same types.
 
 typedef struct {
     real embed_tokens[MAX_VOCAB * MAX_HIDDEN];                // (V, C)
@@ -324,8 +323,7 @@ static void adamw_update(real *w, real *m, real *v, const real *dw, AdamW h, lon
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// The program
+// ---- The program --------------------------------------------------------------------------------
 
 // Matrices: uniform in +-0.15, made from the index (splitmix64). Norm weights: 1.
 static void init_weights(real *w) {

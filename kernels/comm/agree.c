@@ -66,8 +66,7 @@ void rank_fields_agree(const RankFields *own, const char *what, const char *hint
     error_exit(&err);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Where each rank runs
+// ---- Where each rank runs -----------------------------------------------------------------------
 
 // "0-3,8": the cores that this process may use, as Linux lists them
 static void cores_text(char *out, size_t capacity) {

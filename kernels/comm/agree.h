@@ -5,8 +5,7 @@
 //   rank_field_text(&own, "version", "1.0");
 //   rank_field_file(&own, "the program file", "/proc/self/exe");
 //   rank_fields_agree(&own, "the same program", "start every rank with the same program");
-#ifndef UNPAD_AGREE_H
-#define UNPAD_AGREE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -41,5 +40,3 @@ void rank_fields_agree(const RankFields *own, const char *what, const char *hint
 // Prints host, cores and device of each rank, one line for consecutive identical ones. All ranks
 // call it; only rank 0 prints.
 void rank_places_print(void);
-
-#endif

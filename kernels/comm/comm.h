@@ -11,8 +11,7 @@
 // An error (error_exit), or exit() with a code other than 0 before comm_finalize, ends all ranks:
 // one of them prints it, and the launcher exits with its code. If a rank is killed, the launcher
 // names it and ends the others; Open MPI's exit code is then 128 + the signal.
-#ifndef UNPAD_COMM_H
-#define UNPAD_COMM_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -23,8 +22,7 @@
 extern "C" {
 #endif
 
-// ------------------------------------------------------------------------------------------------
-// The job
+// ---- The job ------------------------------------------------------------------------------------
 
 // Joins the other ranks, if a launcher's variables are set; before any other call. Ends the process
 // with exit code 2 if they say that it is one of several and MPI does not find the others. From
@@ -44,8 +42,7 @@ int comm_num_ranks(void);
 int comm_local_rank(void);   // among the ranks of this machine
 int comm_local_ranks(void);  // ranks of this machine
 
-// ------------------------------------------------------------------------------------------------
-// Collectives on device buffers
+// ---- Collectives on device buffers --------------------------------------------------------------
 
 // Asynchronous, on elements from .. to - 1 of a flat buffer, overlapped with compute: they start
 // after all work enqueued so far, run in order, and return a handle for comm_wait. Until then
@@ -67,8 +64,7 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
 // number of ranks.
 void comm_sum_in_order(double *sum, double *partial, size_t skip, size_t n);
 
-// ------------------------------------------------------------------------------------------------
-// Exchanges of host memory, over MPI: small things, outside of steps
+// ---- Exchanges of host memory, over MPI: small things, outside of steps -------------------------
 
 int comm_max(int value);  // the largest of all ranks
 // data (bytes) =  rank 0's
@@ -79,8 +75,7 @@ void comm_all_gather_host(void *out_host, const void *data_host, size_t bytes);
 void comm_merge(void *data_host, size_t bytes, size_t at, size_t n);
 void comm_barrier(void);
 
-// ------------------------------------------------------------------------------------------------
-// Heartbeat
+// ---- Heartbeat ----------------------------------------------------------------------------------
 
 // Counts as progress, and sets the main thread's phase for the message when this rank hangs:
 // "forward", "save", ... a constant of at most 15 characters. step: from 1; 0: none; -1: as before.
@@ -95,5 +90,4 @@ void comm_heartbeat(double seconds);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,6 +1,5 @@
 // Private to comm: between the job (mpi.c) and the buffers of a backend (cpu.c, nccl.cu).
-#ifndef UNPAD_JOB_H
-#define UNPAD_JOB_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,5 +43,4 @@ void job_wait(MPI_Request *request, bool sleeps);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -37,8 +37,7 @@ int comm_num_ranks(void) { return job.num; }
 int comm_local_rank(void) { return job.local_rank; }
 int comm_local_ranks(void) { return job.num_local; }
 
-// ------------------------------------------------------------------------------------------------
-// Was this process started as a rank? Judged by launchers' variables; MPI knows the rest.
+// ---- Was this process started as a rank? Judged by launchers' variables; MPI knows the rest -----
 
 // The first that is set; NULL: none
 static const char *env_of(const char *const *names) {
@@ -85,8 +84,7 @@ static bool is_rank(int started) {
     return false;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Ending by an error: one rank prints it, and the launcher ends the others with its code.
+// ---- Ending by an error: one rank prints it, and the launcher ends the others with its code -----
 
 enum { TURN_MS = 2000, CAUSE_MS = 2000, END_MS = 20000 };
 
@@ -154,11 +152,11 @@ void comm_all_gather_host(void *out, const void *data, size_t bytes) { memmove(o
 
 #else
 
-// ------------------------------------------------------------------------------------------------
-// The watchdog ends a job that hangs. Each rank watches itself, in a thread: only it knows whether
-// its main thread works or waits for others. A rank that has stopped working says where, and ends
-// the job. Waiting ranks give it time to say so first: they give up after twice as long, and say
-// where they waited. Then a rank was stopped, or its machine is gone, and we cannot name it.
+// ---- The watchdog ends a job that hangs ---------------------------------------------------------
+// Each rank watches itself, in a thread: only it knows whether its main thread works or waits for
+// others. A rank that has stopped working says where, and ends the job. Waiting ranks give it time
+// to say so first: they give up after twice as long, and say where they waited. Then a rank was
+// stopped, or its machine is gone, and we cannot name it.
 
 enum {
     LOOK_MS = 100,
@@ -253,8 +251,7 @@ static void stop_watching(void) {
     pthread_join(watch.thread, NULL);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Start and end
+// ---- Start and end ------------------------------------------------------------------------------
 
 enum { JOIN_SECONDS = 300, LIMIT_SECONDS = 60 };
 static MPI_Win claims;  // the memory of job.claimed
@@ -355,9 +352,9 @@ void comm_finalize(void) {
     job.rank = job.local_rank = 0;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Signs of life. Others wait while rank 0 works alone, e.g. during a save. From time to time rank 0
-// sends them a sign in comm_progress, which they receive while they wait.
+// ---- Signs of life ------------------------------------------------------------------------------
+// Others wait while rank 0 works alone, e.g. during a save. From time to time rank 0 sends them a
+// sign in comm_progress, which they receive while they wait.
 
 enum { SIGN_MS = 250, SIGN_TAG = 1 };
 
@@ -399,8 +396,7 @@ void job_wait(MPI_Request *request, bool sleeps) {
     job_waits(false);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Exchanges of host memory
+// ---- Exchanges of host memory -------------------------------------------------------------------
 
 static int count_of(size_t bytes) {
     assert(bytes <= INT_MAX);

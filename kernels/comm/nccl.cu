@@ -66,8 +66,7 @@ static void nccl_check(int line, const char *call, ncclResult_t status) {
 }
 #define NCCL_CHECK(call_) nccl_check(__LINE__, #call_, call_)
 
-// ------------------------------------------------------------------------------------------------
-// Start and end
+// ---- Start and end ------------------------------------------------------------------------------
 
 // Only NCCL notices a network that fails while the GPUs work: the host would wait forever for a
 // stream.
@@ -154,12 +153,12 @@ static void group_end(cudaStream_t on) {
     mark(on, device_leaves);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Flat buffers. Shards differ in length, and a range holds only a part of some of them, which
-// ncclReduceScatter and ncclAllGather do not allow: a group with one ncclReduce or ncclBroadcast
-// per shard is one launch, moves the same bytes around the ring and needs no padded copy. NCCL
-// wants the calls of one communicator in one order: a collective on the main stream first waits for
-// everything on the stream of overlapped communication.
+// ---- Flat buffers -------------------------------------------------------------------------------
+// Shards differ in length, and a range holds only a part of some of them, which ncclReduceScatter
+// and ncclAllGather do not allow: a group with one ncclReduce or ncclBroadcast per shard is one
+// launch, moves the same bytes around the ring and needs no padded copy. NCCL wants the calls of
+// one communicator in one order: a collective on the main stream first waits for everything on the
+// stream of overlapped communication.
 
 // Elements of any type, as bytes; inside a group
 static void broadcast_shards(void *x, size_t element_bytes, const size_t *first, size_t from,

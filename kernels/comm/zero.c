@@ -8,8 +8,7 @@
 #include "comm.h"
 #include "job.h"
 
-// ------------------------------------------------------------------------------------------------
-// Parts and shards
+// ---- Parts and shards ---------------------------------------------------------------------------
 
 // Blocks into which AdamW's elements are cut, and FLOPs that take as long as its 28 bytes an
 // element on a GPU
@@ -165,8 +164,7 @@ void zero_free(Zero *z) {
     free(z->step_host);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Losses
+// ---- Losses -------------------------------------------------------------------------------------
 
 void zero_begin_losses(Zero *z) {
     device_zero(z->step, z->step_bytes + (size_t)z->settings.num_losses * sizeof(double));
@@ -190,8 +188,7 @@ StepScalars zero_read_step(Zero *z) {
     return *z->step_host;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Gradients
+// ---- Gradients ----------------------------------------------------------------------------------
 
 // Starts a sum over micro-batches.
 static void clear_grads(Zero *z) {
@@ -289,8 +286,7 @@ static void finish_sum(Zero *z) {
     z->num_nodes = 0;
 }
 
-// ------------------------------------------------------------------------------------------------
-// The step
+// ---- The step -----------------------------------------------------------------------------------
 
 void zero_begin_step(Zero *z) {
     const ZeroSettings *s = &z->settings;
@@ -353,8 +349,7 @@ static void sum_squares(Zero *z) {
     comm_sum_in_order(sum, z->norm_partials, 0, (size_t)z->num_parts);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Weights
+// ---- Weights ------------------------------------------------------------------------------------
 
 static void update_range(Zero *z, AdamW hyper, size_t from, size_t to) {
     const ShardPart own = own_part(z, from, to);
@@ -398,8 +393,7 @@ void zero_await_weights(Zero *z, int bucket) {
     if (z->shape.num_buckets > 0) comm_wait(z->shape.buckets[bucket].weights);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Values from and to the host
+// ---- Values from and to the host ----------------------------------------------------------------
 
 static real *moment(const Zero *z, ZeroArray array, size_t i) {
     assert(sizeof(real) == sizeof(float));  // the fp64 build keeps no moments in files

@@ -6,8 +6,7 @@
 // runs in the last micro-batch, and weights arrive while the next forward pass has begun. With
 // deterministic sums they leave after it, and are added along the tree of data/base/sum_tree.h, so
 // that the bits do not depend on the number of ranks. A single rank makes the same calls.
-#ifndef UNPAD_ZERO_H
-#define UNPAD_ZERO_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -144,5 +143,3 @@ void zero_get(Zero *z, ZeroArray array, size_t offset, float *values, size_t n);
 // CRC-32C of all num_weights weights as this rank computes with them, read n at a time: in full
 // precision if it holds every low half.
 uint32_t zero_weights_crc(const Zero *z, size_t num_weights, size_t n);
-
-#endif

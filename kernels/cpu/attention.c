@@ -135,8 +135,7 @@ size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, i
     return (size_t)((int32_t *)item - work_host);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Arguments of one call, and scratch
+// ---- Arguments of one call, and scratch ---------------------------------------------------------
 
 typedef struct {
     int64_t num_tokens, qkv_row, out_row;  // rows in elements
@@ -260,8 +259,7 @@ static real *scratch_of_all(size_t size) {
     return arena;
 }
 
-// -------------------------------------------------------------------------------------------------
-// The same code for several instruction sets; this CPU's best is selected at run time
+// ---- The same code for several instruction sets; this CPU's best is selected at run time --------
 
 #if defined(__x86_64__) && !defined(GRADCHECK)
 #define NAME(x) x##_avx512
@@ -345,8 +343,7 @@ static const Isa *selected(void) {
 }
 const char *attention_describe(void) { return selected()->name; }
 
-// -------------------------------------------------------------------------------------------------
-// Entry points
+// ---- Entry points -------------------------------------------------------------------------------
 
 static void run_items(const Call *c, ItemCode *code, const Item *items, int num_items,
                       int key_span) {

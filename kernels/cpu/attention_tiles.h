@@ -73,8 +73,7 @@ INLINE V pow2(V x) {
 #endif
 }
 
-// -------------------------------------------------------------------------------------------------
-// Small matrix products
+// ---- Small matrix products ----------------------------------------------------------------------
 
 // A block of C of constant size: rows from r, vectors from v, depth from k to end
 INLINE void block(const Product *g, int r, int v, int k, int end, const int rows, const int vecs) {
@@ -132,8 +131,7 @@ static TARGET void gemm(real *c, ptrdiff_t c_row, Start start, View a, const rea
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Packing
+// ---- Packing ------------------------------------------------------------------------------------
 
 // The row of a head AHEAD tokens on: rows are a token apart, too far for the hardware's prefetchers
 INLINE void prefetch(const floatX *p, ptrdiff_t row, int d) {
@@ -196,8 +194,7 @@ static TARGET void unpack(floatX *dst, ptrdiff_t dst_row, const real *src, int p
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Forward
+// ---- Forward ------------------------------------------------------------------------------------
 
 // p (keys, queries): scores in, probabilities relative to the running maximum out. top and sum
 // (queries): state of the online softmax, updated; alpha (queries): factor that rescales the output
@@ -281,8 +278,7 @@ static TARGET void forward_item(const Call *f, const Item *item, int kv_head, co
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Backward
+// ---- Backward -----------------------------------------------------------------------------------
 
 static TARGET real dot(const floatX *a, const floatX *b, int d) {
     V acc = {0};

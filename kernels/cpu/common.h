@@ -1,7 +1,6 @@
 // Shared by the CPU kernels: run-time dispatch of leaf loops, small integer helpers, lane sums, a
 // vectorisable exp, the fatal error.
-#ifndef UNPAD_CPU_COMMON_H
-#define UNPAD_CPU_COMMON_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -110,5 +109,3 @@ static inline floatX exp_fast(floatX x) {
     return x < -87.0f ? 0.0f : p * scale.f;
 #endif
 }
-
-#endif

@@ -59,8 +59,7 @@ static Matrix at(Matrix x, int64_t i, int64_t k) {
     return (Matrix){x.p + i * x.row + k * x.col, x.row, x.col};
 }
 
-// -------------------------------------------------------------------------------------------------
-// Register tiles, one per instruction set
+// ---- Register tiles, one per instruction set ----------------------------------------------------
 
 typedef void Tile(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
                   const real *RESTRICT b, int64_t depth, const real *next);
@@ -196,8 +195,7 @@ static const InstructionSet instruction_sets[] = {
 };
 enum { NUM_INSTRUCTION_SETS = sizeof(instruction_sets) / sizeof(instruction_sets[0]) };
 
-// -------------------------------------------------------------------------------------------------
-// The loop nest
+// ---- The loop nest ------------------------------------------------------------------------------
 
 static const InstructionSet *chosen;  // NULL until matmul_select
 
@@ -342,8 +340,7 @@ static void multiply(real *c, const real *addend, int64_t c_stride, real scale, 
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Selection, and the products
+// ---- Selection, and the products ----------------------------------------------------------------
 
 // This CPU's best set with that name (NULL: any), of the bf16 or the fp32 kind.
 static const InstructionSet *find_set(const char *name, bool bf16) {

@@ -44,8 +44,7 @@ void grads_add(real *sum, const real *x, size_t n) {
     for (size_t i = 0; i < n; i += span) add_span(sum + i, x + i, n - i < span ? n - i : span);
 }
 
-// ------------------------------------------------------------------------------------------------
-// AdamW with decoupled weight decay, one pass over memory
+// ---- AdamW with decoupled weight decay, one pass over memory ------------------------------------
 
 typedef struct {
     real lr, beta1, beta2, eps, decay, correct1, correct2, grad_scale;

@@ -61,8 +61,8 @@ void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, cons
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// Query and key heads. The norm is not kept: backward recomputes it.
+// ---- Query and key heads ------------------------------------------------------------------------
+// The norm is not kept: backward recomputes it.
 
 enum { MAX_HEAD_DIM = 1024 };
 

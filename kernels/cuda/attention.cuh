@@ -162,8 +162,7 @@ bool allow_shared_memory(Kernel kernel, int bytes) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// The two paths
+// ---- The two paths ------------------------------------------------------------------------------
 
 // attention_sm80.cu: cp.async, ldmatrix and mma.sync, for every architecture from sm_80 on
 void attention_forward_sm80(floatX *out, real *lse, const AttentionBatch &batch);

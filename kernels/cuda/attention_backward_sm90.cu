@@ -51,8 +51,7 @@ __device__ __forceinline__ void unrotate(float (&x)[D / 2], const Rope &rope, in
 
 #endif
 
-// -------------------------------------------------------------------------------------------------
-// dQ
+// ---- dQ -----------------------------------------------------------------------------------------
 
 template <int D>
 struct QuerySizes : Roles<forward_consumers(D)> {
@@ -269,8 +268,7 @@ __global__ void __launch_bounds__(QuerySizes<D>::THREADS, 1)
 #endif
 }
 
-// -------------------------------------------------------------------------------------------------
-// dK and dV
+// ---- dK and dV ----------------------------------------------------------------------------------
 
 // The item of both consumers
 struct KeyJob {
@@ -598,8 +596,7 @@ __global__ void __launch_bounds__(KeySizes<D>::THREADS, 1)
 #endif
 }
 
-// -------------------------------------------------------------------------------------------------
-// Launches
+// ---- Launches -----------------------------------------------------------------------------------
 
 template <int D>
 void backward(floatX *dqkv, const Gradients &g, const Rope &rope, const AttentionBatch &b) {

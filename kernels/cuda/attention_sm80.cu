@@ -271,8 +271,7 @@ __device__ __forceinline__ void store_rows_unrotated(floatX *dst, int64_t row_st
     out.store(dst, row_stride, rows);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Scores and probabilities
+// ---- Scores and probabilities -------------------------------------------------------------------
 
 // -inf where the key comes after the query. ahead: first query of the block minus its first key.
 template <bool ROWS_ARE_KEYS, int ROWS, int COLS>
@@ -328,8 +327,7 @@ __device__ __forceinline__ void softmax_step(Block<ROWS, COLS> &s, Softmax<ROWS>
         }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Sizes
+// ---- Sizes --------------------------------------------------------------------------------------
 
 // For the forward and the dQ kernel: queries of a CTA, keys of a stage. For the dK, dV kernel:
 // queries of a stage (its CTA has KEY_TILE keys).
@@ -399,8 +397,7 @@ struct QueryTile {
     }
 };
 
-// -------------------------------------------------------------------------------------------------
-// Forward
+// ---- Forward ------------------------------------------------------------------------------------
 
 // O / sum and lse of this warp's rows. dst and lse are at the warp's first row.
 template <int ROWS, int D>
@@ -472,8 +469,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                    tile.end - own_first, o, state, s.scale, smem + tile.own * D * 2);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Backward: dQ
+// ---- Backward: dQ -------------------------------------------------------------------------------
 
 // s = P = exp(scale * s - lse), then dp = dS = P * (dp - delta), for rows that are queries
 template <int ROWS, int COLS>
@@ -555,8 +551,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                                      rope.position_ids + row, rope.table, smem + tile.own * D * 2);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Backward: dK and dV
+// ---- Backward: dK and dV ------------------------------------------------------------------------
 
 template <int D, int QUERIES>
 struct BackwardKvSizes {
@@ -712,8 +707,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
                            smem + Z::KV_BYTES + own * D * 2);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Launches
+// ---- Launches -----------------------------------------------------------------------------------
 
 // A grid's first dimension may have 2^31 - 1 CTAs.
 unsigned grid_size(int64_t items, int heads) {

@@ -53,8 +53,7 @@ using ValueRing = Ring<ForwardSizes<D>::V, ForwardSizes<D>::KV::BYTES, ForwardSi
 
 __device__ unsigned items_taken;  // see take_number; 0 between kernels
 
-// -------------------------------------------------------------------------------------------------
-// Producer
+// ---- Producer -----------------------------------------------------------------------------------
 
 // The next block of the ring: keys from `first` on, at most KEYS of them, up to `end`
 template <int D, class Ring>
@@ -96,8 +95,7 @@ __device__ __forceinline__ void produce(const CUtensorMap *qkv_map, const int32_
         });
 }
 
-// -------------------------------------------------------------------------------------------------
-// Consumer
+// ---- Consumer -----------------------------------------------------------------------------------
 
 // Running softmax of a thread's two rows: maximum of the raw scores, this thread's part of the sum
 struct Softmax {
@@ -295,8 +293,7 @@ __global__ void __launch_bounds__(ForwardSizes<D>::THREADS, 1)
 #endif
 }
 
-// -------------------------------------------------------------------------------------------------
-// Host
+// ---- Host ---------------------------------------------------------------------------------------
 
 template <int D>
 void forward(floatX *out, float *lse, const AttentionBatch &b) {

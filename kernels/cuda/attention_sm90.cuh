@@ -86,8 +86,7 @@ __device__ __forceinline__ uint32_t shared_begin() {
 
 __device__ __forceinline__ int warp_in_group() { return threadIdx.x % WARPGROUP / WARP; }
 
-// -------------------------------------------------------------------------------------------------
-// Barriers and loads
+// ---- Barriers and loads -------------------------------------------------------------------------
 
 // A barrier pair at `full`; `warps` warps release what it guards
 __device__ __forceinline__ void init_pair(uint32_t full, int warps, int producers = 1) {
@@ -264,8 +263,8 @@ __device__ __forceinline__ void produce_units(unsigned *items_taken, const int32
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Masks. Accumulators: see below.
+// ---- Masks --------------------------------------------------------------------------------------
+// Accumulators: see below.
 
 // Rows are queries. The last 64 columns are the keys at the rows' own positions.
 template <int N>
@@ -284,10 +283,10 @@ __device__ __forceinline__ void mask_earlier_queries(float (&s)[UNIT_ROWS / 2], 
         if (row + i / 2 % 2 * 8 > i / 4 * 8 + quad_col() + i % 2) s[i] = -INFINITY;
 }
 
-// -------------------------------------------------------------------------------------------------
-// Products of a warpgroup. An accumulator of 64 rows and N columns is x[N / 2] for each thread:
-// x[i] is row 16 * warp + lane / 4 + 8 * (i / 2 % 2), column i / 4 * 8 + 2 * (lane % 4) + i % 2. As
-// left operand of the next product it has the same layout.
+// ---- Products of a warpgroup --------------------------------------------------------------------
+// An accumulator of 64 rows and N columns is x[N / 2] for each thread: x[i] is row 16 * warp + lane
+// / 4 + 8 * (i / 2 % 2), column i / 4 * 8 + 2 * (lane % 4) + i % 2. As left operand of the next
+// product it has the same layout.
 
 // Descriptor of a tile of panels, and the same `bytes` further: shared addresses are under 2^18, no
 // carry leaves their field.
@@ -339,9 +338,9 @@ __device__ __forceinline__ void clear(float (&x)[N]) {
     for (int i = 0; i < N; i++) x[i] = 0;
 }
 
-// -------------------------------------------------------------------------------------------------
-// Results. A warp stores its 16 rows of an accumulator through shared memory of its own: at `tile`,
-// panels of 16 rows.
+// ---- Results ------------------------------------------------------------------------------------
+// A warp stores its 16 rows of an accumulator through shared memory of its own: at `tile`, panels
+// of 16 rows.
 
 // factor: for rows quad_row() and quad_row() + 8. row, rows: the warp's first in the document, the
 // document's.

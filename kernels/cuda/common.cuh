@@ -73,8 +73,7 @@ __host__ __device__ constexpr I ceil_div(I a, I b) {
     return (a + b - 1) / b;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Sums over a warp: butterflies, so that every lane ends with the same bits
+// ---- Sums over a warp: butterflies, so that every lane ends with the same bits ------------------
 
 template <class R>
 __device__ __forceinline__ R warp_sum(R x) {
@@ -83,9 +82,9 @@ __device__ __forceinline__ R warp_sum(R x) {
     return x;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Eight bf16 values: one 16-byte load or store. The address must be 16-byte aligned. Kept as words:
-// a struct of bf16 pairs would be loaded and stored in four pieces.
+// ---- Eight bf16 values: one 16-byte load or store -----------------------------------------------
+// The address must be 16-byte aligned. Kept as words: a struct of bf16 pairs would be loaded and
+// stored in four pieces.
 
 struct Bf16x8 {
     uint4 words;
@@ -135,14 +134,13 @@ __device__ __forceinline__ void store8(__nv_bfloat16 *p, const float (&x)[8]) {
     store_vector(p, pack8(x));
 }
 
-// ------------------------------------------------------------------------------------------------
-// A weight is an fp32 master kept as the bf16 that matmuls read and 16 low bits. The bf16 is the
-// master rounded to nearest, ties away from zero: hi = (bits + 0x8000) >> 16, lo = bits & 0xffff.
-// The addition carried into hi exactly when lo >= 0x8000, so lo says what to subtract again, and
-// every finite fp32, including denormals, comes back bit for bit. (With ties to even it would not:
-// a tie rounds up or down depending on a bit that is then lost.) The largest finite numbers, above
-// every bf16, have an infinite bf16 but keep their master. A NaN first becomes the plain quiet NaN:
-// the carry out of its full mantissa would turn its bf16 into a zero.
+// ---- A weight is an fp32 master kept as the bf16 that matmuls read and 16 low bits --------------
+// The bf16 is the master rounded to nearest, ties away from zero: hi = (bits + 0x8000) >> 16, lo =
+// bits & 0xffff. The addition carried into hi exactly when lo >= 0x8000, so lo says what to
+// subtract again, and every finite fp32, including denormals, comes back bit for bit. (With ties to
+// even it would not: a tie rounds up or down depending on a bit that is then lost.) The largest
+// finite numbers, above every bf16, have an infinite bf16 but keep their master. A NaN first
+// becomes the plain quiet NaN: the carry out of its full mantissa would turn its bf16 into a zero.
 
 __host__ __device__ __forceinline__ void master_split(float master, uint16_t *hi, uint16_t *lo) {
     uint32_t bits;
@@ -159,11 +157,11 @@ __host__ __device__ __forceinline__ float master_join(uint16_t hi, uint16_t lo) 
     return master;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Rows of a (rows, columns) tensor on a grid. Whole warps share a row, enough that a thread has
-// about ROW_VECTORS vectors of 8 columns, all in flight at once; a block has as many rows as make 8
-// warps. threadIdx.x runs along a row, threadIdx.y over the rows of a block. The mapping depends
-// only on the number of columns: a row's bits depend neither on its place nor on the GPU.
+// ---- Rows of a (rows, columns) tensor on a grid -------------------------------------------------
+// Whole warps share a row, enough that a thread has about ROW_VECTORS vectors of 8 columns, all in
+// flight at once; a block has as many rows as make 8 warps. threadIdx.x runs along a row,
+// threadIdx.y over the rows of a block. The mapping depends only on the number of columns: a row's
+// bits depend neither on its place nor on the GPU.
 
 enum { ROW_VECTORS = 4, ROW_BLOCK_WARPS = 8, ROW_MAX_WARPS = 16 };
 enum { ROW_MAX_THREADS = ROW_MAX_WARPS * WARP };

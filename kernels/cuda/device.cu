@@ -42,8 +42,7 @@ int cuda_shared_kb() { return (int)(properties.sharedMemPerMultiprocessor >> 10)
 
 void *cuda_scratch() { return scratch; }
 
-// ------------------------------------------------------------------------------------------------
-// Errors
+// ---- Errors -------------------------------------------------------------------------------------
 
 static const char *hint_for(cudaError_t status) {
     static char build_again[80];
@@ -86,8 +85,7 @@ void cuda_unsupported(const char *what, int64_t found) {
                 "cuda: %s, found %lld", what, (long long)found);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Start
+// ---- Start --------------------------------------------------------------------------------------
 
 void device_prepare_process(char **argv) {
     (void)argv;
@@ -207,8 +205,7 @@ const char *device_describe(void) {
     return text;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Memory
+// ---- Memory -------------------------------------------------------------------------------------
 
 void *device_malloc(size_t bytes) {
     assert(stream);  // device_init has run
@@ -267,8 +264,7 @@ void device_zero(void *p, size_t bytes) {
     if (bytes) CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, stream));
 }
 
-// ------------------------------------------------------------------------------------------------
-// Copies
+// ---- Copies -------------------------------------------------------------------------------------
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 

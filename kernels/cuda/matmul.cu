@@ -48,8 +48,7 @@ static size_t workspace_bytes;
         if (status_ != CUBLAS_STATUS_SUCCESS) lt_fail(__LINE__, #call_, status_); \
     } while (0)
 
-// ------------------------------------------------------------------------------------------------
-// Setting up
+// ---- Setting up ---------------------------------------------------------------------------------
 
 static void create_description(MatmulKind kind, cublasOperation_t a, cublasOperation_t b) {
     cublasLtMatmulDesc_t *desc = &descriptions[kind];
@@ -89,8 +88,7 @@ const char *matmul_init() {
     return NULL;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Algorithms
+// ---- Algorithms ---------------------------------------------------------------------------------
 
 // Each T up to 16 is a bucket; above, each doubling has eight.
 static int64_t longest_of_bucket(int64_t T) {
@@ -140,8 +138,7 @@ static cublasLtMatmulAlgo_t suggest(const Shape &s) {
     cuda_unsupported(what, (int64_t)status);
 }
 
-// ------------------------------------------------------------------------------------------------
-// The product
+// ---- The product --------------------------------------------------------------------------------
 
 static cublasStatus_t multiply(const Shape &s, const cublasLtMatmulAlgo_t &algo,
                                const MatmulOperands &x) {
@@ -178,8 +175,7 @@ static void run(const Shape &s, const MatmulOperands &x) {
     if (status != CUBLAS_STATUS_SUCCESS) lt_fail(__LINE__, KIND_NAMES[s.kind], status);
 }
 
-// ------------------------------------------------------------------------------------------------
-// The products
+// ---- The products -------------------------------------------------------------------------------
 
 void matmul_many(MatmulKind kind, const MatmulOperands &x, int64_t T, int64_t K, int64_t N,
                  int64_t num) {

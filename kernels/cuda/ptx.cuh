@@ -27,8 +27,7 @@ PTX uint32_t opaque(uint32_t x) {
     return x;
 }
 
-// ------------------------------------------------------------------------------------------------
-// sm_80: ldmatrix, mma.sync, cp.async
+// ---- sm_80: ldmatrix, mma.sync, cp.async --------------------------------------------------------
 
 PTX void ldmatrix_x4(uint32_t (&r)[4], uint32_t a) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -71,8 +70,7 @@ PTX void named_bar_arrive(int id, int n) {
     asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(id), "r"(n) : "memory");
 }
 
-// ------------------------------------------------------------------------------------------------
-// sm_90: mbarrier, TMA
+// ---- sm_90: mbarrier, TMA -----------------------------------------------------------------------
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 PTX void mbar_init(uint32_t b, uint32_t n) {
@@ -128,8 +126,7 @@ PTX void bulk_wait_read() {
 }
 #endif
 
-// ------------------------------------------------------------------------------------------------
-// sm_90a: setmaxnreg, wgmma
+// ---- sm_90a: setmaxnreg, wgmma ------------------------------------------------------------------
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int N>
@@ -208,8 +205,7 @@ PTX void wgmma_rs(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int sd) {
 
 #endif
 
-// ------------------------------------------------------------------------------------------------
-// Plain CUDA on both sides
+// ---- Plain CUDA on both sides -------------------------------------------------------------------
 
 // Descriptor of a wgmma operand with 128-byte swizzle: start address, leading and stride offsets
 __device__ __forceinline__ uint64_t wgmma_desc_sw128(uint32_t addr, uint32_t lbo_bytes,

@@ -52,8 +52,7 @@ void rmsnorm_forward(floatX *normed, real *rstd, const floatX *resid, const floa
     LAUNCH_CHECK("rmsnorm_forward_kernel");
 }
 
-// ------------------------------------------------------------------------------------------------
-// Backward
+// ---- Backward -----------------------------------------------------------------------------------
 
 // Rows of one block summed in order of threadIdx.y: sums (blockDim.y, C) in shared memory, out (C)
 __device__ __forceinline__ void store_block_sums(float *out, const float *sums, int C) {
@@ -173,9 +172,9 @@ void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, cons
     if (dweight) add_partial_rows(dweight, partial, (int)blocks, C);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Query and key heads. A warp handles one head of one token, a lane a vector of it, so D <= 256;
-// the second grid index says which heads. The norm is not kept: backward recomputes it.
+// ---- Query and key heads ------------------------------------------------------------------------
+// A warp handles one head of one token, a lane a vector of it, so D <= 256; the second grid index
+// says which heads. The norm is not kept: backward recomputes it.
 
 enum { QUERIES, KEYS, VALUES, HEAD_WARPS = 8, HEAD_THREADS = HEAD_WARPS * WARP };
 

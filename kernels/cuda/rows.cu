@@ -41,12 +41,11 @@ void embedding_forward(floatX *out, const int32_t *tokens, const floatX *weight,
     gather_rows(out, weight, tokens, T, C);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Backward of the embedding is a sum over runs of equal tokens in the sorted `order`. The order is
-// cut into spans of equal length, so that a token that fills the buffer is shared by many blocks: a
-// span's block adds the runs that lie inside it straight to dweight, which no other block touches,
-// and leaves the sums of a run that crosses its borders in scratch memory; a second kernel adds
-// those in order. No atomics, and the same sums on every GPU.
+// ---- Backward of the embedding is a sum over runs of equal tokens in the sorted `order` ---------
+// The order is cut into spans of equal length, so that a token that fills the buffer is shared by
+// many blocks: a span's block adds the runs that lie inside it straight to dweight, which no other
+// block touches, and leaves the sums of a run that crosses its borders in scratch memory; a second
+// kernel adds those in order. No atomics, and the same sums on every GPU.
 
 enum { MIN_SPAN = 32, AHEAD = 8, SPAN_THREADS = 128, SUM_LANES = 8, SUM_VECTOR = 4 };
 

@@ -37,8 +37,7 @@ extern "C++" {  // a C header may include this inside its own extern "C"
 #define EMU_LOC const char *emu_file = __builtin_FILE(), int emu_line = __builtin_LINE()
 #define EMU_AT emu_file, emu_line
 
-// ------------------------------------------------------------------------------------------------
-// Vector types, with CUDA's alignments
+// ---- Vector types, with CUDA's alignments -------------------------------------------------------
 
 #define EMU_VECTORS(name_, type_, align2_, align4_)                                  \
     struct alignas(align2_) name_##2 {                                               \
@@ -72,8 +71,7 @@ constexpr int warpSize = 32;
 // threadIdx changes at every switch of fibers
 extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
-// ------------------------------------------------------------------------------------------------
-// What the runtime offers
+// ---- What the runtime offers --------------------------------------------------------------------
 
 struct CUstream_st;
 typedef struct CUstream_st *cudaStream_t;
@@ -170,8 +168,7 @@ Launch<P...> launcher(const char *name, void (*kernel)(P...), dim3 grid, dim3 bl
 #define EMU_UNPAREN(...) __VA_ARGS__
 #define EMU_LAUNCH(name, k, ...) emu::launcher(name, EMU_UNPAREN k, __VA_ARGS__)
 
-// ------------------------------------------------------------------------------------------------
-// Synchronisation and warp primitives
+// ---- Synchronisation and warp primitives --------------------------------------------------------
 
 inline void __syncthreads(EMU_LOC) { emu::bar(0, -1, true, EMU_AT); }
 inline void __threadfence() { emu::yield_point(); }
@@ -238,8 +235,7 @@ inline int __all_sync(unsigned mask, int predicate, EMU_LOC) {
     return emu::vote(mask, !predicate, "__all_sync", EMU_AT) == 0;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Atomics: blocks may run on several OS threads
+// ---- Atomics: blocks may run on several OS threads ----------------------------------------------
 
 template <class T, class F>
 T emu_rmw(T *p, F change) {
@@ -288,8 +284,7 @@ T atomicCAS(T *p, std::common_type_t<T> compare, std::common_type_t<T> v) {
     return emu_rmw(p, [&](T o) { return o == compare ? v : o; });
 }
 
-// ------------------------------------------------------------------------------------------------
-// Caching loads and stores, bits, arithmetic
+// ---- Caching loads and stores, bits, arithmetic -------------------------------------------------
 
 #define EMU_LOAD(name_)   \
     template <class T>    \

@@ -35,8 +35,7 @@ const char *cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError();  // and forget it
 cudaError_t cudaPeekAtLastError();
 
-// ------------------------------------------------------------------------------------------------
-// Devices
+// ---- Devices ------------------------------------------------------------------------------------
 
 enum cudaDeviceAttr {
     cudaDevAttrMaxThreadsPerBlock = 1,
@@ -64,8 +63,7 @@ cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaRuntimeGetVersion(int *version);
 
-// ------------------------------------------------------------------------------------------------
-// Memory: a block ends at a page that may not be touched and starts out as NaN
+// ---- Memory: a block ends at a page that may not be touched and starts out as NaN ---------------
 
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
@@ -98,8 +96,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
 cudaError_t cudaMemset(void *dst, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream = nullptr);
 
-// ------------------------------------------------------------------------------------------------
-// Streams, events
+// ---- Streams, events ----------------------------------------------------------------------------
 
 typedef struct CUevent_st *cudaEvent_t;
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
@@ -120,8 +117,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end);
 
-// ------------------------------------------------------------------------------------------------
-// Kernels
+// ---- Kernels ------------------------------------------------------------------------------------
 
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
@@ -139,8 +135,7 @@ cudaError_t cudaMemcpyFromSymbol(void *dst, const T &symbol, size_t bytes) {
     return cudaSuccess;
 }
 
-// ------------------------------------------------------------------------------------------------
-// The one driver function that is looked up at run time: cuTensorMapEncodeTiled
+// ---- The one driver function that is looked up at run time: cuTensorMapEncodeTiled --------------
 
 enum { cudaEnableDefault = 0 };
 enum cudaDriverEntryPointQueryResult {
