@@ -25,39 +25,25 @@ static LlamaConfig must_parse(const char *text) {
 }
 
 // tests/golden/configs/NAME.json: as Hugging Face publishes it, with keys to be ignored; valid
-// until the second call after this one. llama-3.2-1b-new is as newer transformers writes it.
+// as long as what printed() returns. llama-3.2-1b-new is as newer transformers writes it.
 static const char *published_text(const char *name) {
-    static char texts[2][1 << 12];
-    static int next;
-    char *copy = texts[next = 1 - next];
     uint64_t n = 0;
-    Error err = {0};
-    char *text = file_read_all(printed("tests/golden/configs/%s.json", name), sizeof texts[0] - 1,
-                               &n, "", &err);
-    CHECK_MSG(text, "%s", err.what);
-    strcpy(copy, text);
-    free(text);
-    return copy;
+    AUTO_FREE char *text =
+        file_read_all(printed("tests/golden/configs/%s.json", name), 4095, &n, "", &(Error){0});
+    CHECK_MSG(text, "%s", name);
+    return printed("%s", text);
 }
 
 static bool same_config(const LlamaConfig *a, const LlamaConfig *b) {
-    const RopeScaling *r = &a->rope_scaling, *s = &b->rope_scaling;
-    return a->vocab_size == b->vocab_size && a->hidden_size == b->hidden_size &&
-           a->intermediate_size == b->intermediate_size && a->num_layers == b->num_layers &&
-           a->num_heads == b->num_heads && a->num_kv_heads == b->num_kv_heads &&
-           a->head_dim == b->head_dim && a->rms_norm_eps == b->rms_norm_eps &&
-           a->max_position_embeddings == b->max_position_embeddings &&
-           a->rope_theta == b->rope_theta && a->tie_word_embeddings == b->tie_word_embeddings &&
-           a->initializer_range == b->initializer_range &&
-           memcmp(&a->bos, &b->bos, sizeof a->bos) == 0 &&
-           memcmp(&a->eos, &b->eos, sizeof a->eos) == 0 &&
-           memcmp(&a->pad, &b->pad, sizeof a->pad) == 0 && a->model_type == b->model_type &&
-           a->qkv_bias == b->qkv_bias && a->qk_norm == b->qk_norm &&
-           a->no_rope_interval == b->no_rope_interval && r->type == s->type &&
-           r->factor == s->factor && r->low_freq_factor == s->low_freq_factor &&
-           r->high_freq_factor == s->high_freq_factor &&
-           r->original_max_position_embeddings == s->original_max_position_embeddings &&
-           r->attention_factor == s->attention_factor;
+#define SAME(field_) (memcmp(&a->field_, &b->field_, sizeof a->field_) == 0)
+#define SAME_ROPE(field_) SAME(rope_scaling.field_)
+    return SAME(vocab_size) && SAME(hidden_size) && SAME(intermediate_size) && SAME(num_layers) &&
+           SAME(num_heads) && SAME(num_kv_heads) && SAME(head_dim) && SAME(rms_norm_eps) &&
+           SAME(max_position_embeddings) && SAME(rope_theta) && SAME(tie_word_embeddings) &&
+           SAME(initializer_range) && SAME(bos) && SAME(eos) && SAME(pad) && SAME(model_type) &&
+           SAME(qkv_bias) && SAME(qk_norm) && SAME(no_rope_interval) && SAME_ROPE(type) &&
+           SAME_ROPE(factor) && SAME_ROPE(low_freq_factor) && SAME_ROPE(high_freq_factor) &&
+           SAME_ROPE(original_max_position_embeddings) && SAME_ROPE(attention_factor);
 }
 
 // Keys that transformers' class of a type does not have
@@ -70,12 +56,11 @@ static const char *const foreign_keys[][6] = {
 };
 
 static void check_written(const LlamaConfig *c) {
-    char *text = llama_config_text(c, "float32");
+    AUTO_FREE char *text = llama_config_text(c, "float32");
     for (const char *const *key = foreign_keys[c->model_type]; *key; key++)
         CHECK_MSG(!strstr(text, *key), "%s: %s", text, *key);
     const LlamaConfig back = must_parse(text);
     CHECK_MSG(same_config(c, &back), "%s", text);
-    free(text);
 }
 
 // Their numbers of parameters, as published, depend on biases, norms, heads and ties.
@@ -235,23 +220,21 @@ static char *config_with(const char *base, const char *change) {
     LlamaConfig c;
     Error err = {0};
     llama_config_builtin(&c, "demo");
-    char *demo = llama_config_text(&c, "float32");
+    AUTO_FREE char *demo = llama_config_text(&c, "float32");
     const char *text = base ? published_text(base) : demo;
     json_auto_t *root = json_parse(text, strlen(text), "", &err);
     if (change[0] == '-')
         json_object_del(root, change + 1);
     else
         json_object_update_new(root, json_parse(json_of(change), strlen(change), "", &err));
-    free(demo);
     return json_dumps(root, JSON_COMPACT);
 }
 
 static void check_bad(const char *base, const char *change, const char *expected) {
     LlamaConfig c;
     Error err = {0};
-    char *text = config_with(base, change);
+    AUTO_FREE char *text = config_with(base, change);
     const bool ok = parse(&c, text, &err);
-    free(text);
     CHECK_MSG(!ok && strstr(err.what, expected) && !strncmp(err.what, "config.json: ", 13),
               "%s: %s", change, err.what);
 }
@@ -266,9 +249,8 @@ static void each_member(const char *base, const char *object,
     CHECK_MSG(all, "%s", err.what);
     json_object_foreach(all, name, value) {
         json_auto_t *one = json_pack("{s:O}", name, value);
-        char *change = json_dumps(one, 0);
+        AUTO_FREE char *change = json_dumps(one, 0);
         check(base, change, name);
-        free(change);
     }
 }
 
@@ -280,10 +262,8 @@ TEST(bad_configs_are_refused_by_name) {
 }
 
 static LlamaConfig config_of(const char *base, const char *change) {
-    char *text = config_with(base, change);
-    const LlamaConfig c = must_parse(text);
-    free(text);
-    return c;
+    AUTO_FREE char *text = config_with(base, change);
+    return must_parse(text);
 }
 
 TEST(yarn_has_the_defaults_of_its_paper) {
@@ -367,7 +347,7 @@ TEST(every_kept_key_is_in_the_count_of_work) {
         "max_position_embeddings model_type no_rope_layer_interval pad_token_id rms_norm_eps "
         "rope_scaling rope_theta tie_word_embeddings torch_dtype use_cache ";
     const LlamaConfig c = must_parse(published_text("smollm3-3b"));
-    char *text = llama_config_text(&c, "float32");
+    AUTO_FREE char *text = llama_config_text(&c, "float32");
     json_auto_t *root = json_loads(text, 0, NULL);
     const char *key;
     json_t *item;
@@ -381,7 +361,6 @@ TEST(every_kept_key_is_in_the_count_of_work) {
         MUST(llama_config_parse(&d, twice, "", &err));
         CHECK_MSG(llama_config_flops(&d, 9, 8, 99) > llama_config_flops(&c, 9, 8, 99), "%s", key);
     }
-    free(text);
 }
 
 TEST_MAIN()
