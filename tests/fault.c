@@ -133,7 +133,6 @@ static int fault_now(int kind, const char *name) {
 // A call that fails returns error_; else it is told by seen_, and made.
 #define FAULT_WRAP_SEEN(type_, name_, kind_, error_, params_, args_, seen_) \
     type_ __real_##name_ params_;                                           \
-    type_ __wrap_##name_ params_;                                           \
     type_ __wrap_##name_ params_ {                                          \
         if (fault_now(kind_, #name_) > 0) return error_;                    \
         if (fault_watch) seen_;                                             \
@@ -145,7 +144,6 @@ static int fault_now(int kind, const char *name) {
     FAULT_WRAP_SEEN(int, name_, FAULT_IO, -1, params_, args_, \
                     fault_watch(#name_, -1, path, path2_, NULL, 0, 0))
 
-int emu_fault(const char *call);  // dev/emu
 int emu_fault(const char *call) { return fault_now(FAULT_DEVICE, call); }
 
 FAULT_WRAP_PATH(rename, (const char *path, const char *to), (path, to), to)
@@ -176,7 +174,6 @@ FAULT_WRAP(void *, aligned_alloc, FAULT_ALLOC, NULL, (size_t alignment, size_t n
 FAULT_WRAP(char *, strdup, FAULT_ALLOC, NULL, (const char *text), (text))
 
 int __real_open(const char *path, int flags, ...);
-int __wrap_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...) {
     va_list args;
     va_start(args, flags);
@@ -192,7 +189,6 @@ int __wrap_open(const char *path, int flags, ...) {
 
 // Linux frees the descriptor even if close fails.
 int __real_close(int fd);
-int __wrap_close(int fd);
 int __wrap_close(int fd) {
     const int failed = fault_now(FAULT_IO, "close"), why = errno, rc = __real_close(fd);
     if (failed <= 0) return rc;
@@ -201,7 +197,6 @@ int __wrap_close(int fd) {
 }
 
 ssize_t __real_write(int fd, const void *data, size_t n);
-ssize_t __wrap_write(int fd, const void *data, size_t n);
 ssize_t __wrap_write(int fd, const void *data, size_t n) {
     const int failed = fault_now(FAULT_IO, "write");
     if (failed > 0) return -1;
@@ -211,14 +206,12 @@ ssize_t __wrap_write(int fd, const void *data, size_t n) {
 }
 
 ssize_t __real_pread(int fd, void *data, size_t n, off_t offset);
-ssize_t __wrap_pread(int fd, void *data, size_t n, off_t offset);
 ssize_t __wrap_pread(int fd, void *data, size_t n, off_t offset) {
     const int failed = fault_now(FAULT_IO, "pread");
     if (failed > 0) return -1;
     return __real_pread(fd, data, failed == FAULT_SHORT ? (n + 1) / 2 : n, offset);
 }
 
-int __wrap_fsync(int fd);
 int __wrap_fsync(int fd) {
     if (fault_now(FAULT_IO, "fsync") > 0) return -1;
     if (fault_watch) fault_watch("sync", fd, "", NULL, NULL, 0, 0);

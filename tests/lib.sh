@@ -188,13 +188,13 @@ PY
         mv "$work/.shards/tokens" "$3" || bad "prepare $*" "exit code $?"
 }
 
-# tiny_model DIR HIDDEN_SIZE INTERMEDIATE_SIZE HEAD_DIM: config.json of two layers, three heads, one
-# kv head, for the byte tokenizer
+# tiny_model DIR HIDDEN_SIZE INTERMEDIATE_SIZE HEAD_DIM [VOCAB_SIZE]: config.json of two layers, three
+# heads, one kv head, for the byte tokenizer
 tiny_model() {
     mkdir "$1"
     cat > "$1/config.json" << JSON
 {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
- "vocab_size": 264, "hidden_size": $2, "intermediate_size": $3, "num_hidden_layers": 2,
+ "vocab_size": ${5:-264}, "hidden_size": $2, "intermediate_size": $3, "num_hidden_layers": 2,
  "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": $4,
  "max_position_embeddings": 2048, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
  "tie_word_embeddings": true, "initializer_range": 0.05, "bos_token_id": 256,

@@ -22,20 +22,12 @@
 #include "../kernels/comm/comm.h"
 #include "../kernels/kernels.h"
 
-void __real_comm_phase(const char *phase, int64_t step);
-void __wrap_comm_phase(const char *phase, int64_t step);
-uint64_t __real_comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to);
-uint64_t __wrap_comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to);
-int __real_fsync(int fd);
-int __wrap_fsync(int fd);
-double __real_now_ms(void);
-double __wrap_now_ms(void);
+__typeof__(comm_phase) __real_comm_phase;
+__typeof__(comm_gather_begin) __real_comm_gather_begin;
+__typeof__(fsync) __real_fsync;
+__typeof__(now_ms) __real_now_ms;
 size_t __real_host_memory_free(void);
-size_t __wrap_host_memory_free(void);
-void __real_attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
-                              HeadShape heads);
-void __wrap_attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
-                              HeadShape heads);
+__typeof__(attention_forward) __real_attention_forward;
 
 static _Atomic int64_t step_now, held_until;
 static int drifting, fsync_ms, signalled, flips, flip_attention, nan_attention;

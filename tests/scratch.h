@@ -39,6 +39,10 @@ __attribute__((unused)) static const char *scratch(const char *name) {
     return paths[next];
 }
 
+// free(text) at the end of the block: AUTO_FREE char *text = ...
+#define AUTO_FREE __attribute__((cleanup(scratch_free)))
+__attribute__((unused)) static void scratch_free(void *pointer) { free(*(void **)pointer); }
+
 // Replaces the file.
 __attribute__((unused)) static void put_file(const char *path, const void *data, size_t n) {
     FILE *file = fopen(path, "wb");

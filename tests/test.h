@@ -19,6 +19,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 typedef struct TestCase {
     const char *name;
@@ -51,6 +53,12 @@ enum { TEST_FAILED = 1, TEST_SKIPPED = 2 };
         Error err = {0};                  \
         CHECK_MSG(call_, "%s", err.what); \
     } while (0)
+// Not so: with this exit code, and this part of what it says.
+#define REFUSED(code_, part_, call_)                                                           \
+    do {                                                                                       \
+        Error err = {0};                                                                       \
+        CHECK_MSG(!(call_) && err.code == (code_) && strstr(err.what, part_), "%s", err.what); \
+    } while (0)
 #define SKIP(...) test_end(TEST_SKIPPED, __FILE__, __LINE__, NULL, __VA_ARGS__)
 
 __attribute__((noreturn, format(printf, 5, 6), unused)) static void test_end(
@@ -77,6 +85,36 @@ __attribute__((format(printf, 1, 2), unused)) static const char *printed(const c
     vsnprintf(text, sizeof texts[0], format, args);
     va_end(args);
     return text;
+}
+
+// Makes a call in a process that it may end: its exit code, and its standard error, which is valid
+// until the next call.
+__attribute__((unused)) static int exit_code_of(void (*call)(int), int argument,
+                                                const char **said) {
+    static char text[4096];
+    int status = 0;
+    FILE *file = tmpfile();
+    CHECK(file);
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(fileno(file), 2);
+        call(argument);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    rewind(file);
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    *said = text;
+    return WEXITSTATUS(status);
+}
+
+// The path of this program
+__attribute__((unused)) static const char *test_self(void) {
+    static char self[4096];
+    CHECK(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    return self;
 }
 
 // splitmix64 on the case's own stream

@@ -41,8 +41,7 @@ for name, forms in golden["templates"].items():
 assert compared >= 9, compared
 PY
 }
-tiny_model bpe 24 40 8
-sed -i 's/"vocab_size": 264/"vocab_size": 512/' bpe/config.json
+tiny_model bpe 24 40 8 512
 cp "$root"/tests/golden/chat/tokenizer*.json bpe
 # turns: by rendering prefixes; marked: by {% generation %}
 for form in turns marked; do

@@ -13,12 +13,6 @@
 #include "scratch.h"
 #include "test.h"
 
-static const char *out_dir(void) {
-    static char path[256];
-    snprintf(path, sizeof path, "%s", scratch("out"));
-    return path;
-}
-
 // A checkpoint with the same kinds of files as a real one: a stream and small files. The step
 // determines the contents.
 static bool save_model(Checkpoint *ck, int64_t step, Error *err) {
@@ -39,8 +33,8 @@ static bool save_model(Checkpoint *ck, int64_t step, Error *err) {
 
 static bool save(int64_t step, const char *name, Error *err) {
     static Checkpoint ck;
-    bool ok = checkpoint_begin(&ck, out_dir(), step, name, err) && save_model(&ck, step, err) &&
-              checkpoint_publish(&ck, err);
+    bool ok = checkpoint_begin(&ck, scratch("out"), step, name, err) &&
+              save_model(&ck, step, err) && checkpoint_publish(&ck, err);
     checkpoint_abort(&ck);
     return ok;
 }
@@ -49,7 +43,7 @@ static void must_save(int64_t step, const char *name) { MUST(save(step, name, &e
 
 // A run with checkpoints 1 .. n.
 static void fresh_run(int n) {
-    MUST(dir_remove_tree(out_dir(), &err) && dir_create_all(out_dir(), &err));
+    MUST(dir_remove_tree(scratch("out"), &err) && dir_create_all(scratch("out"), &err));
     for (int step = 1; step <= n; step++) must_save(step, NULL);
 }
 
@@ -91,20 +85,20 @@ static int64_t newest(void) {
     Error err = {0}, why;
     warnings_off = true;
     damaged_seen = 0;
-    MUST(checkpoint_list(out_dir(), &steps, &count, &err));
+    MUST(checkpoint_list(scratch("out"), &steps, &count, &err));
     for (int i = 0; i < count; i++) {
         why = (Error){0};
-        MUST(checkpoint_step_path(path, out_dir(), steps[i], &err));
+        MUST(checkpoint_step_path(path, scratch("out"), steps[i], &err));
         damaged_seen += !checkpoint_verify(path, &found, &why) || found != steps[i];
         CHECK(!why.code || why.what[0]);
     }
     free(steps);
-    return checkpoint_find_newest(out_dir(), path, &step, &err) ? step : -2;
+    return checkpoint_find_newest(scratch("out"), path, &step, &err) ? step : -2;
 }
 
 static int count_names(const char *part) {
     int n = 0;
-    DIR *dir = opendir(out_dir());
+    DIR *dir = opendir(scratch("out"));
     for (struct dirent *e; dir && (e = readdir(dir));) n += strstr(e->d_name, part) != NULL;
     if (dir) closedir(dir);
     return n;
@@ -148,7 +142,7 @@ TEST(any_operations_leave_what_is_expected) {
         for (int op = 0; op < 30; op++) {
             const int k = 1 + (int)test_rng_below(MOST), keep = (int)test_rng_below(4);
             const uint32_t what = test_rng_below(op % 15 ? 8 : 9);
-            const char *path = printed("%s/step-%08d", out_dir(), k);
+            const char *path = printed("%s/step-%08d", scratch("out"), k);
             const char *state = printed("%s/state.json", path);
             if (what == 0) {
                 MUST(dir_create_all(printed("%s.tmp-%d", path, getpid()), &err));
@@ -157,7 +151,7 @@ TEST(any_operations_leave_what_is_expected) {
             if (what < 3) must_save(k, NULL), of[k] = GOOD;
             if (what == 0) {  // the manifest is not what the directory happens to have first
                 CHECK(!path_exists(printed("%s/old.json", path)));
-                MUST(checkpoint_recover(out_dir(), false, &err));
+                MUST(checkpoint_recover(scratch("out"), false, &err));
                 CHECK(rename(state, scratch("x")) == 0 && rename(scratch("x"), state) == 0);
             }
             if (what == 3) must_save(k, "final"), final = k;
@@ -175,14 +169,14 @@ TEST(any_operations_leave_what_is_expected) {
                           ? rename(path, other) == 0
                           : dir_create_all(other, &err) && (of[k] || rmdir(other) == 0));
                 MUST(dir_create_all(printed("%s.tmp-4711", path), &err));
-                MUST(checkpoint_recover(out_dir(), true, &err));
+                MUST(checkpoint_recover(scratch("out"), true, &err));
             }
-            if (what == 7) MUST(checkpoint_prune(out_dir(), k, keep, &err));
+            if (what == 7) MUST(checkpoint_prune(scratch("out"), k, keep, &err));
             for (int i = k, kept = 0; what == 7 && keep > 0 && i > 0; i--)
                 if (of[i] == WITHOUT_MANIFEST || (of[i] && kept++ >= keep)) of[i] = NONE;
             if (what == 8) {
                 MUST(dir_create_all(printed("%s.tmp-4711", path), &err));
-                MUST(checkpoint_remove_all(out_dir(), &err));
+                MUST(checkpoint_remove_all(scratch("out"), &err));
                 memset(of, NONE, sizeof of);
                 final = -1;
             }
@@ -210,8 +204,9 @@ TEST(names_that_are_not_ours_are_left_alone) {
     int n = 0;
     fresh_run(1);
     for (char *rest = others, *name; (name = strsep(&rest, " ")); n++)
-        MUST(dir_create_all(printed("%s/%s", out_dir(), name), &err));
-    MUST(checkpoint_recover(out_dir(), true, &err) && checkpoint_prune(out_dir(), 1, 1, &err));
+        MUST(dir_create_all(printed("%s/%s", scratch("out"), name), &err));
+    MUST(checkpoint_recover(scratch("out"), true, &err) &&
+         checkpoint_prune(scratch("out"), 1, 1, &err));
     CHECK(newest() == 1 && damaged_seen == 0);
     CHECK(count_names("") == 2 + 1 + n);
 }
@@ -229,26 +224,26 @@ TEST(leftovers_are_known_by_what_they_hold) {
     const char *ours[] = {".probe-77", "", ".probed-7", "probe\n", ".probe-8", "pro"};
     fresh_run(1);
     for (int i = 0; i < 5; i++) {
-        MUST(dir_create_all(printed("%s/%s", out_dir(), dirs[i]), &err));
-        put_file(printed("%s/%s/notes", out_dir(), dirs[i]), "x", 1);
+        MUST(dir_create_all(printed("%s/%s", scratch("out"), dirs[i]), &err));
+        put_file(printed("%s/%s/notes", scratch("out"), dirs[i]), "x", 1);
     }
     put_file(scratch("out/final.old-1/manifest.json"), "{}", 2);
     for (int i = 0; i < 12; i += 2)
-        put_file(printed("%s/%s", out_dir(), probes[i]), probes[i + 1], strlen(probes[i + 1]));
+        put_file(printed("%s/%s", scratch("out"), probes[i]), probes[i + 1], strlen(probes[i + 1]));
     for (int i = 0; i < 6; i += 2)
-        put_file(printed("%s/%s", out_dir(), ours[i]), ours[i + 1], strlen(ours[i + 1]));
+        put_file(printed("%s/%s", scratch("out"), ours[i]), ours[i + 1], strlen(ours[i + 1]));
     put_file(scratch("out/.probe-9"), "pr\0\0\0\0", 6);  // after a power cut
     must_save(4, NULL);
     CHECK(rename(scratch("out/step-00000004"), scratch("out/step-00000004.old-5")) == 0);
     put_file(scratch("out/step-00000004.old-5/notes"), "of a user, in our checkpoint", 28);
-    MUST(checkpoint_recover(out_dir(), false, &err) && dir_probe(out_dir(), &err));
+    MUST(checkpoint_recover(scratch("out"), false, &err) && dir_probe(scratch("out"), &err));
     CHECK(newest() == 4 && damaged_seen == 0);
     must_save(1, NULL);
     must_save(2, NULL);
-    MUST(checkpoint_prune(out_dir(), 4, 1, &err));
+    MUST(checkpoint_prune(scratch("out"), 4, 1, &err));
     CHECK(newest() == 4 && count_names("step-00000001") == 1);
     for (int i = 0; i < 5; i++)
-        CHECK_MSG(path_exists(printed("%s/%s/notes", out_dir(), dirs[i])), "%s", dirs[i]);
+        CHECK_MSG(path_exists(printed("%s/%s/notes", scratch("out"), dirs[i])), "%s", dirs[i]);
     CHECK_MSG(count_names("") == 2 + 1 + 5 + 6, "%d names", count_names(""));
 }
 
@@ -262,11 +257,11 @@ TEST(nothing_behind_links_is_removed) {
         MUST(dir_remove_tree(scratch("behind"), &err));
         CHECK(rename(scratch("out/step-00000001"), scratch("behind")) == 0);
         for (int i = 0; i < 5; i++)
-            CHECK(symlink(scratch("behind"), printed("%s/%s", out_dir(), names[i])) == 0);
-        if (what == 0) MUST(checkpoint_recover(out_dir(), false, &err));
+            CHECK(symlink(scratch("behind"), scratch(printed("out/%s", names[i]))) == 0);
+        if (what == 0) MUST(checkpoint_recover(scratch("out"), false, &err));
         if (what == 1) must_save(2, NULL), must_save(3, "final");
-        if (what == 2) MUST(checkpoint_prune(out_dir(), 2, 1, &err));
-        if (what == 3) MUST(checkpoint_remove_all(out_dir(), &err));
+        if (what == 2) MUST(checkpoint_prune(scratch("out"), 2, 1, &err));
+        if (what == 3) MUST(checkpoint_remove_all(scratch("out"), &err));
         MUST(checkpoint_verify(scratch("behind"), NULL, &err));
         CHECK(count_names("") == 2 + left[what]);
     }
@@ -283,7 +278,7 @@ TEST(every_damaged_file_is_found) {
         struct stat st;
         const int p = round % 4, how = round / 4;
         fresh_run(2);
-        const char *path = printed("%s/step-00000002/%s", out_dir(), parts[p]);
+        const char *path = printed("%s/step-00000002/%s", scratch("out"), parts[p]);
         CHECK(stat(path, &st) == 0);
         if (how == 0) CHECK(unlink(path) == 0);
         if (how == 1) CHECK(truncate(path, st.st_size - 1) == 0);
@@ -362,7 +357,7 @@ TEST(every_io_call_of_a_save_fails_in_turn) {
             CHECK(ok || err.code == EXIT_DISK || err.code == EXIT_BAD_INPUT);
             CHECK_MSG(fault_open_fds() == fds, "%s: file descriptor leak", victim);
             CHECK(!replaces || persistent || path_exists(scratch("out/step-00000002")));
-            CHECK_MSG(checkpoint_recover(out_dir(), true, &again), "%s", again.what);
+            CHECK_MSG(checkpoint_recover(scratch("out"), true, &again), "%s", again.what);
             const int64_t step = newest();
             CHECK_MSG(damaged_seen == 0 && (step == 2 || (step == 1 && !ok)), "newest %ld", step);
             CHECK(count_names(".tmp-") == 0 && count_names(".old-") == 0);
@@ -375,7 +370,7 @@ TEST(every_io_call_of_a_save_fails_in_turn) {
 static bool convert(const char *text, long nth, Error *err) {
     const char *in = scratch("text.txt"), *spec = in;
     put_file(in, text, strlen(text));
-    OutDir out = {.path = out_dir()};
+    OutDir out = {.path = scratch("out")};
     const Options o = {.threads = 1};
     const Texts t = {&o, "demo", 264, true, false, &out};
     fault_arm(FAULT_IO, nth, EIO, true);
@@ -429,7 +424,7 @@ TEST(a_last_checkpoint_without_space_is_an_error) {
     struct statvfs disk;
     Error err = {0};
     fresh_run(0);
-    CHECK(statvfs(out_dir(), &disk) == 0 && disk.f_bavail > 0);
+    CHECK(statvfs(scratch("out"), &disk) == 0 && disk.f_bavail > 0);
     const struct {
         double model;
         int final_share, steps, keep;
@@ -441,7 +436,7 @@ TEST(a_last_checkpoint_without_space_is_an_error) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         err = (Error){0};
         const double model = cases[i].model * (double)disk.f_bavail * (double)disk.f_frsize;
-        const bool fits = out_dir_check_space(out_dir(), (uint64_t)(3 * model),
+        const bool fits = out_dir_check_space(scratch("out"), (uint64_t)(3 * model),
                                               (uint64_t)(model / cases[i].final_share),
                                               cases[i].steps, 1, cases[i].keep, &err);
         CHECK_MSG(fits == cases[i].fits && err.code == (fits ? 0 : EXIT_DISK), "case %zu: %s", i,

@@ -25,19 +25,13 @@ static LlamaConfig must_parse(const char *text) {
 }
 
 // tests/golden/configs/NAME.json: as Hugging Face publishes it, with keys to be ignored; valid
-// until the second call after this one. llama-3.2-1b-new is as newer transformers writes it.
+// as long as what printed() returns. llama-3.2-1b-new is as newer transformers writes it.
 static const char *published_text(const char *name) {
-    static char texts[2][1 << 12];
-    static int next;
-    char *copy = texts[next = 1 - next];
     uint64_t n = 0;
-    Error err = {0};
-    char *text = file_read_all(printed("tests/golden/configs/%s.json", name), sizeof texts[0] - 1,
-                               &n, "", &err);
-    CHECK_MSG(text, "%s", err.what);
-    strcpy(copy, text);
-    free(text);
-    return copy;
+    AUTO_FREE char *text =
+        file_read_all(printed("tests/golden/configs/%s.json", name), 4095, &n, "", &(Error){0});
+    CHECK_MSG(text, "%s", name);
+    return printed("%s", text);
 }
 
 // Every byte: no field can be left out. Both began as copies of tables, with their padding.
@@ -55,12 +49,11 @@ static const char *const foreign_keys[][6] = {
 };
 
 static void check_written(const LlamaConfig *c) {
-    char *text = llama_config_text(c, "float32");
+    AUTO_FREE char *text = llama_config_text(c, "float32");
     for (const char *const *key = foreign_keys[c->model_type]; *key; key++)
         CHECK_MSG(!strstr(text, *key), "%s: %s", text, *key);
     const LlamaConfig back = must_parse(text);
     CHECK_MSG(same_config(c, &back), "%s", text);
-    free(text);
 }
 
 // Their numbers of parameters, as published, depend on biases, norms, heads and ties.
@@ -220,23 +213,21 @@ static char *config_with(const char *base, const char *change) {
     LlamaConfig c;
     Error err = {0};
     llama_config_builtin(&c, "demo");
-    char *demo = llama_config_text(&c, "float32");
+    AUTO_FREE char *demo = llama_config_text(&c, "float32");
     const char *text = base ? published_text(base) : demo;
     json_auto_t *root = json_parse(text, strlen(text), "", &err);
     if (change[0] == '-')
         json_object_del(root, change + 1);
     else
         json_object_update_new(root, json_parse(json_of(change), strlen(change), "", &err));
-    free(demo);
     return json_dumps(root, JSON_COMPACT);
 }
 
 static void check_bad(const char *base, const char *change, const char *expected) {
     LlamaConfig c;
     Error err = {0};
-    char *text = config_with(base, change);
+    AUTO_FREE char *text = config_with(base, change);
     const bool ok = parse(&c, text, &err);
-    free(text);
     CHECK_MSG(!ok && strstr(err.what, expected) && !strncmp(err.what, "config.json: ", 13),
               "%s: %s", change, err.what);
 }
@@ -251,9 +242,8 @@ static void each_member(const char *base, const char *object,
     CHECK_MSG(all, "%s", err.what);
     json_object_foreach(all, name, value) {
         json_auto_t *one = json_pack("{s:O}", name, value);
-        char *change = json_dumps(one, 0);
+        AUTO_FREE char *change = json_dumps(one, 0);
         check(base, change, name);
-        free(change);
     }
 }
 
@@ -265,10 +255,8 @@ TEST(bad_configs_are_refused_by_name) {
 }
 
 static LlamaConfig config_of(const char *base, const char *change) {
-    char *text = config_with(base, change);
-    const LlamaConfig c = must_parse(text);
-    free(text);
-    return c;
+    AUTO_FREE char *text = config_with(base, change);
+    return must_parse(text);
 }
 
 TEST(yarn_has_the_defaults_of_its_paper) {
@@ -352,7 +340,7 @@ TEST(every_kept_key_is_in_the_count_of_work) {
         "max_position_embeddings model_type no_rope_layer_interval pad_token_id rms_norm_eps "
         "rope_scaling rope_theta tie_word_embeddings torch_dtype use_cache ";
     const LlamaConfig c = must_parse(published_text("smollm3-3b"));
-    char *text = llama_config_text(&c, "float32");
+    AUTO_FREE char *text = llama_config_text(&c, "float32");
     json_auto_t *root = json_loads(text, 0, NULL);
     const char *key;
     json_t *item;
@@ -366,7 +354,6 @@ TEST(every_kept_key_is_in_the_count_of_work) {
         MUST(llama_config_parse(&d, twice, "", &err));
         CHECK_MSG(llama_config_flops(&d, 9, 8, 99) > llama_config_flops(&c, 9, 8, 99), "%s", key);
     }
-    free(text);
 }
 
 TEST_MAIN()

@@ -31,8 +31,8 @@ end() {
     names=()
 }
 
-for arch in 80 86 120; do start "sm_$arch" EMU_ARCH=$arch --quick; done
-end
+start sm_80 EMU_ARCH=80 --quick
+for arch in 86 120; do start "sm_$arch" EMU_ARCH=$arch --quick --filter attention; done
 start swiglu_of_a_gpu EMU_FAST_MATH=1 --filter swiglu
 start cross_entropy_of_a_gpu EMU_FAST_MATH=1 --filter cross_entropy
 start on_streams 'EMU_STREAMS=1 EMU_SCHED=prio EMU_ASYNC=random' --quick

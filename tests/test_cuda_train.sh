@@ -9,16 +9,16 @@ export OMP_NUM_THREADS=2
 tiny_model tiny 64 128 64
 corpus 5
 common=(--model tiny --from-scratch --train corpus --max-seqlen 96 --micro-batch-tokens 256
-        --batch-tokens 512 --val-tokens 256 --val-every 2 --num-samples 0 --lr 1e-3
-        --warmup-steps 2)
+        --batch-tokens 512 --val-tokens 256 --val-every 3 --num-samples 0 --lr 1e-3
+        --warmup-steps 1)
 
 # near NAME RUN [CPU_RUN]: within bf16 rounding of the CPU's
-near() { same_losses "$1" 0.00390625 0.03125 7 "${3:-cpu}" "$2"; }
-check cpu_4_steps "$cpu" "${common[@]}" --out cpu --steps 4
-check packed_4_steps "$cuda" "${common[@]}" --out packed --steps 4 --save-every 2 --keep 0
+near() { same_losses "$1" 0.00390625 0.03125 5 "${3:-cpu}" "$2"; }
+check cpu_3_steps "$cpu" "${common[@]}" --out cpu --steps 3
+check packed_3_steps "$cuda" "${common[@]}" --out packed --steps 3 --save-every 2 --keep 0
 near packed_losses_match_the_cpu_backend packed
 as_on_cpu() {   # as_on_cpu NAME OPTIONS...: the same for a run with these options
-    check "$1_4_steps" "$cuda" "${common[@]}" --out "$1" --steps 4 "${@:2}"
+    check "$1_3_steps" "$cuda" "${common[@]}" --out "$1" --steps 3 "${@:2}"
     near "$1_losses_match_the_cpu_backend" "$1" ${cpu_run:-}
 }
 as_on_cpu padded --layout padded
@@ -26,7 +26,7 @@ as_on_cpu repad --layout repad
 as_on_cpu deterministic --deterministic
 as_on_cpu sm80 --attention sm80         # the kernels for GPUs before Hopper
 
-check cpu_muon_4_steps "$cpu" "${common[@]}" --optimizer muon --out cpu_muon --steps 4
+check cpu_muon_3_steps "$cpu" "${common[@]}" --optimizer muon --out cpu_muon --steps 3
 cpu_run=cpu_muon as_on_cpu muon --optimizer muon
 launches() { EMU_TRACE=1 "$cuda" "${common[@]}" --val-every 0 --steps 1 --optimizer $1 --out traced_$1 2>&1 | grep -c 'EMU TRACE'; }
 [[ $cuda != *emu* ]] || check muon_updates_all_layers_at_once \
@@ -81,12 +81,12 @@ SIZES
 fi
 
 cp -r packed resumed
-rm -r resumed/step-00000004 resumed/final
-check resume_from_step_2 "$cuda" "${common[@]}" --out resumed --steps 4 --resume
-same_state resumed_run_has_the_same_bits {packed,resumed}/step-00000004
+rm -r resumed/step-00000003 resumed/final
+check resume_from_step_2 "$cuda" "${common[@]}" --out resumed --steps 3 --resume
+same_state resumed_run_has_the_same_bits {packed,resumed}/step-00000003
 cp -r packed crossed
-rm -r crossed/step-00000004 crossed/final
-check a_cuda_checkpoint_resumes_on_the_cpu "$cpu" "${common[@]}" --out crossed --steps 4 --resume
+rm -r crossed/step-00000003 crossed/final
+check a_cuda_checkpoint_resumes_on_the_cpu "$cpu" "${common[@]}" --out crossed --steps 3 --resume
 near crossed_losses_match_the_cpu_backend crossed
 check check_packing "$cuda" "${common[@]}" --check-packing
 check compare "$cuda" "${common[@]}" --compare 1

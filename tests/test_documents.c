@@ -39,9 +39,8 @@ static void seal(Files *f) {
 }
 
 // Token i of the shard is i % VOCAB.
-static void make_files(Files *f, int width) {
-    memset(f, 0, sizeof *f);
-    f->width = width;
+static Files make_files(int width) {
+    Files files = {.width = width}, *f = &files;
     put_word(f, 0, width == 2 ? 20240520 : 20240801);
     put_word(f, 1, width == 2 ? 1 : 7);
     static const int32_t words[][2] = {{2, NUM_TOKENS}, {8, 0x44415055}, {9, 1},
@@ -60,14 +59,15 @@ static void make_files(Files *f, int width) {
     for (int i = 0; i < NUM_ENDS; i++)
         put(f->idx + ENDS_AT + 8 * i, end += (uint64_t)LENGTHS[i], 8);
     f->idx_size = SUMS_AT + 4 * NUM_BLOCKS + 4;
+    return files;
 }
 
 // Some tokens that are not the first of a document, and the last token of all.
 static const int TARGETS[] = {3, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 44};
 enum { NUM_TARGETS = 14, BITS_AT = 32 };
 
-static void make_masked_files(Files *f, int width) {
-    make_files(f, width);
+static Files make_masked_files(int width) {
+    Files files = make_files(width), *f = &files;
     put_word(f, 11, 7);
     memcpy(f->mask, "UNPADMSK", 8);
     put(f->mask + 8, 1, 4);
@@ -76,6 +76,7 @@ static void make_masked_files(Files *f, int width) {
     for (int i = 0; i < NUM_TARGETS; i++)
         f->mask[BITS_AT + TARGETS[i] / 8] |= (unsigned char)(1 << TARGETS[i] % 8);
     f->mask_size = BITS_AT + (NUM_TOKENS + 7) / 8 + 4;
+    return files;
 }
 
 static const char *const endings[] = {".bin", ".idx", ".mask"};
@@ -116,11 +117,11 @@ static bool opens(const char *path, Error *err) {
     return true;
 }
 
-// Opens the data set, with the default options.
-static void open_data(Dataset *ds, const char *path) {
-    const DatasetOptions options = dataset_options();
-    MUST(dataset_open(ds, path, &options, &err));
-}
+// Opens it with the default options, or those given, until the end of the block.
+#define OPEN_WITH(ds_, path_, ...)                             \
+    __attribute__((cleanup(dataset_close))) Dataset ds_ = {0}; \
+    MUST(dataset_open(&ds_, path_, __VA_ARGS__, &err))
+#define OPEN(ds_, path_) OPEN_WITH(ds_, path_, (DatasetOptions[]){dataset_options()})
 
 static void check_opens(const char *path) { MUST(opens(path, &err)); }
 
@@ -174,28 +175,23 @@ static void check_mask(const Dataset *ds) {
 TEST(own_shards_with_and_without_flags) {
     for (int round = 0; round < 4; round++) {
         const bool masked = round < 2;
-        Files f;
-        Dataset ds;
-        (masked ? make_masked_files : make_files)(&f, round % 2 ? 2 : 4);
+        Files f = (masked ? make_masked_files : make_files)(round % 2 ? 2 : 4);
         put_word(&f, 11, round | masked << 2);  // documents begin with BOS, and end with EOS
         save(&f, "own");
-        open_data(&ds, scratch("own.bin"));
+        OPEN(ds, scratch("own.bin"));
         CHECK(ds.num_docs == NUM_DOCS && ds.num_empty == 2 && ds.num_tokens == NUM_TOKENS);
         CHECK(ds.vocab_size == VOCAB && ds.masked == masked);
         CHECK(ds.bos == (round & 1 ? 98 : -1) && ds.eos == (round & 2 ? 99 : -1));
         CHECK(ds.num_targets == (masked ? NUM_TARGETS : NUM_TOKENS - NUM_DOCS));
         check_documents(&ds, 0);
         if (masked) check_mask(&ds);
-        dataset_close(&ds);
     }
-    Files f;  // a shard with a mask, and one without: all but the first tokens of its documents
-    Dataset ds;
-    make_masked_files(&f, 2);
+    Files f = make_masked_files(2);
     save(&f, "masked");
-    open_data(&ds, list_of("masked.bin", "own.bin"));
+    // a shard with a mask, and one without: all but the first tokens of its documents
+    OPEN(ds, list_of("masked.bin", "own.bin"));
     CHECK(ds.masked && ds.num_targets == NUM_TARGETS + NUM_TOKENS - NUM_DOCS);
     CHECK(dataset_count_targets(&ds, NUM_DOCS + 3, 1, 20) == 20);
-    dataset_close(&ds);
 }
 
 // A whole word of bits and its edges.
@@ -218,9 +214,8 @@ TEST(bits_of_a_mask_are_counted) {
 TEST(every_damage_of_the_three_files_is_refused) {
     for (int round = 0; round < 6; round++) {
         const int which = round / 2;
-        Files f;
+        Files f = make_masked_files(round % 2 ? 2 : 4);
         unsigned char *bytes;
-        make_masked_files(&f, round % 2 ? 2 : 4);
         const size_t size = part_of(&f, which, &bytes), sealed = which ? size : 1024;
         const char *victim = printed("%s%s", scratch("cut"), endings[which]);
         put_word(&f, 16, 0x9999);  // of another tokenizer, of the same sizes
@@ -289,8 +284,7 @@ static const Damage damages[] = {
 TEST(every_field_is_validated) {
     for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
         const Damage *d = &damages[i];
-        Files f;
-        make_masked_files(&f, 2);
+        Files f = make_masked_files(2);
         put((d->file == 'b' ? f.bin : d->file == 'i' ? f.idx : f.mask) + d->at, d->value, d->bytes);
         if (d->file == 'm' && d->at >= BITS_AT)  // as many ones as it says
             put(f.mask + 24, (uint64_t)mask_count(f.mask + BITS_AT, 0, NUM_TOKENS), 8);
@@ -305,7 +299,6 @@ TEST(flags_of_the_writer_are_those_of_all_documents) {
     const char *dir = scratch("flags of two");
     for (int both = 0; both < 64; both++) {
         const int of[] = {both % 8, both / 8};
-        Dataset ds;
         ShardWriter w;
         MUST(dir_remove_tree(dir, &err) && dir_create_all(dir, &err));
         shard_writer_init(&w, dir, "train", &v);
@@ -316,10 +309,9 @@ TEST(flags_of_the_writer_are_those_of_all_documents) {
         }
         MUST(shard_writer_close(&w, &err));
         shard_writer_free(&w);
-        open_data(&ds, dir);
+        OPEN(ds, dir);
         CHECK(ds.bos == (of[0] & of[1] & 1 ? 1 : -1) && ds.eos == (of[0] & of[1] & 2 ? 2 : -1));
         CHECK(ds.masked == ((of[0] | of[1]) >> 2) && ds.num_targets == 4 - of[0] / 4 - of[1] / 4);
-        dataset_close(&ds);
     }
 }
 
@@ -359,80 +351,69 @@ TEST(a_bad_token_is_found_at_any_position) {
         const int end = b + 1 < NUM_BLOCKS ? (b + 1) * BLOCK : NUM_TOKENS;
         const uint64_t id = bad % 2 ? VOCAB : width == 2 ? 65535 : 0xffffffff;
         const size_t at = (size_t)(1024 + bad * width);
-        Files f;
-        Dataset ds;
+        Files f = make_files(width);
         int64_t doc = 0, token = bad;
-        make_files(&f, width);
         put(f.bin + at, id, (size_t)width);
         save(&f, "bad");
-        open_data(&ds, scratch("bad.bin"));
+        OPEN(ds, scratch("bad.bin"));
         while (token >= dataset_doc_length(&ds, doc)) token -= dataset_doc_length(&ds, doc++);
         check_reads(&ds, bad, bad + 1,
                     printed("bad.bin: document %ld, token %ld: expected an id below 100, found %lu",
                             doc, token, id));
-        dataset_close(&ds);
-        make_files(&f, width);
+        f = make_files(width);
         save(&f, "bad");
-        open_data(&ds, scratch("bad.bin"));
+        OPEN(good, scratch("bad.bin"));
         const char *expected =
             printed("bad.bin: bytes %d to %d: ", 1024 + b * BLOCK * width, 1024 + end * width - 1);
         for (int bit = 0; bit < 8 * width; bit++) {
             f.bin[at + (size_t)bit / 8] ^= (unsigned char)(1 << bit % 8);
             put_file(scratch("bad.bin"), f.bin, f.bin_size);
             f.bin[at + (size_t)bit / 8] ^= (unsigned char)(1 << bit % 8);
-            check_reads(&ds, b * BLOCK, end, expected);
+            check_reads(&good, b * BLOCK, end, expected);
         }
-        dataset_close(&ds);
     }
 }
 
 TEST(a_shard_that_shrinks_is_noticed) {
-    Files f;
-    Dataset ds;
-    Error err = {0};
+    Files f = make_files(2);
     int32_t out[64];
-    make_files(&f, 2);
     save(&f, "shrink");
-    open_data(&ds, scratch("shrink.bin"));
+    OPEN(ds, scratch("shrink.bin"));
     CHECK(truncate(scratch("shrink.bin"), 1024 + 2 * BLOCK) == 0);
     MUST(dataset_read(&ds, 0, 0, 3, out, &err));
-    CHECK(!dataset_read(&ds, 4, 0, 2, out, &err) && err.code == EXIT_BAD_INPUT);
+    REFUSED(EXIT_BAD_INPUT, "", dataset_read(&ds, 4, 0, 2, out, &err));
     file_close(&ds.shards[0].file);  // the same when it is opened again
-    err = (Error){0};
-    CHECK(!dataset_read(&ds, 0, 0, 3, out, &err) && strstr(err.what, "as before"));
-    dataset_close(&ds);
+    REFUSED(EXIT_BAD_INPUT, "as before", dataset_read(&ds, 0, 0, 3, out, &err));
 }
 
 // ---- Other formats ------------------------------------------------------------------------------
 
 // llm.c: none of our fields, no index, documents begin with a token.
-static void make_llmc(Files *f, int width, int32_t token) {
-    make_files(f, width);
-    memset(f->bin + 12, 0, 1012);
+static Files make_llmc(int width, int32_t token) {
+    Files f = make_files(width);
     int i = 0;
+    memset(f.bin + 12, 0, 1012);
     for (int d = 0; d < NUM_ENDS; d++)
         for (int k = 0; k < LENGTHS[d]; k++, i++)
-            put(f->bin + 1024 + i * width, k == 0 ? (uint64_t)token : 200 + (uint64_t)i,
+            put(f.bin + 1024 + i * width, k == 0 ? (uint64_t)token : 200 + (uint64_t)i,
                 (size_t)width);
+    return f;
 }
 
 TEST(llmc_shards_are_scanned) {
     static const int32_t usual[] = {50256, 128000}, given[] = {-1, 0};
     for (int wide = 0; wide < 2; wide++)
         for (int own = 0; own < 2; own++) {
-            Files f;
-            Dataset ds;
             DatasetOptions options = dataset_options();
             const int32_t token = own ? given[own] : usual[wide];
             options.boundary_token = given[own];
-            make_llmc(&f, wide ? 4 : 2, token);
+            const Files f = make_llmc(wide ? 4 : 2, token);
             put_file(scratch("v.bin"), f.bin, f.bin_size);
-            MUST(dataset_open(&ds, scratch("v.bin"), &options, &err));
+            OPEN_WITH(ds, scratch("v.bin"), &options);
             CHECK(ds.num_docs == NUM_DOCS && ds.num_tokens == NUM_TOKENS && ds.num_empty == 0);
             for (int i = 0, doc = 0; i < NUM_ENDS; i++)
                 if (LENGTHS[i] > 0) CHECK(dataset_doc_length(&ds, doc++) == LENGTHS[i]);
             CHECK(ds.bos == token);
-            dataset_close(&ds);
             if (own) check_refused(scratch("v.bin"), "is nowhere in it");
             for (size_t n = f.bin_size + 8; n-- > 0;) {
                 CHECK(truncate(scratch("v.bin"), (off_t)n) == 0);
@@ -440,8 +421,7 @@ TEST(llmc_shards_are_scanned) {
             }
         }
     for (int word = 3; word < 256; word++) {
-        Files f;
-        make_llmc(&f, 2, 50256);
+        Files f = make_llmc(2, 50256);
         put_word(&f, word, 1);
         put_file(scratch("v.bin"), f.bin, f.bin_size);
         check_refused(scratch("v.bin"), "expected 0 in an llm.c shard");
@@ -458,13 +438,11 @@ TEST(scanning_crosses_blocks) {
     put(big + 4, 1, 4);
     put(big + 8, TOKENS, 4);
     for (int64_t border = BLOCK - 2; border <= BLOCK + 2; border++) {
-        Dataset ds;
         put(big + 1024 + 2 * border, 9, 2);
         put_file(scratch("big.bin"), big, sizeof big);
         put(big + 1024 + 2 * border, 0, 2);
-        MUST(dataset_open(&ds, scratch("big.bin"), &options, &err));
+        OPEN_WITH(ds, scratch("big.bin"), &options);
         CHECK(ds.num_docs == 2 && dataset_doc_length(&ds, 0) == border);
-        dataset_close(&ds);
     }
 }
 
@@ -477,9 +455,8 @@ TEST(samples_of_other_trainers_are_read) {
     } samples[] = {{"llmc_v1", 50256}, {"llmc_v7", 128000}, {"fineweb_train_000001", 50256}};
     static const int lengths[] = {4, 1, 9, 2, 6};
     for (int s = 0; s < 3; s++) {
-        Dataset ds;
         int32_t tokens[16];
-        open_data(&ds, printed("tests/golden/shards/%s.bin", samples[s].name));
+        OPEN(ds, printed("tests/golden/shards/%s.bin", samples[s].name));
         CHECK(ds.num_docs == 5 && ds.num_tokens == 22);
         for (int i = 0; i < 5; i++) {
             CHECK(dataset_doc_length(&ds, i) == lengths[i]);
@@ -487,7 +464,6 @@ TEST(samples_of_other_trainers_are_read) {
             for (int j = 0; j < lengths[i]; j++)
                 CHECK(tokens[j] == (j == 0 ? samples[s].begin : 100 * i + j + 1));
         }
-        dataset_close(&ds);
     }
     check_opens("tests/golden/shards");  // by modded-nanogpt's names of files
 }
@@ -513,16 +489,12 @@ TEST(other_files_are_refused) {
 
 // Shards by the names of split, in order; a list keeps its own.
 TEST(directories_globs_and_lists) {
-    static const char *const names[] = {"set, [a] of/train_00001",
-                                        "set, [a] of/train_00000",
-                                        "set, [a] of/val_00000",
-                                        "set, [a] of/other",
-                                        "part1",
-                                        "part2"};
-    Files f;
-    make_files(&f, 2);
+    char names[] =
+        "set, [a] of/train_00001;set, [a] of/train_00000;set, [a] of/val_00000;set, [a] of/other;"
+        "part1;part2";
+    Files f = make_files(2);
     CHECK(mkdir(scratch("set, [a] of"), 0777) == 0);
-    for (int i = 0; i < 6; i++) save(&f, names[i]);
+    for (char *name = strtok(names, ";"); name; name = strtok(NULL, ";")) save(&f, name);
     const char *list = list_of("part2.bin", "part1.bin");
     const struct {
         const char *spec, *split;
@@ -533,13 +505,11 @@ TEST(directories_globs_and_lists) {
                  {scratch("part?.bin"), NULL, 2, "part1.bin"},
                  {list, NULL, 2, "part2.bin"}};
     for (int i = 0; i < 4; i++) {
-        Dataset ds;
         DatasetOptions options = dataset_options();
         if (cases[i].split) options.split = cases[i].split;
-        MUST(dataset_open(&ds, cases[i].spec, &options, &err));
+        OPEN_WITH(ds, cases[i].spec, &options);
         CHECK(ds.num_shards == cases[i].num_shards && strstr(ds.shards[0].path, cases[i].first));
         for (size_t s = 0; s < ds.num_shards; s++) check_documents(&ds, (int64_t)s * NUM_DOCS);
-        dataset_close(&ds);
     }
     // one bad shard is enough
     CHECK(truncate(scratch("part2.bin"), (off_t)f.bin_size - 2) == 0);
@@ -556,20 +526,17 @@ static int count_open(const Dataset *ds) {
 
 TEST(more_shards_than_descriptors) {
     enum { SHARDS = DATASET_MAX_OPEN + 50 };
-    Files f;
-    Dataset ds;
+    Files f = make_files(2);
     int32_t out[8];
-    make_files(&f, 2);
     CHECK(mkdir(scratch("many"), 0777) == 0);
     for (int i = 0; i < SHARDS; i++) save(&f, printed("many/train_%05d", i));
-    open_data(&ds, scratch("many"));
+    OPEN(ds, scratch("many"));
     CHECK(ds.num_shards == SHARDS && count_open(&ds) == DATASET_MAX_OPEN);
     for (int i = 0; i < 3000; i++) {
         const int64_t doc = test_rng_below(SHARDS) * NUM_DOCS + 2;
         MUST(dataset_read(&ds, doc, 0, 7, out, &err));
         CHECK(out[0] == 6 && out[6] == 12 && count_open(&ds) <= DATASET_MAX_OPEN);
     }
-    dataset_close(&ds);
 }
 
 typedef struct {
@@ -577,18 +544,14 @@ typedef struct {
 } Fingerprints;
 
 static Fingerprints fingerprints_of(const char *path) {
-    Dataset ds;
-    open_data(&ds, path);
-    const Fingerprints found = {ds.fingerprint, ds.token_fingerprint};
-    dataset_close(&ds);
-    return found;
+    OPEN(ds, path);
+    return (Fingerprints){ds.fingerprint, ds.token_fingerprint};
 }
 
 // What is changed, and which fingerprints differ then
 TEST(fingerprints_cover_everything) {
     enum { NAME, END, VOCABULARY, TOKEN, MASK, TWICE, NUM_CHANGES };
-    Files f;
-    make_masked_files(&f, 2);
+    Files f = make_masked_files(2);
     CHECK(mkdir(scratch("moved"), 0777) == 0);
     save(&f, "print");
     save(&f, "moved/print");
@@ -596,7 +559,7 @@ TEST(fingerprints_cover_everything) {
     const Fingerprints moved = fingerprints_of(scratch("moved/print.bin"));
     CHECK(moved.files == one.files && moved.tokens == one.tokens);
     for (int change = 0; change < NUM_CHANGES; change++) {
-        make_masked_files(&f, 2);
+        f = make_masked_files(2);
         if (change == END) put(f.idx + ENDS_AT, 4, 8);  // the first document a token shorter
         if (change == VOCABULARY) put_word(&f, 10, VOCAB + 1);
         if (change == TOKEN) f.bin[1024 + 2 * 20] ^= 1;  // with a correct checksum
@@ -609,7 +572,7 @@ TEST(fingerprints_cover_everything) {
         if (change == TOKEN || change == MASK || change == TWICE)
             CHECK_MSG(now.tokens != one.tokens, "change %d", change);
     }
-    make_llmc(&f, 2, 50256);  // without checksums, what is read
+    f = make_llmc(2, 50256);  // without checksums, what is read
     put_file(scratch("scan.bin"), f.bin, f.bin_size);
     const uint64_t before = fingerprints_of(scratch("scan.bin")).tokens;
     f.bin[1024 + 2 * (NUM_TOKENS - 1)] ^= 1;
@@ -622,12 +585,11 @@ TEST(tokenizers_and_vocabularies_must_agree) {
         int word, value;
         bool agree;
     } others[] = {{16, 0x5678, false}, {16, 0, true}, {10, VOCAB + 1, false}};  // 0: unknown
-    Files f;
-    make_files(&f, 2);
-    save(&f, "tok_a");
+    Files f = make_files(2);
     Error err = {0};
+    save(&f, "tok_a");
     for (int i = 0; i < 3; i++) {
-        make_files(&f, 2);
+        f = make_files(2);
         put_word(&f, others[i].word, others[i].value);
         save(&f, "tok_b");
         CHECK(opens(list_of("tok_a.bin", "tok_b.bin"), &err) == others[i].agree &&
@@ -645,8 +607,7 @@ TEST(tokenizers_and_vocabularies_must_agree) {
 }
 
 TEST(empty_shards) {
-    Files f;
-    make_files(&f, 2);
+    Files f = make_files(2);
     save(&f, "full");
     put_word(&f, 2, 0);
     f.bin_size = 1024;

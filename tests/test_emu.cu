@@ -8,8 +8,6 @@ TEST(emulator) { SKIP("this is a CUDA build"); }
 #include <atomic>
 #include <math.h>
 #include <string>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "../kernels/cuda/ptx.cuh"
 
@@ -17,13 +15,8 @@ constexpr unsigned ALL = 0xffffffffu;
 
 // Runs some cases of this program with a setting of the emulator; returns its exit code
 static int with_setting(const char *setting, const char *filter) {
-    char self[4096], command[8192];
-    const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    CHECK(n > 0);
-    self[n] = 0;
-    snprintf(command, sizeof command, "%s '%s' --filter %s > /dev/null 2>&1", setting, self,
-             filter);
-    const int status = system(command);
+    const int status =
+        system(printed("%s '%s' --filter %s > /dev/null 2>&1", setting, test_self(), filter));
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 static bool set_to(const char *variable, const char *value) {
@@ -270,24 +263,10 @@ static const struct {
 // Each runs in a child process: its exit code and standard error
 TEST(broken_rules_are_reported) {
     for (auto &e : errors) {
-        int status;
-        char text[4096] = "";
-        FILE *said = tmpfile();
-        CHECK(said);
-        fflush(stdout);
-        const pid_t pid = fork();
-        if (pid == 0) {
-            dup2(fileno(said), 2);
-            e.run();
-            _exit(0);
-        }
-        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status));
-        rewind(said);
-        text[fread(text, 1, sizeof text - 1, said)] = 0;
-        fclose(said);
-        CHECK_MSG(WEXITSTATUS(status) == e.code && strstr(text, e.text),
-                  "exit code %d, not %d, or no \"%s\" in: %s", WEXITSTATUS(status), e.code, e.text,
-                  text);
+        const char *text;
+        const int code = exit_code_of([](int i) { errors[i].run(); }, (int)(&e - errors), &text);
+        CHECK_MSG(code == e.code && strstr(text, e.text),
+                  "exit code %d, not %d, or no \"%s\" in: %s", code, e.code, e.text, text);
     }
 }
 

@@ -21,7 +21,6 @@ enum { PARTS = 50, FIRST_KIND = FAULT_DEVICE, LAST_KIND = FAULT_DEVICE };
 // NCCL is called for one rank too.
 const char *comm_connect_alone(void);  // kernels/comm/nccl.cu
 const char *__real_comm_connect(void *stream);
-const char *__wrap_comm_connect(void *stream);
 const char *__wrap_comm_connect(void *stream) {
     const char *missing = __real_comm_connect(stream);
     return missing ? missing : comm_connect_alone();

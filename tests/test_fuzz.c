@@ -6,7 +6,6 @@ static char where[80];
 #define CHECK(cond_) CHECK_MSG(cond_, "%s", where)
 #include "../dev/fuzz/fuzz.c"
 
-void __asan_on_error(void);
 void __asan_on_error(void) { fprintf(stderr, "%s\n", where); }
 
 // Replaces each \xNN of a line by its byte; returns how many bytes there are.

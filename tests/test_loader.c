@@ -45,11 +45,14 @@ static void write_shard(void) {
     shard_writer_free(&w);
 }
 
-static void open_data(Dataset *ds) {
+static Dataset open_data(void) {
+    Dataset ds;
     const DatasetOptions options = dataset_options();
     write_shard();
-    MUST(dataset_open(ds, dir, &options, &err));
+    MUST(dataset_open(&ds, dir, &options, &err));
+    return ds;
 }
+#define OPEN_DATA(ds_) __attribute__((cleanup(dataset_close))) Dataset ds_ = open_data()
 
 static LoaderSettings settings_of(Layout layout) {
     return (LoaderSettings){.plan = {.fill_ppm = 970000,
@@ -177,8 +180,7 @@ static void check_thread(Dataset *ds, const LoaderSettings *s, int from, PlanSta
 
 TEST(steps_are_their_plans_with_a_thread_and_without) {
     for (masked = 0; masked < 2; masked++) {
-        Dataset ds;
-        open_data(&ds);
+        OPEN_DATA(ds);
         check_steps(&ds);
         for (int layout = 0; layout < 4; layout++) {
             const LoaderSettings s = settings_of((Layout)layout);
@@ -186,7 +188,6 @@ TEST(steps_are_their_plans_with_a_thread_and_without) {
             check_thread(&ds, &s, 0, &middle);
             check_thread(&ds, &s, 10, &middle);
         }
-        dataset_close(&ds);
     }
     masked = 0;
 }
@@ -196,11 +197,10 @@ TEST(steps_are_their_plans_with_a_thread_and_without) {
 TEST(a_bad_token_fails_only_its_step) {
     const LoaderSettings s = settings_of(LAYOUT_PACKED);
     for (bad_doc = 0; bad_doc < NUM_DOCS; bad_doc += 37) {
-        Dataset ds;
+        OPEN_DATA(ds);
         Loader loader;
         Error err = {0};
         StepData plain = {0};
-        open_data(&ds);
         MUST(loader_start(&loader, &ds, &s, START, &err));
         while (loader_load_step(&plain, &ds, &s, plain.plan.cursor_after, &err))
             CHECK_MSG(loader_next(&loader, &err) != NULL, "%s", err.what);
@@ -211,15 +211,13 @@ TEST(a_bad_token_fails_only_its_step) {
         }
         loader_stop(&loader);
         step_data_free(&plain);
-        dataset_close(&ds);
     }
     bad_doc = -1;
 }
 
 TEST(stopping_at_any_moment) {
-    Dataset ds;
+    OPEN_DATA(ds);
     const LoaderSettings s = settings_of(LAYOUT_PACKED);
-    open_data(&ds);
     for (int round = 0; round < 60; round++) {
         Loader loader;
         MUST(loader_start(&loader, &ds, &s, START, &err));
@@ -228,7 +226,6 @@ TEST(stopping_at_any_moment) {
         loader_stop(&loader);
         loader_stop(&loader);
     }
-    dataset_close(&ds);
 }
 
 TEST_MAIN()

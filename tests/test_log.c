@@ -18,12 +18,16 @@ static char *read_log(void) {
     return text;
 }
 
-static void open_log(RunLog *log, const char *text, int64_t keep_bytes) {
+static RunLog open_log(const char *text, int64_t keep_bytes) {
+    RunLog log;
     MUST(dir_create_all(scratch("log"), &err));
     put_file(scratch("log/log.jsonl"), text, strlen(text));
     warnings_off = true;
-    MUST(log_open(log, scratch("log"), keep_bytes, 1, &err));
+    MUST(log_open(&log, scratch("log"), keep_bytes, 1, &err));
+    return log;
 }
+static void close_log(RunLog *log) { close(log->fd); }
+#define OPEN_LOG(log_, ...) __attribute__((cleanup(close_log))) RunLog log_ = open_log(__VA_ARGS__)
 
 static void put_record(RunLog *log) {
     const ValidationSet set = {1, 2, 3};
@@ -45,26 +49,22 @@ TEST(a_log_keeps_the_lines_before_a_checkpoint) {
                  ""},
                 {11, "one\ntwo\nthr", "one\ntwo\n"}};
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
-        RunLog log;
-        open_log(&log, cuts[i].text, cuts[i].keep);
+        OPEN_LOG(log, cuts[i].text, cuts[i].keep);
         const size_t left = strlen(cuts[i].left);
         CHECK_MSG(log.size_bytes == (int64_t)left, "%zu: %ld bytes", i, log.size_bytes);
         put_record(&log);
         MUST(log_sync(&log, &err));
-        char *text = read_log();
+        AUTO_FREE char *text = read_log();
         CHECK_MSG(strncmp(text, cuts[i].left, left) == 0 && text[left] == '{' &&
                       strlen(text) == (size_t)log.size_bytes && text[log.size_bytes - 1] == '\n',
                   "%zu: %s", i, text);
-        free(text);
-        close(log.fd);
     }
 }
 
 // The file's size is limited to one record and a half: the next ones are lost as a whole.
 TEST(records_are_whole_on_a_full_disk) {
     struct rlimit before, full;
-    RunLog log;
-    open_log(&log, "", -1);
+    OPEN_LOG(log, "", -1);
     put_record(&log);
     const int64_t size = log.size_bytes;
     CHECK(size > 10 && getrlimit(RLIMIT_FSIZE, &before) == 0);
@@ -75,15 +75,12 @@ TEST(records_are_whole_on_a_full_disk) {
     put_record(&log);
     CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
     signal(SIGXFSZ, SIG_DFL);
-    char *lost = read_log();
+    AUTO_FREE char *lost = read_log();
     CHECK(log.lost == 2 && log.size_bytes == size && strlen(lost) == (size_t)size);
     put_record(&log);
-    char *both = read_log();
+    AUTO_FREE char *both = read_log();
     CHECK(log.lost == 0 && strlen(both) == 2 * (size_t)size);
     CHECK(memcmp(both, lost, (size_t)size) == 0 && strcmp(both + size, lost) == 0);
-    free(lost);
-    free(both);
-    close(log.fd);
 }
 
 // What the records of steps hold: test_ranks.sh, test_data_cli.sh, test_mixture.sh
@@ -103,9 +100,8 @@ TEST(lines_of_steps) {
         {3, 0, false, false, true, "| eta 1:02 | SPIKE\n"},
     };
     Sources one;
-    RunLog log;
     MUST(sources_parse(&one, "a", &err));
-    open_log(&log, "", -1);
+    OPEN_LOG(log, "", -1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         RunTotals t = {.pauses_ms = 61600};
         const StepReport r = {.step = cases[i].step,
@@ -132,11 +128,9 @@ TEST(lines_of_steps) {
         CHECK_MSG(cases[i].part ? strstr(line, cases[i].part) != NULL : !line[0], "case %zu: %s", i,
                   line);
     }
-    char *text = read_log();
+    AUTO_FREE char *text = read_log();
     CHECK_MSG(!strstr(text, "sources"), "of one source: %s", text);
-    free(text);
     sources_free(&one);
-    close(log.fd);
 }
 
 TEST(progress_is_that_of_the_whole_log) {

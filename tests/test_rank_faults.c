@@ -20,11 +20,7 @@ TEST(a_call_of_one_of_two_ranks_fails) {
         {0, FAULT_IO, 320}, {1, FAULT_IO, 60}, {0, FAULT_ALLOC, 8000}, {1, FAULT_ALLOC, 5000}};
 #endif
     enum { ROWS = sizeof of / sizeof *of };
-    char self[512], line[2048];
-    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     int failed = 0;
-    CHECK(length > 0);
-    self[length] = 0;
     if (system("command -v mpirun > /dev/null") != 0) SKIP("mpirun is not installed");
     make_inputs();
     start_over(NULL);
@@ -34,11 +30,10 @@ TEST(a_call_of_one_of_two_ranks_fails) {
         const int at = i / ROWS, which = i % ROWS, nth = 1 + at * of[which].calls / PARTS;
         if (!all_parts() && at != part_of(PARTS)) continue;
         start_over(NULL);
-        snprintf(line, sizeof line,
-                 "cd '%s' && EMU_DEVICES=2 RANK_FAULT=%d:%d:%d timeout -k 5 60 mpirun "
-                 "--allow-run-as-root "
-                 "--oversubscribe -n 2 '%s' %s > stdout 2> stderr",
-                 scratch_root.dir, of[which].rank, of[which].kind, nth, self, TWO);
+        const char *line = printed(
+            "cd '%s' && EMU_DEVICES=2 RANK_FAULT=%d:%d:%d timeout -k 5 60 mpirun "
+            "--allow-run-as-root --oversubscribe -n 2 '%s' %s > stdout 2> stderr",
+            scratch_root.dir, of[which].rank, of[which].kind, nth, test_self(), TWO);
         const time_t began = time(NULL);
         const int status = system(line), code = WEXITSTATUS(status);
         const double seconds = difftime(time(NULL), began);

@@ -1,9 +1,9 @@
 // data/runs/text_writer.h and samples.h: generated texts, one at a time and together.
 #include "../data/base/json.h"
-#include "../data/models/safetensors.h"
 #include "../data/runs/samples.h"
 #include "../llama.h"
 
+#include "golden.h"
 #include "scratch.h"
 #include "test.h"
 
@@ -30,6 +30,10 @@ static void count_docs(LlamaModel *m, const Batch *b, const int32_t *rows, int32
     llama_next_logits(m, b, rows, n, logits);
 }
 
+// Freed at the end of the block
+#define MODEL __attribute__((cleanup(llama_free))) LlamaModel
+#define WRITER __attribute__((cleanup(texts_free))) TextWriter
+
 static ModelFace face_of(LlamaModel *m) {
     ModelFace face = llama_face(m);
     face.next_logits = count_docs;
@@ -49,34 +53,23 @@ static void writer_free(TextWriter *w) {  // whose texts are freed
     texts_free(w);
 }
 
-static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out, size_t most) {
-    Error err = {0};
-    const TensorInfo *info = safetensors_find(set, name);
-    CHECK_MSG(info && strcmp(info->dtype, "I32") == 0 && tensor_num_elements(info) <= most, "%s",
-              name);
-    CHECK_MSG(file_read_at(&set->files[info->file], out, tensor_num_elements(info) * 4, info->begin,
-                           &err),
-              "%s", err.what);
-}
-
 // ---- Greedy decoding, against transformers' generate() on each document alone -------------------
 
 // With ends, as transformers: nothing after the first of them. tight: the longest prompt is a full
 // text, which leaves room for no other in the cache.
 static void check_greedy(const char *name, const TokenIds *ends, bool tight) {
     SafetensorsSet set;
-    LlamaModel m;
+    MODEL m;
     int32_t tokens[256], cu[MAX_TEXTS + 1], expected[MAX_TEXTS * NEW_TOKENS];
     const char *dir = printed("tests/golden/%s", name);
     MUST(safetensors_open(&set, printed("%s/expected.safetensors", dir), &err));
     read_ints(&set, "tokens", tokens, 256);
     read_ints(&set, "cu_seqlens", cu, MAX_TEXTS + 1);
-    read_ints(&set, "greedy", expected, MAX_TEXTS * NEW_TOKENS);
-    const int n = (int)tensor_num_elements(safetensors_find(&set, "greedy")) / NEW_TOKENS;
+    const int n = read_ints(&set, "greedy", expected, MAX_TEXTS * NEW_TOKENS) / NEW_TOKENS;
     int32_t longest = 0;
     for (int i = 0; i < n; i++) longest = cu[i + 1] - cu[i] > longest ? cu[i + 1] - cu[i] : longest;
     const Options o = greedy(tight ? longest : 96);
-    TextWriter w = {.o = &o};
+    WRITER w = {.o = &o};
     open_model(&m, dir, tight ? longest : 256, o.max_seqlen);
     for (int i = 0; i < n; i++) {
         const Text *text = text_add(&w, cu[i + 1] - cu[i]);
@@ -103,9 +96,7 @@ static void check_greedy(const char *name, const TokenIds *ends, bool tight) {
         }
     }
     CHECK(!ends || num_ended >= ends->n);
-    texts_free(&w);
     safetensors_close(&set);
-    llama_free(&m);
 }
 
 TEST(greedy_texts_of_unequal_prompts_are_those_of_transformers) {
@@ -204,7 +195,7 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int32_t n = (int32_t)strlen(cases[i][0]);
         const Options o = {.max_seqlen = n, .sample_tokens = 1, .top_p = 1};
-        TextWriter w = {.o = &o, .printer.tokenizer = &t};
+        WRITER w = {.o = &o, .printer.tokenizer = &t};
         const Text *text = text_add(&w, n);
         for (int32_t k = 0; k < n; k++) {
             const unsigned char byte = (unsigned char)cases[i][0][k];
@@ -215,7 +206,6 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
         samples_report(&w, fake_model(UNKNOWN + 1, n, &none), 1, &log);
         const char *shown = capture_end();
         CHECK_MSG(strcmp(shown, expected) == 0, "'%s', expected '%s'", shown, expected);
-        texts_free(&w);
     }
 }
 
@@ -226,9 +216,9 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
 TEST(a_continued_text_is_that_of_its_whole_beginning) {
     const int32_t more[] = {5, 61, 17, 30, 8};
     const TokenIds none = {0};
-    LlamaModel m;
+    MODEL m;
     const Options o = greedy(96);
-    TextWriter w = {.o = &o}, other = {.o = &o};
+    WRITER w = {.o = &o}, other = {.o = &o};
     open_model(&m, "tests/golden/gqa3_tied", 96, 96);
     ModelFace model = face_of(&m);
     model.text_ends = &none;
@@ -244,9 +234,6 @@ TEST(a_continued_text_is_that_of_its_whole_beginning) {
     texts_write(&other, model, 1);
     CHECK(text->length == whole->length);
     CHECK(memcmp(text->tokens, whole->tokens, (size_t)text->length * sizeof(int32_t)) == 0);
-    texts_free(&w);
-    texts_free(&other);
-    llama_free(&m);
 }
 
 // One draw, plainly: candidates by falling probability, equal ones by id, from the fewest that sum

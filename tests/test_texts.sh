@@ -124,8 +124,7 @@ mkdir split && cp notes.txt split && cp parts.jsonl split/val.jsonl && cp lines.
 makes validation_file_is_all_of_it '^texts .* 2005 documents, 3 for validation' --train split --out split.run
 
 # ---- a tokenizer of Hugging Face ----------------------------------------------------------------------
-tiny_model bpe 24 40 8
-sed -i 's/"vocab_size": 264/"vocab_size": 512/' bpe/config.json
+tiny_model bpe 24 40 8 512
 cp "$root"/tests/golden/tokenizers/smollm2/tokenizer.json bpe
 as_bpe=(--model bpe --from-scratch)
 echo '{"eos_token": "absent"}' > bpe/tokenizer_config.json

@@ -25,6 +25,8 @@ static Tokenizer must_open(const char *text) {
     MUST(open_text(&t, text, &err));
     return t;
 }
+// Until the end of the block
+#define TOKENIZER __attribute__((cleanup(tokenizer_free))) Tokenizer
 
 static bool decodes(const Tokenizer *t, int32_t id, const char *expected) {
     size_t n = 0;
@@ -42,15 +44,11 @@ static const char GPT2[] =
     " 'merges': ['h e']}}";
 
 TEST(bos_and_eos_come_from_the_config) {
-    Tokenizer t;
-    Error err;
-    const char *config = "{'bos_token': null, 'eos_token': {'content': 'hello'}}";
-    save("tokenizer_config.json", config);
-    MUST(open_text(&t, GPT2, &err));
+    save("tokenizer_config.json", "{'bos_token': null, 'eos_token': {'content': 'hello'}}");
+    TOKENIZER t = must_open(GPT2);
     CHECK(t.eos == 1 && t.bos == -1);
-    tokenizer_free(&t);
     save("tokenizer_config.json", "{");
-    CHECK(!open_text(&t, GPT2, &err) && err.code == EXIT_BAD_INPUT);
+    REFUSED(EXIT_BAD_INPUT, "", open_text(&(Tokenizer){0}, GPT2, &err));
     CHECK(unlink(scratch("tokenizer_config.json")) == 0);
 }
 
@@ -80,14 +78,13 @@ TEST(tokens_decode) {
         {FALLBACK, 7, "\xc3\xa9"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Tokenizer t = must_open(cases[i].json);
+        TOKENIZER t = must_open(cases[i].json);
         CHECK_MSG(decodes(&t, cases[i].id, cases[i].bytes), "case %zu", i);
         if (cases[i].json == GPT2)
             CHECK(t.vocab_size == 9 && !t.byte_ids && t.special[7] && !t.special[2] && t.bos == 7 &&
                   t.eos == 7);
         else
             CHECK(t.bos == 1 && t.eos == 2);
-        tokenizer_free(&t);
     }
 }
 
@@ -129,17 +126,15 @@ static void check_case(const Tokenizer *t, const json_t *item) {
 }
 
 static void check_golden(const char *dir) {
-    Tokenizer t;
+    TOKENIZER t;
     Error err = {0};
     const json_t *item;
     size_t i;
     MUST(tokenizer_open(&t, dir, &err));
-    json_t *cases = json_read(printed("%s/cases.json", dir), TOKENIZER_MAX_BYTES, "", &err);
+    json_auto_t *cases = json_read(printed("%s/cases.json", dir), TOKENIZER_MAX_BYTES, "", &err);
     CHECK_MSG(cases != NULL, "%s", err.what);
     json_array_foreach(cases, i, item) check_case(&t, item);
     CHECK(i > 20);
-    json_decref(cases);
-    tokenizer_free(&t);
 }
 
 TEST(bpe_encodes_as_hugging_face) {
@@ -371,15 +366,14 @@ TEST(texts_encode_as_in_hugging_face) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error err = {0};
         int32_t ids[8];
-        Tokenizer t = must_open(cases[i].json);
+        TOKENIZER t = must_open(cases[i].json);
         t.bos = cases[i].bos;
         t.eos = cases[i].eos;
         const int64_t n = tokenizer_encode(&t, cases[i].text, strlen(cases[i].text), ids, 8, &err);
         CHECK_MSG(n == cases[i].n && !memcmp(ids, cases[i].ids, (size_t)n * 4),
                   "case %zu: %ld ids, %s", i, n, err.what);
-        CHECK(tokenizer_encode(&t, cases[i].text, strlen(cases[i].text), ids, n - 1, &err) == -1 &&
-              err.code == EXIT_USAGE);
-        tokenizer_free(&t);
+        REFUSED(EXIT_USAGE, "",
+                tokenizer_encode(&t, cases[i].text, strlen(cases[i].text), ids, n - 1, &err) >= 0);
     }
 }
 
@@ -408,13 +402,12 @@ TEST(features_that_change_the_ids_are_refused_by_name) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error err = {0};
         int32_t ids[8];
-        Tokenizer t = must_open(small_bpe(cases[i].normalizer, cases[i].pre, cases[i].more));
+        TOKENIZER t = must_open(small_bpe(cases[i].normalizer, cases[i].pre, cases[i].more));
         const int64_t n = tokenizer_encode(&t, cases[i].text, strlen(cases[i].text), ids, 8, &err);
         CHECK_MSG((n == -1) == (cases[i].why != NULL), "case %zu", i);
         CHECK_MSG(n > 0 || ((err.code == EXIT_USAGE || err.code == EXIT_BAD_INPUT) &&
                             strstr(err.what, cases[i].why)),
                   "case %zu: %s", i, err.what);
-        tokenizer_free(&t);
     }
 }
 

@@ -144,16 +144,11 @@ static int work_as_rank(const char *line) {
 
 static void run_ranks(float *file, int ranks, const char *to, const char *from, int first, int last,
                       bool deterministic, bool muon) {
-    char self[512], line[2048];
-    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-    CHECK(length > 0);
-    self[length] = 0;
-    snprintf(
-        line, sizeof line,
+    const char *line = printed(
         "ZERO='%s %s %d %d %d %d' timeout 120 mpirun --allow-run-as-root --oversubscribe -n %d "
         "'%s' > '%s' 2>&1",
         scratch(to), from[0] == '-' ? from : scratch(from), first, last, deterministic, muon, ranks,
-        self, scratch("said"));
+        test_self(), scratch("said"));
     CHECK_MSG(system(line) == 0, "%s", line);
     FILE *in = fopen(scratch(to), "rb");
     CHECK(in && fread(file, FILE_FLOATS * sizeof *file, 1, in) == 1);

@@ -18,7 +18,6 @@
 #define NEW TRAIN "--from-scratch --train shards --save-every 1 --keep 1 "
 
 // A fork copies the page tables of all the freed memory that the sanitizer keeps.
-const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "quarantine_size_mb=8"; }
 
 static char said[1 << 16];  // by the last run: standard error, then standard output
