@@ -234,9 +234,10 @@ __device__ __forceinline__ void produce_keys(const CUtensorMap *qkv_map,
             for (int block = row_blocks - 1; block >= 0; block--, keys.advance()) {
                 mbar_wait(keys.empty(), keys.phase ^ 1);
                 mbar_arrive_expect_tx(keys.full(), 2 * T::BYTES);
-                load_rows<D, T::PANEL>(keys.tile(), qkv_map, keys.full(), item, tokens, k_column,
+                const WorkItem rows = rows_of_keys(item, block * ROWS);
+                load_rows<D, T::PANEL>(keys.tile(), qkv_map, keys.full(), rows, tokens, k_column,
                                        block * ROWS, ROWS);
-                load_rows<D, T::PANEL>(keys.tile() + T::BYTES, qkv_map, keys.full(), item, tokens,
+                load_rows<D, T::PANEL>(keys.tile() + T::BYTES, qkv_map, keys.full(), rows, tokens,
                                        k_column + s.num_kv_heads * D, block * ROWS, ROWS);
             }
         });
@@ -534,7 +535,7 @@ __device__ __forceinline__ void produce_queries(const CUtensorMap *qkv_map,
     QueryRing<D> queries(base);
     unsigned number = take_number(&kv_items_taken, total);
     for (uint32_t phase = 0;; phase ^= 1) {
-        KeyJob job = {{0, 0, 0}, STOP};
+        KeyJob job = {{}, STOP};
         if (number < total) {
             job = {work_item(work, BACKWARD_ITEMS, number / s.num_kv_heads),
                    (int)(number % s.num_kv_heads)};

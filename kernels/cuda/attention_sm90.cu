@@ -62,8 +62,9 @@ __device__ __forceinline__ void load_block(Ring &ring, const CUtensorMap *map, c
     const int keys = min(KEYS, end - first);
     mbar_wait(ring.empty(), ring.phase ^ 1);
     mbar_arrive_expect_tx(ring.full(), keys * D * 2);
-    load_rows<D, ForwardSizes<D>::KV::PANEL>(ring.tile(), map, ring.full(), doc, total_tokens,
-                                             head * D, first, keys);
+    load_rows<D, ForwardSizes<D>::KV::PANEL>(ring.tile(), map, ring.full(),
+                                             rows_of_keys(doc, first), total_tokens, head * D,
+                                             first, keys);
     ring.advance();
 }
 

@@ -216,6 +216,11 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const CUtensorMap *map,
                         column + panel * PANEL_COLUMNS, total_tokens - doc.len + first + at,
                         doc.start + doc.len);
 }
+// The rows among which those of keys from `first` on stand: the shared ones, or the document's own
+__device__ __forceinline__ WorkItem rows_of_keys(WorkItem doc, int first) {
+    if (first < doc.shared_len) doc.start = doc.shared_first, doc.len = doc.shared_len;
+    return doc;
+}
 
 // The number of a CTA's next item, of `total`. Its first is drawn too, so that a CTA that starts
 // late, behind another kernel's, does not begin with one of the longest. Every CTA draws until it
@@ -238,14 +243,14 @@ __device__ __forceinline__ void produce_units(unsigned *items_taken, const int32
     for (uint32_t phase = 0;; phase ^= 1) {
         const bool more = number < total;
         const int first_head = number % shares * s.shared;
-        WorkItem item = {0, 0, 0};
+        WorkItem item = {};
         if (more) {
             // opaque: addresses kept over an item would take more registers than a producer has
             item = work_item(work + opaque(0), FORWARD_ITEMS, number / shares);
             number = take_number(items_taken, total);  // long before it is used
         }
         const int row_blocks = more ? last_row_block(item, CONSUMERS, s.shared) + 1 : 0;
-        Job job = {item, item.tile * CONSUMERS / s.shared,
+        Job job = {item, item.shared_len / UNIT_ROWS + item.tile * CONSUMERS / s.shared,
                    first_head + item.tile * CONSUMERS % s.shared, row_blocks};
 #pragma unroll 1
         for (int w = 0; w < CONSUMERS; w++) {
