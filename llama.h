@@ -339,8 +339,8 @@ static inline void llama_head(LlamaModel *m, bool train) {
         n = llama_chunk(m, i, num);
         llama_logits(m, in->head_rows + i, n);
         if (train)
-            cross_entropy_forward_backward(s->losses + i, s->logits, in->targets + i, m->loss_scale,
-                                           n, V);
+            cross_entropy_forward_backward(s->losses + i, s->logits, in->targets + i, NULL,
+                                           m->loss_scale, n, V);
         else
             cross_entropy_forward(s->losses + i, s->logits, in->targets + i, n, V);
         if (!train) continue;
@@ -351,7 +351,7 @@ static inline void llama_head(LlamaModel *m, bool train) {
 }
 
 static inline void llama_add_losses(LlamaModel *m) {
-    losses_sum(m->zero.loss_sum, m->scratch.losses, m->in.num_head_rows);
+    losses_sum(m->zero.loss_sum, m->scratch.losses, NULL, m->in.num_head_rows);
 }
 
 // Starts from scratch.dnorm, which llama_head left.

@@ -206,12 +206,14 @@ void swiglu_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up
 // losses (T) real =  -log softmax(logits)[target]        logits (T,V)
 void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *targets, int64_t T,
                            int64_t V);
-// The same, and logits (T,V) become dlogits = (softmax - onehot) * loss_scale in place. loss_scale
-// (1) real: 1 / (targets of the whole optimizer step); gradients are summed, not averaged.
+// The same, and logits (T,V) become dlogits = (softmax - onehot) * weights * loss_scale in place.
+// weights (T) float, of any sign; NULL: all 1. They do not change the losses. loss_scale (1) real:
+// 1 / (sum of |weights| of the whole optimizer step); gradients are summed, not averaged.
 void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets,
-                                    const real *loss_scale, int64_t T, int64_t V);
-// sum (1) double +=  losses (T), in a fixed order
-void losses_sum(double *sum, const real *losses, int64_t T);
+                                    const float *weights, const real *loss_scale, int64_t T,
+                                    int64_t V);
+// sum (1) double +=  losses * weights (T), in a fixed order      weights NULL: all 1
+void losses_sum(double *sum, const real *losses, const float *weights, int64_t T);
 
 // ---- Rows by index: for the repad layout and for sampling (gather_rows) -------------------------
 

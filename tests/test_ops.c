@@ -49,8 +49,9 @@ static bool real_gpu(void) {
 
 HOT static size_t bytes_of(Type type) {
     static const size_t bytes[] = {
-        [FLOATX] = sizeof(floatX), [REAL] = sizeof(real), [INT] = 4,
-        [DOUBLE] = sizeof(double), [MASTER] = 4,          [STEP] = sizeof(StepScalars) / 4};
+        [FLOATX] = sizeof(floatX),       [REAL] = sizeof(real), [INT] = 4,
+        [DOUBLE] = sizeof(double),       [FLOAT] = 4,           [MASTER] = 4,
+        [STEP] = sizeof(StepScalars) / 4};
     return bytes[type];
 }
 
@@ -59,7 +60,7 @@ HOT static void put(Type type, void *to, int64_t i, double value) {
     if (type == INT) ((int32_t *)to)[i] = (int32_t)value;
     if (type == REAL) ((real *)to)[i] = (real)value;
     if (type == DOUBLE) ((double *)to)[i] = value;
-    if (type == MASTER) ((float *)to)[i] = (float)value;
+    if (type == MASTER || type == FLOAT) ((float *)to)[i] = (float)value;
     if (type == STEP && i < 2) *(i == 0 ? &step->loss_sum : &step->norm_squared) = value;
     if (type == STEP && i >= 2) *(i == 2 ? &step->grad_norm : &step->scale) = (float)value;
     if (type != FLOATX) return;
@@ -80,7 +81,7 @@ HOT static double value_at(Type type, const void *from, int64_t i) {
     if (type == INT) return ((const int32_t *)from)[i];
     if (type == REAL) return (double)((const real *)from)[i];
     if (type == DOUBLE) return ((const double *)from)[i];
-    if (type == MASTER) return (double)((const float *)from)[i];
+    if (type == MASTER || type == FLOAT) return (double)((const float *)from)[i];
     if (type == STEP && i < 2) return i == 0 ? step->loss_sum : step->norm_squared;
     if (type == STEP) return (double)(i == 2 ? step->grad_norm : step->scale);
 #ifdef BACKEND_CUDA
