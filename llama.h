@@ -474,7 +474,8 @@ static inline void llama_stage_documents(LlamaModel *m, size_t *used, VarlenInfo
     docs->num_segments = num_segments;
     docs->max_seqlen = max_seqlen;
     docs->total_tokens = cu_seqlens[num_segments];
-    *used += attention_work_list(m->staging_host + *used, cu_seqlens, num_segments, m->heads);
+    *used += attention_work_list(m->staging_host + *used, cu_seqlens, NULL, NULL, num_segments,
+                                 m->heads);
     assert(*used <= m->staging_ints);
 }
 

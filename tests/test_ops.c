@@ -134,7 +134,8 @@ static void fill_order(const Run *r, double *x) {
 }
 static void fill_work(const Run *r, double *x, int64_t n) {
     int32_t *work = take((size_t)n, sizeof *work);
-    const size_t used = attention_work_list(work, r->cu_seqlens, r->num_segments, r->s.heads);
+    const size_t used =
+        attention_work_list(work, r->cu_seqlens, NULL, NULL, r->num_segments, r->s.heads);
     CHECK_MSG(used <= (size_t)n, "a work list of %zu words, announced were %ld", used, (long)n);
     EACH(i, n) x[i] = i < (int64_t)used ? work[i] : -1;
     free(work);
@@ -289,7 +290,8 @@ static void put_on_device(Run *r, Memory m) {
         longest = n > longest ? n : longest;
     }
     if (ends >= 0)
-        r->docs = (VarlenInfo){r->p[ends], r->p[work], (int32_t)r->s.T, r->num_segments, longest};
+        r->docs = (VarlenInfo){r->p[ends], r->p[work], (int32_t)r->s.T, r->num_segments, longest,
+                               NULL,       NULL};
 }
 static void take_off_device(Run *r) {
     for (int k = 0; k < MAX_OPERANDS; k++) device_free(r->p[k]), r->p[k] = NULL;
@@ -658,7 +660,7 @@ static void call_unsupported(int i) {
     static char lengths[] = "lengths 5 7";
     device_on_error(describe_work, lengths);
     int32_t cu_seqlens[] = {0}, work[64] = {0};
-    const VarlenInfo docs = {cu_seqlens, work, 0, 0, 0};
+    const VarlenInfo docs = {.cu_seqlens = cu_seqlens, .work = work};
     if (i < 5) attention_forward(NULL, NULL, NULL, &docs, wrong_heads[ON_CPU][i]);
 #ifdef BACKEND_CUDA
     void *p = device_malloc(1 << 20);
@@ -865,7 +867,8 @@ TEST(work_lists_keep_their_bound) {
             const size_t size = attention_work_list_size(tokens, docs);
             CHECK(size < sizeof work / sizeof *work && size <= 4 + 16 * (size_t)tokens);
             memset(work, 0xff, sizeof work);
-            const size_t used = attention_work_list(work, cu_seqlens, docs, (HeadShape)H(3, 1, 64));
+            const size_t used =
+                attention_work_list(work, cu_seqlens, NULL, NULL, docs, (HeadShape)H(3, 1, 64));
             CHECK_MSG(used <= size && work[used] == -1, "%zu of %zu", used, size);
         }
 }

@@ -103,8 +103,10 @@ static double doc_pairs(const int32_t *cu_seqlens, int doc) {
     return len * (len + 1) / 2;
 }
 
-size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_segments,
-                           HeadShape heads) {
+size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host,
+                           const int32_t *shared_first_host, const int32_t *shared_len_host,
+                           int num_segments, HeadShape heads) {
+    (void)shared_first_host, (void)shared_len_host;
     WorkHeader *header = (WorkHeader *)work_host;
     Item *forward = (Item *)(work_host + HEADER_INTS), *item = forward;
     double share = 0;  // of one thread, in query-key pairs of one kv head
