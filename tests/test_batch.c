@@ -27,7 +27,7 @@ static void make_case(Case *c) {
         const int32_t n = (int32_t)test_rng_below(most + 1);
         const bool goes_on = n > 0 && test_rng_below(3) == 0;
         for (int32_t k = 0; k < n; k++) c->text[i][k] = (int32_t)test_rng_below(ids);
-        DocView doc = {c->text[i], n, goes_on ? (int32_t)test_rng_below(ids) : -1, NULL};
+        DocView doc = {c->text[i], n, goes_on ? (int32_t)test_rng_below(ids) : -1, NULL, NULL, 0};
         const bool has_mask = masked && test_rng_below(4) > 0;
         for (int32_t k = 0; k < n; k++) {
             const int32_t next = k + 1 < n ? c->text[i][k + 1] : doc.next_token;
@@ -115,7 +115,7 @@ TEST(layouts_hold_every_token_at_its_place) {
 // Two documents of 5 and 3 tokens, the first one continued; no room for a third.
 static void make_small(Batch *b, Layout layout) {
     static const int32_t first[] = {10, 11, 12, 13, 14}, second[] = {30, 21, 22};
-    const DocView docs[] = {{first, 5, 15, NULL}, {second, 3, -1, NULL}};
+    const DocView docs[] = {{first, 5, 15, NULL, NULL, 0}, {second, 3, -1, NULL, NULL, 0}};
     batch_init(b, 32, 2);
     batch_fill(b, layout, docs, 2, 6);
 }

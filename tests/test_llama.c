@@ -161,7 +161,7 @@ static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
     const int num_tokens = read_ints(&g->set, "tokens", pool, MAX_TOKENS);
     const int num_cu = read_ints(&g->set, "cu_seqlens", cu, MAX_DOCS + 1);
     for (int d = 0; d + 1 < num_cu; d++)
-        docs[d] = (DocView){pool + cu[d], cu[d + 1] - cu[d], -1, NULL};
+        docs[d] = (DocView){pool + cu[d], cu[d + 1] - cu[d], -1, NULL, NULL, 0};
     batch_init(&g->batch, num_tokens, num_cu);
     batch_pack(&g->batch, docs, num_cu - 1);
     // slack rows are NaN in a poison build

@@ -94,7 +94,7 @@ static void fill(Batch *b, const StepData *d, int32_t m, const LoaderSettings *s
     int32_t at = 0;
     for (int64_t i = first; i < end; i++) {
         const Segment *c = &d->plan.segments[i];
-        docs[i - first] = (DocView){tokens + at, c->length, -1, targets + at};
+        docs[i - first] = (DocView){tokens + at, c->length, -1, targets + at, NULL, 0};
         for (int64_t k = c->tok_off; k < c->tok_off + c->length; k++, at++) {
             const bool target = k + 1 < lengths[c->doc] && is_target(c->doc, k + 1);
             tokens[at] = token_of(c->doc, k);

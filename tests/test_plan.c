@@ -39,7 +39,8 @@ static int64_t targets_of(const void *context, int64_t doc, int64_t from, int64_
 }
 
 static DocIndex index_of(const Lengths *lengths) {
-    return (DocIndex){lengths->n, length_of, lengths, lengths->mask ? targets_of : NULL, 0, NULL};
+    return (DocIndex){lengths->n, length_of, lengths, lengths->mask ? targets_of : NULL,
+                      0,          NULL,      NULL};
 }
 
 // Of the first `length` tokens of a document, is any a target?
@@ -107,7 +108,7 @@ static int64_t length_two(const void *context, int64_t doc) {
 
 // The document at a position of an epoch of n documents after the first ones.
 static int64_t doc_after(int64_t first, uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
-    const DocIndex index = {n, length_two, NULL, NULL, first, NULL};
+    const DocIndex index = {n, length_two, NULL, NULL, first, NULL, NULL};
     PlanSettings s = small_settings();
     SourceCursor at = {.epoch = epoch, .doc_pos = pos};
     LongCounts counts = {0};
@@ -172,7 +173,7 @@ static Epoch epoch_of(const Lengths *l, const PlanSettings *s, int64_t epoch) {
         e.counts.tokens_left_out += length;
         for (int64_t at = 0, n; trained && at < kept; at += n) {
             n = kept - at < s->max_seqlen ? kept - at : s->max_seqlen;
-            const Segment c = {doc, at, (int32_t)n, at + n < kept};
+            const Segment c = {doc, at, (int32_t)n, at + n < kept, 0};
             if (l->mask > 0 && targets_of(l, doc, at + 1, n - 1 + c.has_next) == 0) continue;
             e.segments = (Segment *)host_grow(e.segments, &capacity, (size_t)e.n + 1, sizeof c, "");
             e.segments[e.n++] = c;

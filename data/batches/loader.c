@@ -18,10 +18,18 @@ static int64_t dataset_index_targets(const void *dataset, int64_t doc, int64_t f
     return dataset_count_targets((const Dataset *)dataset, doc, from, n);
 }
 
+static bool dataset_index_read(const void *dataset, const Segment *c, int64_t n, int32_t *tokens,
+                               Error *err) {
+    return dataset_read((Dataset *)dataset, c->doc, c->tok_off, n, tokens, err);
+}
+
 DocIndex dataset_doc_index(const Dataset *ds) {
-    return (DocIndex){
-        ds->num_docs, dataset_index_length, ds, ds->masked ? dataset_index_targets : NULL, 0,
-        &ds->sources};
+    return (DocIndex){.num_docs = ds->num_docs,
+                      .length = dataset_index_length,
+                      .context = ds,
+                      .targets = ds->masked ? dataset_index_targets : NULL,
+                      .sources = &ds->sources,
+                      .read = dataset_index_read};
 }
 
 void step_data_free(StepData *d) {
@@ -45,7 +53,11 @@ bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens,
     const int32_t n = c->length - 1 + c->has_next;
     int32_t *targets = ds->masked ? tokens + n + 1 : NULL;
     if (!dataset_read(ds, c->doc, c->tok_off, n + 1, tokens, err)) return false;
-    *view = (DocView){tokens, c->length, c->has_next ? tokens[n] : -1, targets};
+    *view = (DocView){.tokens = tokens,
+                      .length = c->length,
+                      .next_token = c->has_next ? tokens[n] : -1,
+                      .targets = targets,
+                      .shared_len = c->shared_len};
     if (!targets) return true;
     targets[c->length - 1] = -1;
     memcpy(targets, tokens + 1, (size_t)n * sizeof *targets);
@@ -58,7 +70,9 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
                            int32_t micro, Error *err) {
     const StepPlan *plan = &d->plan;
     const int64_t from = plan->micro_start[micro], to = plan->micro_start[micro + 1];
-    const size_t n = (size_t)(to - from), tokens = 2 * (size_t)s->plan.micro_batch_tokens + n;
+    const size_t n = (size_t)(to - from);
+    size_t tokens = n;
+    for (int64_t i = from; i < to; i++) tokens += 2 * (size_t)plan->segments[i].length;
     d->views = host_grow(d->views, &d->view_capacity, n, sizeof(DocView), "documents");
     d->tokens = host_grow(d->tokens, &d->token_capacity, tokens, sizeof(int32_t), "tokens");
     int32_t *at = d->tokens;

@@ -22,7 +22,8 @@ static void compare(double *largest, const float *a, const float *b, int64_t n) 
 // of the packed batch, which may be wrong; a mask is taken over.
 static void batch_alone(Batch *alone, const Batch *packed, int32_t d) {
     const int32_t first = packed->cu_seqlens[d], n = packed->cu_seqlens[d + 1] - first;
-    const DocView doc = {packed->tokens + first, n, n ? packed->targets[first + n - 1] : -1, NULL};
+    const DocView doc = {
+        packed->tokens + first, n, n ? packed->targets[first + n - 1] : -1, NULL, NULL, 0};
     batch_pack(alone, &doc, 1);
     for (int32_t t = 0; packed->masked && t < n; t++)
         if (packed->targets[first + t] < 0) alone->targets[t] = -1;
