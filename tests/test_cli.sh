@@ -77,14 +77,14 @@ expect keep_prunes 0 'done' "${run[@]}" --out k --steps 6 --save-every 1 --keep 
 check keep_leaves_two test "$(ls -d k/step-* | wc -l)" -eq 2
 expect compare 0 '^repad ' "${run[@]}" --compare 2
 check_python compare_table_is_consistent <<'PY'
-rows = [l.split() for l in open("out.txt", errors="replace") if l.split(" ")[0] in ("packed", "padded", "rows", "repad")]
-assert [r[0] for r in rows] == ["packed", "padded", "rows", "repad"], rows
+rows = [l.split() for l in open("out.txt", errors="replace") if l.split(" ")[0] in ("packed", "shared", "padded", "rows", "repad")]
+assert [r[0] for r in rows] == ["packed", "shared", "padded", "rows", "repad"], rows
 times = [float(r[1]) for r in rows]
 tokens = [float(r[2]) * t for r, t in zip(rows, times)]     # the same documents in every layout
 assert max(tokens) < (1.01 + 0.1 / min(times)) * min(tokens), tokens     # ms have one decimal
-loss = {r[0]: float(r[7]) for r in rows}
-assert abs(loss["packed"] - loss["padded"]) < 2e-6 and abs(loss["packed"] - loss["repad"]) < 2e-6, loss
-pairs = {r[0]: int(r[5]) for r in rows}
+loss = {r[0]: float(r[8]) for r in rows}
+assert all(abs(loss["packed"] - loss[k]) < 2e-6 for k in ("shared", "padded", "repad")), loss
+pairs = {r[0]: int(r[6]) for r in rows}
 assert pairs["packed"] == pairs["repad"] < pairs["padded"], pairs
 PY
 expect check_packing 0 'packing does not change the result' "${run[@]}" --check-packing

@@ -84,6 +84,19 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     return true;
 }
 
+bool step_data_documents(Batch *docs, StepData *d, Dataset *ds, const LoaderSettings *s,
+                         Error *err) {
+    const int64_t *start = &d->plan.micro_start[d->own_micros[0]], local_tokens = d->local_tokens;
+    LoaderSettings packed = *s;
+    int32_t tokens = 0;
+    packed.layout = LAYOUT_PACKED;
+    for (int64_t i = start[0]; i < start[1]; i++) tokens += d->plan.segments[i].length;
+    batch_init(docs, tokens, (int32_t)(start[1] - start[0]));
+    const bool ok = step_data_read(d, docs, ds, &packed, d->own_micros[0], err);
+    d->local_tokens = local_tokens;
+    return ok;
+}
+
 bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanState state,
                       Error *err) {
     DocIndex index = dataset_doc_index(ds);

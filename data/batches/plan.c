@@ -208,7 +208,7 @@ static bool plan_layout_shared(StepPlan *p, const DocIndex *index, const PlanSet
     if (saved == 0) return true;
     for (int64_t n = (rows * s->num_micro + p->real_tokens - 1) / p->real_tokens; n < s->num_micro;
          n += 1 + n / 32) {
-        const int64_t even = rows / n + 2 * p->longest_segment;
+        const int64_t even = rows / n + p->longest_segment / 2;  // each has a copy
         if (n > 1) prefixes_share(&p->prefixes, p->ids, p->shared, p->num_stream);
         make_units(p, even < room ? even : room);
         if (place_units(p, s, (int32_t)n) && share_in_micros(p, s)) return true;
