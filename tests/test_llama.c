@@ -215,10 +215,11 @@ static void check_shared(LlamaConfig c, bool masked, bool weighted) {
     check_losses(&m[0], &b, &packed);
     AUTO_FREE float *alone = (float *)host_calloc(MAX_TOKENS, sizeof *alone, "losses");
     PackingDelta d = packing_check(llama_face(&m[0]), &b, &packed, alone);
-    CHECK(d.loss == 0 && d.logit == 0 && packing_is_rounding(&d, false));
+    CHECK_MSG(d.loss == 0 && d.logit == 0 && packing_is_rounding(&d, false), "%g, %g, %g", d.loss,
+              d.logit, d.grad_error);
     int32_t row = 3;
     while (b.targets[row] < 0 || b.weights[row] == 0) row++;
-    b.weights[row] += 1;  // in the rows of a first document
+    b.weights[row] += 1, b.weighted = true;
     d = packing_check(llama_face(&m[0]), &b, &packed, alone);
     CHECK_MSG(d.loss == 0 && !packing_is_rounding(&d, false), "%g", d.grad_error);
 #endif

@@ -50,12 +50,12 @@ static void compare_grads(PackingDelta *delta, const float *packed, const float 
 }
 
 // Rows [first, first + n) of the batch against those of a document from `from` on. A row that has a
-// target for another document only has a loss in the batch alone.
+// target only for another document has a loss in the batch alone; its gradient then shows.
 static void compare_rows(PackingDelta *delta, const Rows *r, const Batch *alone, int32_t first,
-                         int32_t from, int32_t n, bool own) {
+                         int32_t from, int32_t n) {
     const size_t V = r->vocab_size;
     for (int32_t t = from; t < from + n; t++, first++) {
-        if (alone->targets[t] >= 0 || own)
+        if (alone->targets[t] >= 0)
             keep_larger(&delta->loss, (double)r->losses[first] - (double)r->losses_alone[t]);
         compare(&delta->logit, r->logits + (size_t)first * V, r->logits_alone + (size_t)t * V,
                 (int64_t)V);
@@ -83,8 +83,8 @@ PackingDelta packing_check(ModelFace m, const Batch *batch, const Batch *docs,
         if (rows == 0) continue;
         batch_alone(&alone, docs, d);
         m.pass(m.model, &alone, true, losses_alone + first, logits + T * V);
-        compare_rows(&delta, &rows_of, &alone, batch->shared_first[d], 0, shared, false);
-        compare_rows(&delta, &rows_of, &alone, batch->cu_seqlens[d], shared, rows - shared, true);
+        compare_rows(&delta, &rows_of, &alone, batch->shared_first[d], 0, shared);
+        compare_rows(&delta, &rows_of, &alone, batch->cu_seqlens[d], shared, rows - shared);
     }
     m.get_grads(m.model, grads + m.num_grads, 0, m.num_grads);
     compare_grads(&delta, grads, grads + m.num_grads, m.num_grads);
