@@ -209,8 +209,8 @@ static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err
 // device_timer_ms is the time of the micro-batches.
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                            float grad_clip);
-// It begins a step of this many targets, of all ranks.
-static inline void llama_begin_step(LlamaModel *m, int64_t num_targets);
+// It begins a step of targets whose weights have this sum of magnitudes, of all ranks.
+static inline void llama_begin_step(LlamaModel *m, double weight_sum);
 // Each micro-batch takes zero_begin_micro_batch and these five calls. The batch must satisfy
 // batch_is_valid, and may be reused as soon as llama_set_batch returns.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b);
@@ -520,9 +520,9 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
 
 // ---- The step around them -----------------------------------------------------------------------
 
-static inline void llama_begin_step(LlamaModel *m, int64_t num_targets) {
-    const real loss_scale = (real)1 / (real)num_targets;
-    assert(num_targets > 0 && m->settings.train);
+static inline void llama_begin_step(LlamaModel *m, double weight_sum) {
+    const real loss_scale = (real)1 / (real)weight_sum;
+    assert(weight_sum > 0 && m->settings.train);
     device_upload(m->loss_scale, &loss_scale, sizeof loss_scale);
     zero_begin_step(&m->zero);
 }
@@ -553,7 +553,7 @@ static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                            float grad_clip) {
     comm_phase("forward", hyper.t);
-    llama_begin_step(m, data->plan.num_targets);
+    llama_begin_step(m, data->plan.weight_sum);
     device_timer_start();
     for (int32_t i = 0; i < data->num_micro; i++) {
         zero_begin_micro_batch(&m->zero, data->own_micros[i], data->plan.num_micro,

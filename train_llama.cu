@@ -529,7 +529,7 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     // nothing is allocated inside a step, and the host waits for the device once: for the loss
     assert(device_memory().count == before.count);
     assert(device_memory().waits == before.waits + 1);
-    const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)plan->num_targets;
+    const double ms = now_ms() - start_ms, loss = scalars.loss_sum / plan->weight_sum;
     const double flops =
         llama_flops(run->model, plan->real_tokens, plan->num_targets, plan->attention_pairs);
     const StepBalance balance = read_notes(run, data);
@@ -705,7 +705,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
            median_ms, real_tokens / median_ms * 1e3, flops / median_ms * 1e-9,
            100.0 * (1.0 - (double)plan->computed_tokens / (double)data.local_tokens),
            data.local_tokens, plan->attention_pairs, (double)llama_memory_total(&m) / 1048576.0,
-           scalars.loss_sum / (double)plan->num_targets);
+           scalars.loss_sum / plan->weight_sum);
     fflush(stdout);
     llama_free(&m);
     step_data_free(&data);

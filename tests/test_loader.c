@@ -32,7 +32,7 @@ static void write_shard(void) {
     shard_writer_init(&w, dir, "train", &vocabulary);
     for (int d = 0; d < NUM_DOCS; d++) {
         uint16_t tokens[512];
-        unsigned char targets[512];
+        float targets[512];
         lengths[d] = 2 + (int32_t)(splitmix64((uint64_t)d) % (d % 20 == 0 ? 500 : 90));
         for (int i = 0; i < lengths[d]; i++) {
             tokens[i] = (uint16_t)(d == bad_doc && i == 1 ? VOCAB : token_of(d, i));

@@ -39,8 +39,10 @@ static int64_t targets_of(const void *context, int64_t doc, int64_t from, int64_
 }
 
 static DocIndex index_of(const Lengths *lengths) {
-    return (DocIndex){lengths->n, length_of, lengths, lengths->mask ? targets_of : NULL,
-                      0,          NULL,      NULL};
+    return (DocIndex){.num_docs = lengths->n,
+                      .length = length_of,
+                      .context = lengths,
+                      .targets = lengths->mask ? targets_of : NULL};
 }
 
 // Of the first `length` tokens of a document, is any a target?
@@ -108,7 +110,7 @@ static int64_t length_two(const void *context, int64_t doc) {
 
 // The document at a position of an epoch of n documents after the first ones.
 static int64_t doc_after(int64_t first, uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
-    const DocIndex index = {n, length_two, NULL, NULL, first, NULL, NULL};
+    const DocIndex index = {.num_docs = n, .length = length_two, .first_doc = first};
     PlanSettings s = small_settings();
     SourceCursor at = {.epoch = epoch, .doc_pos = pos};
     LongCounts counts = {0};

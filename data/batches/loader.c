@@ -18,6 +18,10 @@ static int64_t dataset_index_targets(const void *dataset, int64_t doc, int64_t f
     return dataset_count_targets((const Dataset *)dataset, doc, from, n);
 }
 
+static double dataset_index_weights(const void *dataset, int64_t doc, int64_t from, int64_t n) {
+    return dataset_sum_weights((const Dataset *)dataset, doc, from, n);
+}
+
 static bool dataset_index_read(const void *dataset, const Segment *c, int64_t n, int32_t *tokens,
                                Error *err) {
     return dataset_read((Dataset *)dataset, c->doc, c->tok_off, n, tokens, err);
@@ -28,6 +32,7 @@ DocIndex dataset_doc_index(const Dataset *ds) {
                       .length = dataset_index_length,
                       .context = ds,
                       .targets = ds->masked ? dataset_index_targets : NULL,
+                      .weights = ds->weighted ? dataset_index_weights : NULL,
                       .sources = &ds->sources,
                       .read = dataset_index_read};
 }
@@ -52,16 +57,20 @@ static void step_data_reserve(StepData *d, int32_t n, int32_t micro_batch_tokens
 bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err) {
     const int32_t n = c->length - 1 + c->has_next;
     int32_t *targets = ds->masked ? tokens + n + 1 : NULL;
+    float *weights = ds->weighted ? (float *)(tokens + n + 1 + c->length) : NULL;
     if (!dataset_read(ds, c->doc, c->tok_off, n + 1, tokens, err)) return false;
     *view = (DocView){.tokens = tokens,
                       .length = c->length,
                       .next_token = c->has_next ? tokens[n] : -1,
                       .targets = targets,
+                      .weights = weights,
                       .shared_len = c->shared_len};
     if (!targets) return true;
     targets[c->length - 1] = -1;
     memcpy(targets, tokens + 1, (size_t)n * sizeof *targets);
     dataset_mask_tokens(ds, c->doc, c->tok_off + 1, n, targets);
+    if (weights) dataset_weights(ds, c->doc, c->tok_off + 1, n, weights);
+    if (weights && n < c->length) weights[n] = 0;
     return true;
 }
 
@@ -72,11 +81,11 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     const int64_t from = plan->micro_start[micro], to = plan->micro_start[micro + 1];
     const size_t n = (size_t)(to - from);
     size_t tokens = n;
-    for (int64_t i = from; i < to; i++) tokens += 2 * (size_t)plan->segments[i].length;
+    for (int64_t i = from; i < to; i++) tokens += 3 * (size_t)plan->segments[i].length;
     d->views = host_grow(d->views, &d->view_capacity, n, sizeof(DocView), "documents");
     d->tokens = host_grow(d->tokens, &d->token_capacity, tokens, sizeof(int32_t), "tokens");
     int32_t *at = d->tokens;
-    for (int64_t i = from; i < to; at += 2 * plan->segments[i++].length + 1)
+    for (int64_t i = from; i < to; at += 3 * plan->segments[i++].length + 1)
         if (!segment_read(&d->views[i - from], ds, &plan->segments[i], at, err)) return false;
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
     assert(batch_is_valid(b, ds->vocab_size));

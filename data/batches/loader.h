@@ -61,8 +61,8 @@ void step_data_free(StepData *d);
 bool step_data_documents(Batch *docs, StepData *d, Dataset *ds, const LoaderSettings *s,
                          Error *err);
 
-// Reads a segment into tokens (2 * length + 1), to which *view then points: the segment, the token
-// after it if there is one, and the targets if there are loss masks.
+// Reads a segment into tokens (3 * length + 1), to which *view then points: the segment, the token
+// after it if there is one, and the targets and weights if there are loss masks.
 bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err);
 
 // Starts loading at `state` ({0}: the beginning) in a thread, which fills two slots in turn, each

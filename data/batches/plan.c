@@ -275,6 +275,7 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
     LongCounts counts = {0};
     PlanState at = *state;
     p->num_stream = p->num_targets = p->real_tokens = p->longest_segment = 0;
+    p->weight_sum = 0;
     while (p->num_stream < max_segments) {
         Segment segment;
         if (!mixture_draw(index, s, &at, &segment, &counts, err)) return false;
@@ -288,6 +289,7 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
         p->stream[p->num_stream++] = segment;
         p->real_tokens += segment.length;
         p->num_targets += stream_targets(index, &segment);
+        p->weight_sum += stream_weights(index, &segment);
         if (segment.length > p->longest_segment) p->longest_segment = segment.length;
         p->cursor_after = at;
     }

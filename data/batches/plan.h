@@ -31,6 +31,7 @@ typedef struct {
     int64_t num_stream;
     Segment *stream;  // (num_stream) in the order of the stream
     int64_t num_targets, real_tokens;
+    double weight_sum;       // of the magnitudes of the targets' weights
     bool masked;             // loss masks decide which tokens are targets
     const Sources *sources;  // the index's
     int32_t longest_segment;

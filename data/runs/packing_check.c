@@ -116,7 +116,7 @@ bool packing_replay(ModelFace m, Parameters p, const StepData *data, int64_t ste
     uint32_t *crcs = host_calloc(2 * (size_t)p.num, sizeof *crcs, "checksums");
     const Parameter *different = NULL;
     for (int pass = 0; pass < 2 && data->num_micro > 0; pass++) {
-        m.begin_step(m.model, data->plan.num_targets);
+        m.begin_step(m.model, data->plan.weight_sum);
         for (int i = 0; i < data->num_micro; i++)
             m.pass(m.model, &data->micro[i], true, NULL, NULL);
         grad_crcs(m, p, crcs + pass * p.num);
