@@ -724,8 +724,8 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
     printf(
         "The same documents, weights and kernels in every row; the median of %d steps. TFLOP/s "
         "counts useful work:\n"
-        "real tokens, and pairs inside documents. shared computes what documents have in common "
-        "once.\nrows differs in loss because there attention crosses documents.\n",
+        "real tokens, and pairs inside documents. rows differs in loss because there attention "
+        "crosses documents.\nWhat documents begin with in common, shared computes once.\n",
         o->compare);
 }
 

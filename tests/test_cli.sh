@@ -111,7 +111,7 @@ for name, weights in ("plain", (1, 1, 1)), ("weighted", (2, -1, 0.5)):
         for text, w in zip(("a first text", "another one, which is longer", "the third"), weights):
             f.write(json.dumps({"text": text * 3} | ({} if name == "plain" else {"weight": w})) + "\n")
 PY
-weigh=("$train" --model a/final --batch-tokens 512 --max-seqlen 128 --val weighted.jsonl)
+weigh=("$train" --model a/final --micro-batch-tokens 512 --max-seqlen 128 --val weighted.jsonl)
 expect a_kit_without_weights 0 'packing does not' "${weigh[@]}" --train plain.jsonl --out wp --check-packing=plain.json
 expect check_packing_with_weights 0 'packing does not' "${weigh[@]}" --train weighted.jsonl --out ww --check-packing
 has the_summary_shows_weights '^train .* targets with weights from -1 to 2' out.txt
