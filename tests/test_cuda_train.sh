@@ -56,7 +56,7 @@ if [[ $cuda = *emu* ]]; then
     # less than that to spare is too little, for the hint as well
     check plan_of_half "$cuda" "${large[@]}" --micro-batch-tokens 32768 --recompute full
     memory=$(awk '$1 == "total" { printf "%d", 2^20 * ($2 + 1) }' out.txt)
-    EMU_MEMORY=$memory outcome too_little_to_spare 0 '^warning: this machine .*-tokens 16384 fits' \
+    EMU_MEMORY=$memory outcome too_little_to_spare 0 '^warning: .* MiB do not fit into .*-tokens 16384 fits' \
         "$cuda" "${large[@]}" --micro-batch-tokens 32768
     EMU_MEMORY=$memory outcome the_hint_leaves_as_much 0 ' --micro-batch-tokens 16384 fits' "$cuda" "${large[@]}"
     # the page cache of an integrated device is not used memory
