@@ -52,8 +52,8 @@ const char *device_init(const DeviceOptions *options) {
     return NULL;
 }
 
-const char *device_refuses(int C, int F, int V, int D) {
-    (void)C, (void)F, (void)V, (void)D;
+const char *device_refuses(int C, int F, int D) {
+    (void)C, (void)F, (void)D;
     return NULL;
 }
 
