@@ -550,7 +550,10 @@ static const char *const kernels_of_products[] = {
 #ifdef GRADCHECK
     "portable",
 #elif !defined(BACKEND_CUDA)
-    "portable", "avx2", "avx512", "avx512_bf16",
+    "portable", "avx2", "avx512", "avx512_bf16", "amx_bf16",
+#ifdef AMX_MODEL
+    "amx_model_bf16",
+#endif
 #endif
     NULL};
 static const char *const one_kind[] = {"", NULL};
@@ -560,14 +563,26 @@ static const char *const *kernels_of(const Operation *op) {
                                                            : one_kind;
 }
 
+#if defined(__x86_64__) && !defined(GRADCHECK) && !defined(BACKEND_CUDA)
+static bool cpuinfo_has(const char *flag) {
+    char line[8192];
+    bool found = false;
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f && !found && fgets(line, sizeof line, f)) found = strstr(line, flag) != NULL;
+    if (f) fclose(f);
+    return found;
+}
+#endif
+
 // Must this CPU have them?
 static bool expect_kernels(const char *kernels) {
 #if defined(__x86_64__) && !defined(GRADCHECK) && !defined(BACKEND_CUDA)
+    if (strcmp(kernels, "amx_bf16") == 0) return cpuinfo_has("amx_bf16");
     if (strcmp(kernels, "avx512_bf16") == 0) return __builtin_cpu_supports("avx512bf16");
     if (strcmp(kernels, "avx512") == 0) return __builtin_cpu_supports("avx512f");
     if (strcmp(kernels, "avx2") == 0) return __builtin_cpu_supports("avx2");
 #endif
-    return strcmp(kernels, "portable") == 0;
+    return strcmp(kernels, "portable") == 0 || strcmp(kernels, "amx_model_bf16") == 0;
 }
 
 static void select_or_skip(const Operation *op, const char *kernels) {
@@ -576,7 +591,7 @@ static void select_or_skip(const Operation *op, const char *kernels) {
     open_device();
     if (op->flags & ATTENTION) selected = attention_select(kernels) == 0;
 #ifndef BACKEND_CUDA
-    if (op->flags & PRODUCT) selected = matmul_select(kernels, strcmp(kernels, "avx512_bf16") == 0);
+    if (op->flags & PRODUCT) selected = matmul_select(kernels, strstr(kernels, "bf16") != NULL);
     if (op->flags & (ATTENTION | PRODUCT))
         CHECK_MSG(selected == expect_kernels(kernels), "%s: %s", kernels,
                   selected ? "selected" : "refused");
