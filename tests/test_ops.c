@@ -718,6 +718,51 @@ TEST(matmul_rounds_after_adding) {
 }
 #endif
 
+#ifdef AMX_MODEL
+// Intel's manual: the sums of even and odd members of pairs are separate chains, rounded to nearest
+// even; denormals are zeros. Rounding to bf16 is to nearest even too.
+TEST(tile_registers_compute_as_the_manual_says) {
+    const char *const sets[] = {"amx_bf16", "amx_model_bf16"};
+    const struct {
+        float inp[4], weight[4], out;
+    } cases[] = {{{4096, 1, 1, 1}, {4096, 1, 1, 1}, 16777218},  // in one chain 16777216
+                 {{1, 4096, 1, 1}, {1, 4096, 1, 1}, 16777218},
+                 {{0x1.01p0f, 0x1.03p0f}, {1, 256}, 0x1.04p8f + 1},
+                 {{0x1p-127f}, {0x1p100f}, 0},
+                 {{0x1p-64f}, {0x1p-64f}, 0},
+                 {{0x1p-60f}, {0x1p-60f}, 0x1p-120f}};
+    for (int set = 0; set < 2; set++) {
+        if (!matmul_select(sets[set], true)) continue;
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            float out;
+            matmul_forward(&out, cases[i].inp, cases[i].weight, 1, 4, 1);
+            CHECK_MSG(out == cases[i].out, "%s, case %zu: %a", sets[set], i, (double)out);
+        }
+    }
+}
+
+TEST(amx_and_its_model_give_the_same_bits) {
+    if (!matmul_select("amx_bf16", true)) SKIP("no amx_bf16 kernels on this machine");
+    for (int round = 0; round < 40; round++) {
+        const int64_t T = 1 + test_rng_below(70), K = 1 + test_rng_below(1500),
+                      N = 1 + test_rng_below(140);
+        float *inp = take((size_t)(T * K), sizeof(float)),
+              *weight = take((size_t)(N * K), sizeof(float)),
+              *out = take((size_t)(2 * T * N), sizeof(float));
+        const int least = round % 2 ? -70 : 0;  // exponents that reach denormals
+        EACH(i, T * K) inp[i] = ldexpf((float)test_rng_normal(), least);
+        EACH(i, N * K) weight[i] = ldexpf((float)test_rng_normal(), least + (int)(i % 12));
+        matmul_forward(out, inp, weight, T, K, N);
+        matmul_select("amx_model_bf16", true);
+        matmul_forward(out + T * N, inp, weight, T, K, N);
+        matmul_select("amx_bf16", true);
+        CHECK_MSG(memcmp(out, out + T * N, (size_t)(T * N) * sizeof *out) == 0,
+                  "T %ld, K %ld, N %ld", T, K, N);
+        free(inp), free(weight), free(out);
+    }
+}
+#endif
+
 TEST(memory_is_counted) {
     open_device();
     const DeviceMemory before = device_memory();

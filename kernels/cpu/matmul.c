@@ -17,8 +17,8 @@
 //
 // bf16 rounds while packing: a word of a panel then holds two bf16 values adjacent in k, and the
 // tile is the same code with a dot product of pairs as its multiply-add and half the depth. AMX
-// multiplies pairs in registers of 16 x 16 words: B's panels are the same, A's have 16 pairs of
-// each row together, and for few rows the operands change places, so that weights are read in order.
+// multiplies pairs in registers of 16 x 16 words: B's panels are the same, A's have 16 pairs of each
+// row together. For few rows the operands change places: weights are read in order.
 //
 // Blocking. All threads pack a part of B (NC x KC, 5 MB, in L3). Then each packs the rows of A (MC
 // x KC, 240 kB) of its own item, so that they stay in its L2, and multiplies them by one panel of B
