@@ -201,12 +201,11 @@ enum { AMX_MR = MR, AMX_NR = NV * VECTOR_LENGTH };
 #include "matmul_tile.h"
 
 __attribute__((target("amx-tile"))) static void configure_amx(bool on) {
-    _Alignas(64) struct {
+    static const struct {  // of 8 registers of 16 rows of 64 bytes
         uint8_t palette, start_row, reserved[14];
         uint16_t row_bytes[16];
         uint8_t rows[16];
-    } config = {.palette = 1};
-    for (int t = 0; t < 8; t++) config.row_bytes[t] = 64, config.rows[t] = 16;
+    } config = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
     if (on) _tile_loadconfig(&config);
     if (!on) _tile_release();  // so that the kernel need not keep them
 }
