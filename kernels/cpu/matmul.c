@@ -17,7 +17,7 @@
 //
 // bf16 rounds while packing: a word of a panel then holds two bf16 values adjacent in k, and the
 // tile is the same code with a dot product of pairs as its multiply-add and half the depth. AMX
-// multiplies pairs in registers of 16 x 16 words: B's panels are the same, A's have 16 pairs of each
+// multiplies pairs in registers of 16 x 16 words: B's panels are the same, A's have 16 pairs of a
 // row together. For few rows the operands change places: weights are read in order.
 //
 // Blocking. All threads pack a part of B (NC x KC, 5 MB, in L3). Then each packs the rows of A (MC
