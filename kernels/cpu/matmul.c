@@ -201,7 +201,7 @@ enum { AMX_MR = MR, AMX_NR = NV * VECTOR_LENGTH };
 #include "matmul_tile.h"
 
 __attribute__((target("amx-tile"))) static void configure_amx(bool on) {
-    static const struct {  // of 8 registers of 16 rows of 64 bytes
+    static const struct {  // gcc 12 would drop the stores to a local one
         uint8_t palette, start_row, reserved[14];
         uint16_t row_bytes[16];
         uint8_t rows[16];
