@@ -100,6 +100,7 @@ typedef struct {
     VarlenInfo docs;
     int32_t num_head_rows;         // rows that the head computes: see Batch
     int32_t *head_rows, *targets;  // (num_head_rows) which they are, and their targets
+    const float *weights;          // (num_head_rows) of the targets; NULL: all 1
     int32_t num_real_rows;         // repad layout only, else 0
     int32_t *real_rows, *real_position_ids;
     VarlenInfo real_docs;
@@ -208,8 +209,8 @@ static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err
 // device_timer_ms is the time of the micro-batches.
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                            float grad_clip);
-// It begins a step of this many targets, of all ranks.
-static inline void llama_begin_step(LlamaModel *m, int64_t num_targets);
+// It begins a step of targets whose weights have this sum of magnitudes, of all ranks.
+static inline void llama_begin_step(LlamaModel *m, double weight_sum);
 // Each micro-batch takes zero_begin_micro_batch and these five calls. The batch must satisfy
 // batch_is_valid, and may be reused as soon as llama_set_batch returns.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b);
@@ -340,8 +341,9 @@ static inline void llama_head(LlamaModel *m, bool train) {
         n = llama_chunk(m, i, num);
         llama_logits(m, in->head_rows + i, n);
         if (train)
-            cross_entropy_forward_backward(s->losses + i, s->logits, in->targets + i, m->loss_scale,
-                                           n, V);
+            cross_entropy_forward_backward(s->losses + i, s->logits, in->targets + i,
+                                           in->weights ? in->weights + i : NULL, m->loss_scale, n,
+                                           V);
         else
             cross_entropy_forward(s->losses + i, s->logits, in->targets + i, n, V);
         if (!train) continue;
@@ -352,7 +354,7 @@ static inline void llama_head(LlamaModel *m, bool train) {
 }
 
 static inline void llama_add_losses(LlamaModel *m) {
-    losses_sum(m->zero.loss_sum, m->scratch.losses, m->in.num_head_rows);
+    losses_sum(m->zero.loss_sum, m->scratch.losses, m->in.weights, m->in.num_head_rows);
 }
 
 // Starts from scratch.dnorm, which llama_head left.
@@ -450,6 +452,8 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
     scatter_rows(s->dqkv, s->real_dqkv, in->real_rows, n, T, qkv_dim);
 }
 
+_Static_assert((int)SHARED_TILE_TOKENS == SHARED_TILE, "one tile for batches and kernels");
+
 // ---- The micro-batch: everything the kernels need to know of it goes over in one copy -----------
 
 static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *src_host,
@@ -460,22 +464,27 @@ static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *s
     return device;
 }
 
-// The values of n rows
-static inline int32_t *llama_stage_rows(LlamaModel *m, size_t *used, const int32_t *src_host,
-                                        const int32_t *rows_host, int32_t n) {
-    for (int32_t i = 0; i < n; i++) m->staging_host[*used + (size_t)i] = src_host[rows_host[i]];
+// The values of n rows, of 4 bytes each
+static inline void *llama_stage_rows(LlamaModel *m, size_t *used, const void *src_host,
+                                     const int32_t *rows_host, int32_t n) {
+    for (int32_t i = 0; i < n; i++)
+        memcpy(m->staging_host + *used + i, (const int32_t *)src_host + rows_host[i], 4);
     return llama_stage(m, used, NULL, n);
 }
 
 static inline void llama_stage_documents(LlamaModel *m, size_t *used, VarlenInfo *docs,
-                                         const int32_t *cu_seqlens, int32_t num_segments,
+                                         const int32_t *cu_seqlens, const int32_t *shared_first,
+                                         const int32_t *shared_len, int32_t num_segments,
                                          int32_t max_seqlen) {
     docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_segments + 1);
+    docs->shared_first = shared_len ? llama_stage(m, used, shared_first, num_segments) : NULL;
+    docs->shared_len = shared_len ? llama_stage(m, used, shared_len, num_segments) : NULL;
     docs->work = m->staging + *used;
     docs->num_segments = num_segments;
     docs->max_seqlen = max_seqlen;
     docs->total_tokens = cu_seqlens[num_segments];
-    *used += attention_work_list(m->staging_host + *used, cu_seqlens, num_segments, m->heads);
+    *used += attention_work_list(m->staging_host + *used, cu_seqlens, shared_first, shared_len,
+                                 num_segments, m->heads);
     assert(*used <= m->staging_ints);
 }
 
@@ -494,23 +503,27 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->num_head_rows = b->num_head_rows;
     in->head_rows = llama_stage(m, &used, b->head_rows, b->num_head_rows);
     in->targets = llama_stage_rows(m, &used, b->targets, b->head_rows, b->num_head_rows);
-    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_segments, b->max_seqlen);
+    in->weights =
+        b->weighted ? llama_stage_rows(m, &used, b->weights, b->head_rows, b->num_head_rows) : NULL;
+    const bool shared = b->num_shared > 0;
+    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, shared ? b->shared_first : NULL,
+                          shared ? b->shared_len : NULL, b->num_segments, b->max_seqlen);
     in->num_real_rows = b->num_real_rows;
     if (b->num_real_rows) {
         in->real_rows = llama_stage(m, &used, b->real_rows, b->num_real_rows);
         in->real_position_ids =
             llama_stage_rows(m, &used, b->position_ids, b->real_rows, b->num_real_rows);
-        llama_stage_documents(m, &used, &in->real_docs, b->real_cu_seqlens, b->num_real_segments,
-                              b->real_max_seqlen);
+        llama_stage_documents(m, &used, &in->real_docs, b->real_cu_seqlens, NULL, NULL,
+                              b->num_real_segments, b->real_max_seqlen);
     }
     device_upload(m->staging, m->staging_host, used * sizeof(int32_t));
 }
 
 // ---- The step around them -----------------------------------------------------------------------
 
-static inline void llama_begin_step(LlamaModel *m, int64_t num_targets) {
-    const real loss_scale = (real)1 / (real)num_targets;
-    assert(num_targets > 0 && m->settings.train);
+static inline void llama_begin_step(LlamaModel *m, double weight_sum) {
+    const real loss_scale = (real)1 / (real)weight_sum;
+    assert(weight_sum > 0 && m->settings.train);
     device_upload(m->loss_scale, &loss_scale, sizeof loss_scale);
     zero_begin_step(&m->zero);
 }
@@ -548,7 +561,7 @@ static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                            float grad_clip) {
     comm_phase("forward", hyper.t);
-    llama_begin_step(m, data->plan.num_targets);
+    llama_begin_step(m, data->plan.weight_sum);
     device_timer_start();
     for (int32_t i = 0; i < data->num_micro; i++) {
         zero_begin_micro_batch(&m->zero, data->own_micros[i], data->plan.num_micro,
@@ -855,7 +868,8 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
                            .head_dim = config->head_dim};
     m->settings.head_chunk = llama_head_chunk(config, &settings);
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
-    m->staging_ints = 5 * T + (T + 1) + work_ints + (settings.repad ? 3 * T + 1 + work_ints : 0);
+    m->staging_ints =
+        6 * T + 3 * (T + 1) + work_ints + (settings.repad ? 3 * T + 1 + work_ints : 0);
     m->staging_ints += settings.cache_tokens ? 2 * T : T;  // and at the end the rows to sample from
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");

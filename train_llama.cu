@@ -4,7 +4,7 @@
 //   ./train_llama                                trains `demo` on what quickstart prepared
 //   ./train_llama --model DIR --train 'shards/train_*.bin' --out run --steps 1000
 //   ./train_llama --resume --out run             continues from the newest checkpoint, bit for bit
-//   ./train_llama --compare                      packed, padded, rows, repad on the same documents
+//   ./train_llama --compare                      every layout on the same documents
 //   ./train_llama --check-packing                packed against each document alone
 //   ./train_llama --model DIR --generate --prompt TEXT      continues the text
 //   ./train_llama --model DIR --eval --val shards           loss and perplexity
@@ -528,7 +528,7 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     // nothing is allocated inside a step, and the host waits for the device once: for the loss
     assert(device_memory().count == before.count);
     assert(device_memory().waits == before.waits + 1);
-    const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)plan->num_targets;
+    const double ms = now_ms() - start_ms, loss = scalars.loss_sum / plan->weight_sum;
     const double flops =
         llama_flops(run->model, plan->real_tokens, plan->num_targets, plan->attention_pairs);
     const StepBalance balance = read_notes(run, data);
@@ -700,11 +700,11 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
     const double real_tokens = (double)plan->real_tokens,
                  flops = llama_flops(&m, plan->real_tokens, plan->num_targets, *packed_pairs);
-    printf("%-7s %10.1f %12.0f %9.3f %10.1f %15ld %12.1f %11.6f\n", layout_name(layout), median_ms,
-           real_tokens / median_ms * 1e3, flops / median_ms * 1e-9,
-           100.0 * (1.0 - real_tokens / (double)data.local_tokens), plan->attention_pairs,
-           (double)llama_memory_total(&m) / 1048576.0,
-           scalars.loss_sum / (double)plan->num_targets);
+    printf("%-7s %10.1f %12.0f %9.3f %10.1f %9ld %15ld %12.1f %11.6f\n", layout_name(layout),
+           median_ms, real_tokens / median_ms * 1e3, flops / median_ms * 1e-9,
+           100.0 * (1.0 - (double)plan->computed_tokens / (double)data.local_tokens),
+           data.local_tokens, plan->attention_pairs, (double)llama_memory_total(&m) / 1048576.0,
+           scalars.loss_sum / plan->weight_sum);
     fflush(stdout);
     llama_free(&m);
     step_data_free(&data);
@@ -712,17 +712,19 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
 
 static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned,
                             const char *weights) {
+    const Layout layouts[] = {LAYOUT_PACKED, LAYOUT_SHARED, LAYOUT_PADDED, LAYOUT_ROWS,
+                              LAYOUT_REPAD};
     int64_t packed_pairs = 0;
     printf(
-        "\nlayout     step ms   real tok/s   TFLOP/s  padding %%  attention pairs   memory MiB"
-        "        loss\n");
-    for (int layout = LAYOUT_PACKED; layout <= LAYOUT_REPAD; layout++)
-        compare_layout((Layout)layout, o, d, planned, weights, &packed_pairs);
+        "\nlayout     step ms   real tok/s   TFLOP/s  padding %%  computed  attention pairs   "
+        "memory MiB        loss\n");
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
+        compare_layout(layouts[i], o, d, planned, weights, &packed_pairs);
     printf(
         "The same documents, weights and kernels in every row; the median of %d steps. TFLOP/s "
         "counts useful work:\n"
-        "real tokens, and pairs inside documents. rows differs in loss because there attention "
-        "crosses documents.\n",
+        "real tokens, and pairs inside documents. shared computes what documents have in common "
+        "once.\nrows differs in loss because there attention crosses documents.\n",
         o->compare);
 }
 
@@ -732,9 +734,13 @@ static void check_packing(LlamaModel *m, Data *d, const char *kit) {
     Error err = {0};
     StepData data = {0};
     LoaderSettings settings = d->loader_settings;
-    settings.layout = LAYOUT_PACKED;
+    Batch docs;
+    if (settings.layout != LAYOUT_SHARED) settings.layout = LAYOUT_PACKED;
     must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err), &err);
-    must(packing_report(llama_face(m), &data.micro[0], sizeof(floatX) == 2, kit, &err), &err);
+    must(step_data_documents(&docs, &data, &d->train, &settings, &err), &err);
+    must(packing_report(llama_face(m), &data.micro[0], &docs, sizeof(floatX) == 2, kit, &err),
+         &err);
+    batch_free(&docs);
     step_data_free(&data);
 }
 

@@ -66,8 +66,14 @@ typedef struct {
     const int32_t *work;        // attention_work_list's list, used by every layer and both passes
     int32_t total_tokens;       // T
     int32_t num_segments;       // empty ones included
-    int32_t max_seqlen;         // length of the longest segment
+    int32_t max_seqlen;         // length of the longest segment, with what it shares
+    // Shared prefixes (num_segments), NULL: none. The first shared_len[i] tokens of document i, a
+    // multiple of SHARED_TILE or 0, are the rows from shared_first[i] on: those that another one,
+    // which shares nothing itself, begins with. Its own rows are the tokens behind them, at least
+    // one. Those that share with one document follow it directly, by falling shared_len.
+    const int32_t *shared_first, *shared_len;
 } VarlenInfo;
+#define SHARED_TILE 128  // every tile of every kernel divides it
 
 typedef struct {
     int num_heads, num_kv_heads, head_dim;  // num_heads % num_kv_heads == 0; head_dim even
@@ -77,9 +83,10 @@ typedef struct {
 size_t attention_work_list_size(int64_t max_tokens, int64_t max_segments);
 // Writes the work list of one batch to work_host, costliest items first, and returns the number of
 // int32 written. Each (document, tile, head group) occurs exactly once; the layout is private to
-// the backend. Runs on the host, in any thread after device_init.
-size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_segments,
-                           HeadShape heads);
+// the backend. Runs on the host, in any thread after device_init. The arrays: as in VarlenInfo.
+size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host,
+                           const int32_t *shared_first_host, const int32_t *shared_len_host,
+                           int num_segments, HeadShape heads);
 
 // ---- Embedding ----------------------------------------------------------------------------------
 
@@ -129,7 +136,8 @@ void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_tab
 // ------------------------------------------------------------------------------------------------
 // Causal attention over packed documents; token i attends to j <= i of its own document only.
 // softmax_scale = 1/sqrt(D). Accumulates in fp32. Never reads or writes rows past total_tokens. A
-// document's results do not depend on its neighbours or its position in the buffer, bit for bit.
+// document's results do not depend on its neighbours, its position in the buffer or where its shared
+// tokens stand, bit for bit; dK and dV of a shared row are sums over all documents that share it.
 // Deterministic. Source: FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2.
 
 //   out (T,H,D)         =
@@ -208,12 +216,14 @@ static inline int64_t padded_vocab(int64_t V) { return (V + 7) / 8 * 8; }
 // losses (T) real =  -log softmax(logits)[target]        logits (T,Vp)
 void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *targets, int64_t T,
                            int64_t V);
-// The same, and logits (T,Vp) become dlogits = (softmax - onehot) * loss_scale in place. loss_scale
-// (1) real: 1 / (targets of the whole optimizer step); gradients are summed, not averaged.
+// The same, and logits (T,Vp) become dlogits = (softmax - onehot) * weights * loss_scale in place.
+// weights (T) float, of any sign; NULL: all 1. They do not change the losses. loss_scale (1) real:
+// 1 / (sum of |weights| of the whole optimizer step); gradients are summed, not averaged.
 void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets,
-                                    const real *loss_scale, int64_t T, int64_t V);
-// sum (1) double +=  losses (T), in a fixed order
-void losses_sum(double *sum, const real *losses, int64_t T);
+                                    const float *weights, const real *loss_scale, int64_t T,
+                                    int64_t V);
+// sum (1) double +=  losses * weights (T), in a fixed order      weights NULL: all 1
+void losses_sum(double *sum, const real *losses, const float *weights, int64_t T);
 
 // ---- Rows by index: for the repad layout and for sampling (gather_rows) -------------------------
 

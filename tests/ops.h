@@ -28,7 +28,7 @@ static const double STORE = 0x1p-24, ROUNDED = 0, UNIT = 0x1p-24;
 #endif
 static const float EPS = 1e-5f;
 static const double UNDERFLOW = 1e-34;  // of a probability, times values of ordinary size
-enum { MAX_OPERANDS = 10, MAX_POSITION = 512 };
+enum { MAX_OPERANDS = 12, MAX_POSITION = 512 };
 
 // The plain code of products and attention makes up the time of a test: no sanitizer for it.
 #if defined(__GNUC__)
@@ -49,16 +49,18 @@ typedef struct {
     int64_t T, C, V;  // rows; columns (K, F); vocabulary (N)
     HeadShape heads;
     const int *lengths;  // of documents, ends with -1; T is their sum. NULL: one document of T
+    const int *shared;   // tokens that each shares with the last one that shares none. NULL: none
     double scale;        // of inputs; 0: 1
     int spike;           // attention: the key that is far larger than all others, + 1; 0: none
 } Shape;
 
-typedef enum { FLOATX, REAL, INT, DOUBLE, MASTER, STEP } Type;  // MASTER: a weight and its low bits
+// MASTER: a weight and its low bits
+typedef enum { FLOATX, REAL, INT, DOUBLE, FLOAT, MASTER, STEP } Type;
 typedef enum { OUT, INOUT, IN } Role;
 // clang-format off
 typedef enum {
     NUMBERS, POSITIVE, TOKENS, ORDER, POSITIONS, ANGLES, DOC_ENDS, WORK, TARGETS, ROWS, FIRST_ROWS,
-    LOSS_SCALE, SCALARS
+    LOSS_SCALE, SCALARS, SHARED_FIRST, SHARED_LEN
 } Content;
 // clang-format on
 
@@ -77,11 +79,11 @@ typedef struct {
     const Operation *op;
     Shape s;
     int num_segments;
-    int32_t *cu_seqlens;
-    int64_t n[MAX_OPERANDS];                         // elements
-    double *x[MAX_OPERANDS];                         // values before
-    double *want[MAX_OPERANDS], *tol[MAX_OPERANDS];  // after; outputs only
-    void *p[MAX_OPERANDS], *got[MAX_OPERANDS];       // on the device; results on the host
+    int32_t *cu_seqlens, *shared_first, *shared_len;  // the last two NULL: nothing is shared
+    int64_t n[MAX_OPERANDS];                          // elements
+    double *x[MAX_OPERANDS];                          // values before
+    double *want[MAX_OPERANDS], *tol[MAX_OPERANDS];   // after; outputs only
+    void *p[MAX_OPERANDS], *got[MAX_OPERANDS];        // on the device; results on the host
     VarlenInfo docs;
 } Run;
 
@@ -333,20 +335,35 @@ HOT static double attend_row(double *p, double *out, double *tol_out, double *to
     return top + log(sum);
 }
 
+static int64_t num_shared(const Run *r, int64_t doc) {
+    return r->shared_len ? r->shared_len[doc] : 0;
+}
+// Of token i of a document
+static int64_t row_of(const Run *r, int64_t doc, int64_t i) {
+    const int64_t shared = num_shared(r, doc);
+    return i < shared ? r->shared_first[doc] + i : r->cu_seqlens[doc] + i - shared;
+}
+static int64_t doc_len(const Run *r, int64_t doc) {
+    return num_shared(r, doc) + r->cu_seqlens[doc + 1] - r->cu_seqlens[doc];
+}
+
 // out, lse and their tolerances from qkv (T,H+2*Hkv,D)
 static void attend(const Run *r, const double *qkv, double *out, double *lse, double *tol_out,
                    double *tol_lse) {
     const HeadShape h = r->s.heads;
     const int64_t D = h.head_dim, row = dim(r, 'Q'), group = h.num_heads / h.num_kv_heads;
-    double *p = malloc((size_t)(r->s.T + 1) * sizeof *p);
+    double *p = malloc((size_t)(r->s.T + 1) * (size_t)(2 * D + 1) * sizeof *p), *kv = p + r->s.T;
     EACH(doc, r->num_segments)
-    EACH(head, h.num_heads)
-    for (int64_t start = r->cu_seqlens[doc], t = start; t < r->cu_seqlens[doc + 1]; t++) {
-        const double *k = qkv + start * row + (h.num_heads + head / group) * D;
-        const int64_t at = (t * h.num_heads + head) * D;
-        lse[head * r->s.T + t] = attend_row(p, out + at, tol_out + at, tol_lse + head * r->s.T + t,
-                                            qkv + t * row + head * D, k, k + h.num_kv_heads * D,
-                                            row, t - start + 1, D, ROUNDED);
+    EACH(head, h.num_heads) {
+        EACH(i, doc_len(r, doc) * 2 * D)
+        kv[i] = qkv[row_of(r, doc, i / (2 * D)) * row +
+                    (h.num_heads + i / D % 2 * h.num_kv_heads + head / group) * D + i % D];
+        for (int64_t i = num_shared(r, doc); i < doc_len(r, doc); i++) {
+            const int64_t t = row_of(r, doc, i), at = (t * h.num_heads + head) * D;
+            lse[head * r->s.T + t] =
+                attend_row(p, out + at, tol_out + at, tol_lse + head * r->s.T + t,
+                           qkv + t * row + head * D, kv, kv + D, 2 * D, i + 1, D, ROUNDED);
+        }
     }
     free(p);
 }
@@ -388,9 +405,10 @@ HOT static void add_terms(Gradient *g, double a, const double *b, double error, 
     }
 }
 
-// Adds what query t of a head gets from, and gives to, its document's tokens from `start` on.
-static void add_query_gradient(Run *r, double *const *x, Gradient *g, int64_t head, int64_t start,
-                               int64_t t) {
+// Adds what query `last` of a document, in row t, gets from and gives to its tokens.
+static void add_query_gradient(Run *r, double *const *x, Gradient *g, int64_t head, int64_t doc,
+                               int64_t last) {
+    const int64_t t = row_of(r, doc, last);
     const HeadShape h = r->s.heads;
     const int64_t D = h.head_dim, row = dim(r, 'Q');
     const int64_t kv = (h.num_heads + head / (h.num_heads / h.num_kv_heads)) * D;
@@ -399,7 +417,8 @@ static void add_query_gradient(Run *r, double *const *x, Gradient *g, int64_t he
     const double scale = 1 / sqrt((double)D), lse = x[5][head * r->s.T + t];
     const double delta = dot(dout, out, D), delta_size = dot_size(dout, out, D);
     want(r, 1, head * r->s.T + t, delta, delta_size, (double)D);
-    for (int64_t j = start; j <= t; j++) {
+    EACH(i, last + 1) {
+        const int64_t j = row_of(r, doc, i);
         const double *k = x[3] + j * row + kv, *v = k + h.num_kv_heads * D;
         const double p = exp(scale * dot(q, k, D) - lse);
         const double p_error = p * (sum_error((double)D) * scale * dot_size(q, k, D) +
@@ -420,8 +439,8 @@ REFERENCE(attention_backward) {
     Gradient *g = calloc((size_t)(n + 1), sizeof *g);
     EACH(doc, r->num_segments)
     EACH(head, r->s.heads.num_heads)
-    for (int64_t start = r->cu_seqlens[doc], t = start; t < r->cu_seqlens[doc + 1]; t++)
-        add_query_gradient(r, x, g, head, start, t);
+    for (int64_t i = num_shared(r, doc); i < doc_len(r, doc); i++)
+        add_query_gradient(r, x, g, head, doc, i);
     const double terms = (double)(T * r->s.heads.num_heads / r->s.heads.num_kv_heads);
     EACH(i, n)
     g[i].error += 4 * ROUNDED * sqrt(g[i].squares) + sum_error(terms) * g[i].size + UNDERFLOW;
@@ -467,8 +486,8 @@ REFERENCE(attention_decode) {
 static double attention_pairs(const Run *r) {
     double pairs = 0;
     EACH(doc, r->num_segments) {
-        const double n = r->cu_seqlens[doc + 1] - r->cu_seqlens[doc];
-        pairs += n * (n + 1) / 2;
+        const double n = (double)doc_len(r, doc), shared = (double)num_shared(r, doc);
+        pairs += (n * (n + 1) - shared * (shared + 1)) / 2;
     }
     return pairs;
 }
@@ -588,12 +607,13 @@ static void want_losses(Run *r, const double *logits, const double *targets) {
 }
 CALL(cross_entropy_forward, p[0], p[1], p[2], T, V)
 REFERENCE(cross_entropy_forward) { want_losses(r, x[1], x[2]); }
-CALL(cross_entropy_forward_backward, p[0], p[1], p[2], p[3], T, V)
-REFERENCE(cross_entropy_forward_backward) {
+static void want_dlogits(Run *r, double *const *x, const double *weights, double loss_scale) {
+    const int64_t T = r->s.T, V = r->s.V;
     want_losses(r, x[1], x[2]);
     EACH(t, T) {
         const int64_t row = t * padded_vocab(V);
-        const double lse = x[2][t] < 0 ? 0 : lse_of(x[1] + row, V), scale = x[3][0];
+        const double lse = x[2][t] < 0 ? 0 : lse_of(x[1] + row, V),
+                     scale = loss_scale * (weights ? weights[t] : 1), size = fabs(scale);
         for (int64_t v = V; v < padded_vocab(V); v++) want_exactly(r, 1, row + v, 0);
         EACH(v, V) {
             const int64_t i = row + v;
@@ -603,24 +623,34 @@ REFERENCE(cross_entropy_forward_backward) {
                 want_exactly(r, 1, i, 0);
             else
                 want(r, 1, i, (p - is_target) * scale,
-                     scale * (p * (1 + fabs(x[1][i]) + fabs(lse)) + is_target * UNIT),
+                     size * (p * (1 + fabs(x[1][i]) + fabs(lse)) + is_target * UNIT),
                      (double)V / 16);
-            if (x[2][t] >= 0) r->tol[1][i] += scale * (UNDERFLOW + 4 * UNIT * is_target);
+            if (x[2][t] >= 0) r->tol[1][i] += size * (UNDERFLOW + 4 * UNIT * is_target);
         }
     }
 }
+CALL(cross_entropy_forward_backward, p[0], p[1], p[2], NULL, p[3], T, V)
+REFERENCE(cross_entropy_forward_backward) { want_dlogits(r, x, NULL, x[3][0]); }
+CALL_AS(cross_entropy_weighted, cross_entropy_forward_backward, p[0], p[1], p[2], p[3], p[4], T, V)
+REFERENCE(cross_entropy_weighted) { want_dlogits(r, x, x[3], x[4][0]); }
 // The row without a target may hold anything.
 static void prepare_logits(Run *r, double *const *x) {
     const int64_t Vp = padded_vocab(r->s.V);
     EACH(i, r->n[1]) if ((x[2][i / Vp] < 0 && i % 7 == 0) || i % Vp >= r->s.V) x[1][i] = NAN;
 }
-CALL(losses_sum, p[0], p[1], T)
-REFERENCE(losses_sum) {
+static void want_sum(Run *r, double *const *x, const double *weights) {
     double size = 0;
     r->want[0][0] = x[0][0];
-    EACH(t, T) r->want[0][0] += x[1][t], size += fabs(x[1][t]);
-    r->tol[0][0] = 2 * (double)T * 0x1p-53 * (size + fabs(x[0][0]));
+    EACH(t, r->s.T) {
+        const double term = x[1][t] * (weights ? weights[t] : 1);
+        r->want[0][0] += term, size += fabs(term);
+    }
+    r->tol[0][0] = 2 * (double)(r->s.T + 1) * 0x1p-53 * (size + fabs(x[0][0]));
 }
+CALL(losses_sum, p[0], p[1], NULL, T)
+REFERENCE(losses_sum) { want_sum(r, x, NULL); }
+CALL_AS(losses_sum_weighted, losses_sum, p[0], p[1], p[2], T)
+REFERENCE(losses_sum_weighted) { want_sum(r, x, x[2]); }
 
 // ---- Optimizer ----------------------------------------------------------------------------------
 
@@ -761,6 +791,8 @@ static void prepare_muon(Run *r, double *const *x) {
 #endif
 #define DOCS(...) \
     .lengths = (const int[]) { __VA_ARGS__, -1 }
+#define SHARED(...) \
+    .shared = (const int[]) { __VA_ARGS__ }
 
 // clang-format off
 #define END {.T = -1}
@@ -801,6 +833,13 @@ static const Shape attention_shapes[] = {
     {.heads = H(3, 1, 64), DOCS(0, 1, 63, 0, 64, 65, 129, 0)},
     {.heads = H(4, 1, 128), DOCS(0, 1, 63, 0, 64, 65, 129, 0)},
     {.heads = H(3, 1, 128), DOCS(193, 1, 128)},
+    // shared prefixes: between others, of less than the document and all of it, of falling lengths
+    {.heads = H(3, 1, 64), DOCS(70, 256, 1, 130, 65, 3), SHARED(0, 0, 256, 256, 128, 0)},
+    {.heads = H(4, 1, 128), DOCS(130, 65, 1, 0, 128, 64), SHARED(0, 128, 128, 0, 0, 128)},
+    {.heads = H(4, 1, 64), DOCS(400, 129, 200, 65), SHARED(0, 384, 256, 128)},
+    {.heads = H(2, 2, 64), DOCS(128, 1, 2, 3, 300, 63, 64), SHARED(0, 128, 128, 128, 0, 256, 128)},
+    {.heads = H(2, 1, 128), .scale = 3, DOCS(257, 65, 129), SHARED(0, 256, 128)},
+    {.heads = H(1, 1, 64), .spike = 65, DOCS(150, 100, 70), SHARED(0, 128, 128)},
     {.heads = H(1, 1, 64), DOCS(1, 2, 63, 64, 65, 127, 128, 129, 193)},
     {.heads = H(4, 1, 64), DOCS(2, 63, 64, 65, 127, 128)},
     {.heads = H(6, 2, 64), DOCS(63, 64, 65, 127)}, {.heads = H(2, 2, 64), DOCS(0, 0, 0)},
@@ -828,6 +867,8 @@ static const Shape many_items[] = {
 static const Shape attention_bench[] = {
     {.heads = H(9, 3, 64), DOCS(220, 217, 295, 183, 130, 350)}, {.heads = H(9, 3, 64), DOCS(2048)},
     {.heads = H(9, 3, 64), DOCS(512, 512, 512, 512)},
+    {.heads = H(9, 3, 64), DOCS(640, 640, 640, 640)},
+    {.heads = H(9, 3, 64), DOCS(640, 128, 128, 128), SHARED(0, 512, 512, 512)},
     {.heads = H(9, 3, 64), DOCS(64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64)},
 #ifdef BACKEND_CUDA
     {.heads = H(9, 3, 64), DOCS(8192, 8192)},
@@ -919,13 +960,15 @@ static const Operation operations[] = {
     OPERATION(attention_forward, .flags = BY_DOCS | ATTENTION, SHAPES(attention),
               .prepare = prepare_attention_forward, .flops = forward_flops, .operands = {
         RESULT("out", "TO"), {"lse", REAL, OUT, "HT", 0}, INPUT("qkv", "TQ"),
-        {"cu_seqlens", INT, IN, "S", DOC_ENDS}, {"work", INT, IN, "W", WORK}}),
+        {"cu_seqlens", INT, IN, "S", DOC_ENDS}, {"work", INT, IN, "W", WORK},
+        {"shared_first", INT, IN, "S", SHARED_FIRST}, {"shared_len", INT, IN, "S", SHARED_LEN}}),
     OPERATION(attention_backward, .flags = BY_DOCS | ATTENTION, SHAPES(attention),
               .prepare = prepare_attention_backward, .flops = backward_flops, .operands = {
         RESULT("dqkv", "TQ"), {"delta", REAL, OUT, "HT", 0}, INPUT("dout", "TO"),
         INPUT("qkv", "TQ"), INPUT("out", "TO"), {"lse", REAL, IN, "HT", 0},
         {"position_ids", INT, IN, "T", POSITIONS}, {"rope_table", REAL, IN, "PD", ANGLES},
-        {"cu_seqlens", INT, IN, "S", DOC_ENDS}, {"work", INT, IN, "W", WORK}}),
+        {"cu_seqlens", INT, IN, "S", DOC_ENDS}, {"work", INT, IN, "W", WORK},
+        {"shared_first", INT, IN, "S", SHARED_FIRST}, {"shared_len", INT, IN, "S", SHARED_LEN}}),
     OPERATION(kv_store, SHAPES(decode), .operands = {
         SUM("cache", "RK"), INPUT("qkv", "TQ"), {"first_rows", INT, IN, "T", FIRST_ROWS},
         {"position_ids", INT, IN, "T", POSITIONS}}),
@@ -968,8 +1011,15 @@ static const Operation operations[] = {
               .prepare = prepare_logits, .operands = {
         {"losses", REAL, OUT, "T", 0}, SUM("logits", "TP"), {"targets", INT, IN, "T", TARGETS},
         {"loss_scale", REAL, IN, "1", LOSS_SCALE}}),
+    OPERATION(cross_entropy_weighted, .flags = BY_ROWS, SHAPES(vocab), .prepare = prepare_logits,
+              .operands = {
+        {"losses", REAL, OUT, "T", 0}, SUM("logits", "TP"), {"targets", INT, IN, "T", TARGETS},
+        {"weights", FLOAT, IN, "T", 0}, {"loss_scale", REAL, IN, "1", LOSS_SCALE}}),
     OPERATION(losses_sum, SHAPES(flat), .operands = {
         {"sum", DOUBLE, INOUT, "1", 0}, {"losses", REAL, IN, "T", 0}}),
+    OPERATION(losses_sum_weighted, SHAPES(flat), .operands = {
+        {"sum", DOUBLE, INOUT, "1", 0}, {"losses", REAL, IN, "T", 0},
+        {"weights", FLOAT, IN, "T", 0}}),
     OPERATION(grads_add, SHAPES(flat), .operands = {
         GRADIENT("sum", "T"), {"x", REAL, IN, "T", 0}}),
     OPERATION(global_norm_squared, SHAPES(flat), .operands = {

@@ -77,14 +77,14 @@ expect keep_prunes 0 'done' "${run[@]}" --out k --steps 6 --save-every 1 --keep 
 check keep_leaves_two test "$(ls -d k/step-* | wc -l)" -eq 2
 expect compare 0 '^repad ' "${run[@]}" --compare 2
 check_python compare_table_is_consistent <<'PY'
-rows = [l.split() for l in open("out.txt", errors="replace") if l.split(" ")[0] in ("packed", "padded", "rows", "repad")]
-assert [r[0] for r in rows] == ["packed", "padded", "rows", "repad"], rows
+rows = [l.split() for l in open("out.txt", errors="replace") if l.split(" ")[0] in ("packed", "shared", "padded", "rows", "repad")]
+assert [r[0] for r in rows] == ["packed", "shared", "padded", "rows", "repad"], rows
 times = [float(r[1]) for r in rows]
 tokens = [float(r[2]) * t for r, t in zip(rows, times)]     # the same documents in every layout
 assert max(tokens) < (1.01 + 0.1 / min(times)) * min(tokens), tokens     # ms have one decimal
-loss = {r[0]: float(r[7]) for r in rows}
-assert abs(loss["packed"] - loss["padded"]) < 2e-6 and abs(loss["packed"] - loss["repad"]) < 2e-6, loss
-pairs = {r[0]: int(r[5]) for r in rows}
+loss = {r[0]: float(r[8]) for r in rows}
+assert all(abs(loss["packed"] - loss[k]) < 2e-6 for k in ("shared", "padded", "repad")), loss
+pairs = {r[0]: int(r[6]) for r in rows}
 assert pairs["packed"] == pairs["repad"] < pairs["padded"], pairs
 PY
 expect check_packing 0 'packing does not change the result' "${run[@]}" --check-packing
@@ -103,6 +103,28 @@ loss = sum(kit["loss_sums"]) / sum(label >= 0 for label in labels)
 compared = re.search(r"^packed.* ([0-9.]+)$", open("out.txt", errors="replace").read(), re.M).group(1)
 assert abs(loss - float(compared)) < 2e-6, (loss, compared)
 assert 0 < kit["grad_norm"] < 1e3 and kit["neighbour_changes_loss_by"] == 0
+PY
+# weights of records scale the losses that a kit has without them; the validation set has none
+python - <<'PY'
+for name, weights in ("plain", (1, 1, 1)), ("weighted", (2, -1, 0.5)):
+    with open(name + ".jsonl", "w") as f:
+        for text, w in zip(("a first text", "another one, which is longer", "the third"), weights):
+            f.write(json.dumps({"text": text * 3} | ({} if name == "plain" else {"weight": w})) + "\n")
+PY
+weigh=("$train" --model a/final --batch-tokens 512 --max-seqlen 128 --val weighted.jsonl)
+expect a_kit_without_weights 0 'packing does not' "${weigh[@]}" --train plain.jsonl --out wp --check-packing=plain.json
+expect check_packing_with_weights 0 'packing does not' "${weigh[@]}" --train weighted.jsonl --out ww --check-packing
+has the_summary_shows_weights '^train .* targets with weights from -1 to 2' out.txt
+expect compare_with_weights 0 '^repad' "${weigh[@]}" --train weighted.jsonl --out wc --compare 1
+check_python weights_scale_losses_and_their_sum <<'PY'
+kit = json.load(open("plain.json"))
+first, loss, count = 0, 0, 0
+for end, total in zip(kit["document_ends"], kit["loss_sums"]):
+    targets = sum(label >= 0 for label in kit["labels"][first:end])
+    weight = {12 * 3: 2, 28 * 3: -1, 9 * 3: 0.5}[targets - (targets % 3)]
+    loss, count, first = loss + weight * total, count + abs(weight) * targets, end
+rows = re.findall(r"^(?:packed|shared|padded|repad) .* (-?[0-9.]+)$", open("out.txt", errors="replace").read(), re.M)
+assert len(rows) == 4 and all(abs(float(r) - loss / count) < 2e-6 for r in rows), (rows, loss / count)
 PY
 expect a_kit_is_not_overwritten 4 'kit.json' "${kit[@]}" --check-packing=kit.json
 # a weight that makes every logit NaN: no two logits are equal

@@ -49,8 +49,9 @@ static bool real_gpu(void) {
 
 HOT static size_t bytes_of(Type type) {
     static const size_t bytes[] = {
-        [FLOATX] = sizeof(floatX), [REAL] = sizeof(real), [INT] = 4,
-        [DOUBLE] = sizeof(double), [MASTER] = 4,          [STEP] = sizeof(StepScalars) / 4};
+        [FLOATX] = sizeof(floatX),       [REAL] = sizeof(real), [INT] = 4,
+        [DOUBLE] = sizeof(double),       [FLOAT] = 4,           [MASTER] = 4,
+        [STEP] = sizeof(StepScalars) / 4};
     return bytes[type];
 }
 
@@ -59,7 +60,7 @@ HOT static void put(Type type, void *to, int64_t i, double value) {
     if (type == INT) ((int32_t *)to)[i] = (int32_t)value;
     if (type == REAL) ((real *)to)[i] = (real)value;
     if (type == DOUBLE) ((double *)to)[i] = value;
-    if (type == MASTER) ((float *)to)[i] = (float)value;
+    if (type == MASTER || type == FLOAT) ((float *)to)[i] = (float)value;
     if (type == STEP && i < 2) *(i == 0 ? &step->loss_sum : &step->norm_squared) = value;
     if (type == STEP && i >= 2) *(i == 2 ? &step->grad_norm : &step->scale) = (float)value;
     if (type != FLOATX) return;
@@ -80,7 +81,7 @@ HOT static double value_at(Type type, const void *from, int64_t i) {
     if (type == INT) return ((const int32_t *)from)[i];
     if (type == REAL) return (double)((const real *)from)[i];
     if (type == DOUBLE) return ((const double *)from)[i];
-    if (type == MASTER) return (double)((const float *)from)[i];
+    if (type == MASTER || type == FLOAT) return (double)((const float *)from)[i];
     if (type == STEP && i < 2) return i == 0 ? step->loss_sum : step->norm_squared;
     if (type == STEP) return (double)(i == 2 ? step->grad_norm : step->scale);
 #ifdef BACKEND_CUDA
@@ -112,7 +113,7 @@ static int find_content(const Run *r, Content content) {
 static int64_t place_in_doc(const Run *r, int64_t t, int *doc) {
     *doc = 0;
     while (r->cu_seqlens[*doc + 1] <= t) ++*doc;
-    return t - r->cu_seqlens[*doc];
+    return t - r->cu_seqlens[*doc] + num_shared(r, *doc);
 }
 
 static double value_of_row(Run *r, Content content, int64_t t) {
@@ -133,7 +134,8 @@ static void fill_order(const Run *r, double *x) {
 }
 static void fill_work(const Run *r, double *x, int64_t n) {
     int32_t *work = take((size_t)n, sizeof *work);
-    const size_t used = attention_work_list(work, r->cu_seqlens, r->num_segments, r->s.heads);
+    const size_t used = attention_work_list(work, r->cu_seqlens, r->shared_first, r->shared_len,
+                                            r->num_segments, r->s.heads);
     CHECK_MSG(used <= (size_t)n, "a work list of %zu words, announced were %ld", used, (long)n);
     EACH(i, n) x[i] = i < (int64_t)used ? work[i] : -1;
     free(work);
@@ -144,6 +146,8 @@ static double value_of(Run *r, Content content, int64_t i) {
     if (content == NUMBERS) return (r->s.scale == 0 ? 1 : r->s.scale) * test_rng_normal();
     if (content == POSITIVE) return 0.3 + fabs(test_rng_normal());
     if (content == DOC_ENDS) return r->cu_seqlens[i];
+    if (content == SHARED_FIRST || content == SHARED_LEN)
+        return r->shared_len ? (content == SHARED_LEN ? r->shared_len : r->shared_first)[i] : 0;
     if (content == ROWS) return (double)(2 * i + test_rng_below(2));
     if (content == LOSS_SCALE) return 1.0 / 32;
     if (content == SCALARS)
@@ -169,13 +173,20 @@ HOT static void store(Run *r, int k) {
     free(image);
 }
 
-static void add_docs(Run *r, const int *lengths) {
+static void add_docs(Run *r, const int *lengths, const int *shared) {
     r->cu_seqlens = take(MAX_DOCS + 1, sizeof(int32_t));
     const int one[] = {(int)r->s.T, -1};
     const int *len = lengths ? lengths : one;
     for (; len[r->num_segments] >= 0; r->num_segments++)
         r->cu_seqlens[r->num_segments + 1] = r->cu_seqlens[r->num_segments] + len[r->num_segments];
     if (lengths) r->s.T = r->cu_seqlens[r->num_segments];
+    if (!shared) return;
+    r->shared_first = take(MAX_DOCS + 1, sizeof(int32_t));
+    r->shared_len = take(MAX_DOCS + 1, sizeof(int32_t));
+    for (int doc = 0, leader = 0; doc < r->num_segments; doc++) {
+        if (shared[doc] == 0) leader = doc;
+        r->shared_first[doc] = r->cu_seqlens[leader], r->shared_len[doc] = shared[doc];
+    }
 }
 
 static bool has_rows(const Run *r, int k) {
@@ -185,7 +196,7 @@ static bool has_rows(const Run *r, int k) {
 
 static Run new_run(const Operation *op, Shape s) {
     Run r = {.op = op, .s = s};
-    add_docs(&r, s.lengths);
+    add_docs(&r, s.lengths, s.shared);
     for (int k = 0; k < MAX_OPERANDS && op->operands[k].name; k++) {
         r.n[k] = 1;
         for (const char *c = op->operands[k].size; *c; c++) r.n[k] *= dim(&r, *c);
@@ -200,7 +211,7 @@ static Run new_run(const Operation *op, Shape s) {
 static void free_run(Run *r) {
     for (int k = 0; k < MAX_OPERANDS; k++)
         free(r->x[k]), free(r->want[k]), free(r->tol[k]), free(r->got[k]);
-    free(r->cu_seqlens);
+    free(r->cu_seqlens), free(r->shared_first), free(r->shared_len);
 }
 
 static const char *shape_text(const Run *r) {
@@ -214,8 +225,9 @@ static const char *shape_text(const Run *r) {
     if (s.scale != 0) text = printed("%s, scale %g", text, s.scale);
     if (s.spike) text = printed("%s, spike %d", text, s.spike);
     for (int doc = 0; doc < r->num_segments && r->num_segments > 1; doc++)
-        text = printed("%s%s%d", text, doc ? " " : ", documents ",
-                       r->cu_seqlens[doc + 1] - r->cu_seqlens[doc]);
+        text =
+            printed(num_shared(r, doc) ? "%s%s%d+%d" : "%s%s%d", text, doc ? " " : ", documents ",
+                    r->cu_seqlens[doc + 1] - r->cu_seqlens[doc], (int)num_shared(r, doc));
     return text;
 }
 
@@ -284,11 +296,18 @@ static void put_on_device(Run *r, Memory m) {
     const int ends = find_content(r, DOC_ENDS), work = find_content(r, WORK);
     int32_t longest = 0;
     for (int doc = 0; doc < r->num_segments; doc++) {
-        const int32_t n = r->cu_seqlens[doc + 1] - r->cu_seqlens[doc];
+        const int32_t n = (int32_t)doc_len(r, doc);
         longest = n > longest ? n : longest;
     }
-    if (ends >= 0)
-        r->docs = (VarlenInfo){r->p[ends], r->p[work], (int32_t)r->s.T, r->num_segments, longest};
+    if (ends < 0) return;
+    r->docs = (VarlenInfo){.cu_seqlens = r->p[ends],
+                           .work = r->p[work],
+                           .total_tokens = (int32_t)r->s.T,
+                           .num_segments = r->num_segments,
+                           .max_seqlen = longest};
+    if (!r->shared_len) return;
+    r->docs.shared_first = r->p[find_content(r, SHARED_FIRST)];
+    r->docs.shared_len = r->p[find_content(r, SHARED_LEN)];
 }
 static void take_off_device(Run *r) {
     for (int k = 0; k < MAX_OPERANDS; k++) device_free(r->p[k]), r->p[k] = NULL;
@@ -327,15 +346,19 @@ static double *round_factors(Run *r, int k) {
     return before;
 }
 
+static void want_results(Run *r) {
+    for (int k = 0; k < MAX_OPERANDS && r->op->operands[k].name; k++)
+        if (r->op->operands[k].role != IN) {
+            r->want[k] = take((size_t)r->n[k], sizeof(double));
+            r->tol[k] = take((size_t)r->n[k], sizeof(double));
+        }
+}
+
 static double check_against_plain_code(const Operation *op, Shape s) {
     double *before[MAX_OPERANDS];
     Run r = new_run(op, s);
     double worst = 0;
-    for (int k = 0; k < MAX_OPERANDS && op->operands[k].name; k++)
-        if (op->operands[k].role != IN) {
-            r.want[k] = take((size_t)r.n[k], sizeof(double));
-            r.tol[k] = take((size_t)r.n[k], sizeof(double));
-        }
+    want_results(&r);
     for (int k = 0; k < MAX_OPERANDS; k++) before[k] = round_factors(&r, k);
     op->reference(&r, r.x, r.s.T, r.s.C, r.s.V);
     for (int k = 0; k < MAX_OPERANDS; k++) {
@@ -371,15 +394,17 @@ static const char *const change_names[] = {
     "empty documents", "a later token", "a later gradient"};
 // clang-format on
 
-// The rows `rows` (T) of a, as documents of `lengths`
-static Run with_rows(const Run *a, const int *rows, const int *lengths) {
+// The rows `rows` (T) of a, as documents of `lengths` that share `shared` tokens, or NULL
+static Run with_rows(const Run *a, const int *rows, const int *lengths, const int *shared) {
     Run b = {.op = a->op, .s = a->s};
-    add_docs(&b, lengths);
+    add_docs(&b, lengths, shared);
     for (int k = 0; k < MAX_OPERANDS && a->op->operands[k].name; k++) {
         const int64_t width = has_rows(a, k) && a->s.T ? a->n[k] / a->s.T : 0;
         b.n[k] = has_rows(a, k) ? b.s.T * width : a->n[k];
-        if (a->op->operands[k].content == DOC_ENDS) b.n[k] = dim(&b, 'S');
-        if (a->op->operands[k].content == WORK) b.n[k] = dim(&b, 'W');
+        const Content content = a->op->operands[k].content;
+        const bool of_docs = content == DOC_ENDS || content == WORK || content == SHARED_FIRST ||
+                             content == SHARED_LEN;
+        if (of_docs) b.n[k] = dim(&b, content == WORK ? 'W' : 'S');
         b.x[k] = take((size_t)b.n[k], sizeof(double));
         const bool by_head = a->op->operands[k].size[0] == 'H';
         EACH(i, b.n[k]) {
@@ -389,9 +414,7 @@ static Run with_rows(const Run *a, const int *rows, const int *lengths) {
                                          : i;
             b.x[k][i] = from < a->n[k] ? a->x[k][from] : 0;
         }
-        if (b.n[k] != a->n[k] && !has_rows(a, k)) fill(&b, k);
-        if (a->op->operands[k].content == WORK || a->op->operands[k].content == DOC_ENDS)
-            fill(&b, k);
+        if (of_docs || (b.n[k] != a->n[k] && !has_rows(a, k))) fill(&b, k);
     }
     return b;
 }
@@ -438,37 +461,67 @@ static void shuffle(int *x, int n) {
     }
 }
 
-// The rows and documents that b has of a; `doc`: which document is alone
-static void choose_rows(const Run *a, Change change, int doc, int *rows, int *lengths) {
-    int order[2 * MAX_DOCS], n = 0, t = 0;
-    for (int i = 0; i < a->num_segments; i++) {
-        if (change == EMPTY_DOCS && i % 2 == 0) order[n++] = -1;
-        if (change != ALONE || i == doc) order[n++] = i;
+// The rows and documents that b has of a; `doc`: which document is alone. Documents that share
+// tokens stay together; one that is alone has all of its tokens itself.
+static void choose_rows(const Run *a, Change change, int doc, int *rows, int *lengths,
+                        int *shared) {
+    int order[2 * MAX_DOCS], leaders[MAX_DOCS], num_leaders = 0, n = 0, t = 0;
+    for (int i = 0; i < a->num_segments; i++)
+        if (!num_shared(a, i)) leaders[num_leaders++] = i;
+    if (change == PERMUTED) shuffle(leaders, num_leaders);
+    for (int l = 0; l < num_leaders && change != ALONE; l++) {
+        int i = leaders[l];
+        if (change == EMPTY_DOCS && l % 2 == 0) order[n++] = -1;
+        do order[n++] = i++;
+        while (i < a->num_segments && num_shared(a, i));
     }
     if (change == EMPTY_DOCS) order[n++] = -1;
-    if (change == PERMUTED) shuffle(order, n);
+    if (change == ALONE) order[n++] = doc;
     for (int i = 0; i < n; i++) {
-        lengths[i] = order[i] < 0 ? 0 : a->cu_seqlens[order[i] + 1] - a->cu_seqlens[order[i]];
-        for (int row = 0; row < lengths[i]; row++) rows[t++] = a->cu_seqlens[order[i]] + row;
+        shared[i] = order[i] < 0 || change == ALONE ? 0 : (int)num_shared(a, order[i]);
+        lengths[i] = order[i] < 0 ? 0 : (int)doc_len(a, order[i]) - shared[i];
+        EACH(k, lengths[i]) rows[t++] = (int)row_of(a, order[i], shared[i] + k);
     }
     lengths[n] = -1;
 }
 
-// May row t of output k differ? If not, or only in part, columns [*same_from, *same_to) may not.
-static bool may_differ(const Run *a, Change change, int k, int64_t t, int64_t spoiled,
-                       int64_t start, int64_t end, int64_t *same_from, int64_t *same_to) {
-    const bool same_doc = t >= start && t < end;
-    *same_from = 0, *same_to = -1;
-    if (change == POISONED) return same_doc;
-    if (change == LATER_TOKEN) return same_doc && t >= spoiled;
-    if (change != LATER_GRADIENT || !same_doc) return false;
-    if (t == spoiled) return true;
-    if (k == 0 && t < spoiled) *same_to = dim(a, 'O');  // dq; dk and dv of earlier rows change
+// Does the query in row t see a row of [first, end)?
+static bool sees(const Run *r, int64_t t, int64_t first, int64_t end) {
+    int doc;
+    const int64_t place = place_in_doc(r, t, &doc), shared = num_shared(r, doc);
+    const int64_t from = shared ? r->shared_first[doc] : 0;
+    return first < end &&
+           ((first <= t && end > t - place + shared) || (first < from + shared && end > from));
+}
+
+// Does a query outside of doc see row t?
+static bool others_see(const Run *r, int doc, int64_t t) {
+    for (int d = 0; d < r->num_segments; d++)
+        if (d != doc && r->cu_seqlens[d] < r->cu_seqlens[d + 1] &&
+            sees(r, r->cu_seqlens[d + 1] - 1, t, t + 1))
+            return true;
     return false;
 }
 
+// May row t of output k differ, if rows [first, end) of doc are spoiled? If not, or only in part,
+// columns [*same_from, *same_to) may not.
+static bool may_differ(const Run *a, Change change, int k, int64_t t, int doc, int64_t first,
+                       int64_t end, int64_t *same_from, int64_t *same_to) {
+    const bool backward = strcmp(a->op->name, "attention_backward") == 0, alone = change == ALONE;
+    *same_from = 0, *same_to = -1;
+    if (change != POISONED && change != LATER_TOKEN && change != LATER_GRADIENT && !alone)
+        return false;
+    const bool as_query =
+        change == LATER_GRADIENT ? first < end && t == first : !alone && sees(a, t, first, end);
+    const bool as_key = alone ? others_see(a, doc, t) : first < end && sees(a, end - 1, t, t + 1);
+    if (!backward || k > 0) return as_query;
+    if (as_query && !as_key) *same_from = dim(a, 'O');
+    if (as_key && !as_query) *same_to = dim(a, 'O');
+    return as_query && as_key;
+}
+
 static void check_change(const Run *a, Change change, int doc, int round) {
-    int *rows = take((size_t)a->s.T, sizeof *rows), lengths[3 * MAX_DOCS];
+    int *rows = take((size_t)a->s.T, sizeof *rows), lengths[3 * MAX_DOCS], shared[3 * MAX_DOCS];
     const int64_t start = a->cu_seqlens[doc], end = a->cu_seqlens[doc + 1];
     const int64_t spoiled = start + (end > start ? test_rng_below((uint32_t)(end - start)) : 0);
     const double noise = change != POISONED ? 3 : (double[]){NAN, INFINITY, 3}[round % 3];
@@ -478,12 +531,13 @@ static void check_change(const Run *a, Change change, int doc, int round) {
     m.frozen = change == FROZEN;
     if (change == OLD_RESULTS) m.byte_of_results = 0x3f;
     omp_set_num_threads(change == THREADS ? 2 + round % 3 : 1 + round % 2);
-    choose_rows(a, change, doc, rows, lengths);
-    Run b = with_rows(a, rows, lengths);
+    choose_rows(a, change, doc, rows, lengths, shared);
+    Run b = with_rows(a, rows, lengths, a->shared_len && change != ALONE ? shared : NULL);
+    const bool one = change == LATER_TOKEN || change == LATER_GRADIENT;
+    const int64_t first = one ? spoiled : start, last = one && end > start ? spoiled + 1 : end;
     int expected = 0, changed = 0;
-    if (change == POISONED && end > start) expected = spoil_rows(&b, start, end, -1, noise);
-    if ((change == LATER_TOKEN || change == LATER_GRADIENT) && end > start)
-        expected = spoil_rows(&b, spoiled, spoiled + 1, 2, noise);
+    if (change == POISONED || one)
+        expected = spoil_rows(&b, first, last, one ? 2 : -1, noise) * (last > first);
     execute(&b, m);
     for (int k = 0; k < MAX_OPERANDS && a->op->operands[k].name; k++) {
         const Operand *o = &a->op->operands[k];
@@ -495,7 +549,7 @@ static void check_change(const Run *a, Change change, int doc, int round) {
         }
         EACH(t, has_rows(a, k) ? b.s.T : 0) {
             int64_t from, to;
-            if (may_differ(a, change, k, t, spoiled, start, end, &from, &to))
+            if (may_differ(a, change, k, rows[t], doc, first, last, &from, &to))
                 changed += !same_row(a, rows[t], &b, t, k, 0, -1);
             else
                 CHECK_MSG(same_row(a, rows[t], &b, t, k, from, to),
@@ -509,9 +563,49 @@ static void check_change(const Run *a, Change change, int doc, int round) {
     free(rows);
 }
 
+// Gradients are the sums of those of documents that have a copy each of what they share. The
+// gradient of a shared row's output goes to the first or the last copy, as its number is even or
+// odd.
+static void check_sums(const Run *a) {
+    int lengths[MAX_DOCS + 1], n = 0, *last = take((size_t)a->s.T, sizeof *last);
+    int *first = take((size_t)a->s.T, sizeof *first), *rows = take(MAX_DOCS * (size_t)a->s.T, 4);
+    for (int doc = 0; doc < a->num_segments; doc++) {
+        lengths[doc] = (int)doc_len(a, doc);
+        EACH(i, lengths[doc]) {
+            const int row = rows[n] = (int)row_of(a, doc, i);
+            if (row >= a->cu_seqlens[doc]) first[row] = n;
+            last[row] = n++;
+        }
+    }
+    lengths[a->num_segments] = -1;
+    Run b = with_rows(a, rows, lengths, NULL), c = *a;
+    const int64_t width = dim(a, 'Q');
+    EACH(i, b.n[2]) {
+        const int copy = (int)(i / dim(a, 'O')), row = rows[copy];
+        if (copy != (row % 2 ? last : first)[row]) b.x[2][i] = 0;
+    }
+    want_results(&b), want_results(&c);
+    a->op->reference(&b, b.x, b.s.T, 0, 0), a->op->reference(&c, c.x, c.s.T, 0, 0);
+    execute(&b, usual);
+    double *sum = take((size_t)a->n[0], sizeof *sum);
+    EACH(i, b.n[0]) {
+        const int64_t at = rows[i / width] * width + i % width;
+        sum[at] += value_at(FLOATX, b.got[0], i), c.tol[0][at] += b.tol[0][i];
+    }
+    EACH(i, a->n[0])
+    CHECK_MSG(fabs(sum[i] - value_at(FLOATX, a->got[0], i)) <= c.tol[0][i],
+              "%s: %s: row %ld: %.9g, the sum of its copies is %.9g, within %.2g", a->op->name,
+              shape_text(a), (long)(i / width), value_at(FLOATX, a->got[0], i), sum[i],
+              c.tol[0][i]);
+    free_run(&b);
+    for (int k = 0; k < MAX_OPERANDS; k++) free(c.want[k]), free(c.tol[k]);
+    free(first), free(last), free(rows), free(sum);
+}
+
 static void check_changes(const Run *a, int round) {
     const int flags = a->op->flags;
     const bool by_rows = flags & (BY_ROWS | BY_DOCS | (ON_CPU ? CPU_ROWS : 0));
+    if (a->shared_len && !strcmp(a->op->name, "attention_backward")) check_sums(a);
     for (Change change = 0; change < NUM_CHANGES; change++) {
         const int doc = (int)test_rng_below((uint32_t)a->num_segments);
         const bool poisons = change == POISONED && flags & (BY_ROWS | BY_DOCS | CPU_ROWS);
@@ -524,15 +618,22 @@ static void check_changes(const Run *a, int round) {
     }
 }
 
-static Shape random_docs(int *lengths) {
+// Half of them: the first of them share prefixes
+static Shape random_docs(int *lengths, int *shared) {
     static const int edges[] = {0, 1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 193};
-    const int n = 1 + (int)test_rng_below(4);
-    for (int i = 0; i < n; i++)
+    const int group = test_rng_below(2) ? 2 + (int)test_rng_below(3) : 0;
+    const int n = group + 1 + (int)test_rng_below(4);
+    for (int i = 0, tiles = 1 + (int)test_rng_below(3); i < n; i++) {
         lengths[i] = test_rng_below(3) ? edges[test_rng_below(16)] : (int)test_rng_below(90);
+        shared[i] = i > 0 && i < group ? SHARED_TILE * tiles : 0;
+        if (i < group) lengths[i] += i == 0 ? SHARED_TILE * tiles : lengths[i] == 0;
+        if (i < group) tiles = 1 + (int)test_rng_below((uint32_t)tiles);
+    }
     lengths[n] = -1;
     return (Shape){
         .heads = random_heads[test_rng_below(sizeof random_heads / sizeof *random_heads)],
-        .lengths = lengths};
+        .lengths = lengths,
+        .shared = group ? shared : NULL};
 }
 
 // ---- Kernels to select from ---------------------------------------------------------------------
@@ -618,11 +719,11 @@ static void check_operation(const Operation *op, const char *kernels) {
     select_or_skip(op, kernels);
     for (const Shape *s = op->shapes; s->T >= 0; s++) {
         worst = fmax(worst, check_against_plain_code(op, *s));
-        if (quick && s == op->shapes + (op->flags & ATTENTION ? 2 : 0)) break;
+        if (quick && s == op->shapes + (op->flags & ATTENTION ? 3 : 0)) break;
     }
     for (int n = 0; n < (op->flags & ATTENTION && !quick ? 6 : 0); n++) {
-        int lengths[MAX_DOCS];
-        worst = fmax(worst, check_against_plain_code(op, random_docs(lengths)));
+        int lengths[MAX_DOCS], shared[MAX_DOCS];
+        worst = fmax(worst, check_against_plain_code(op, random_docs(lengths, shared)));
     }
     for (int n = 0; op->flags & ATTENTION && real_gpu() && n < (quick ? 1 : 2); n++)
         worst = fmax(worst, check_against_plain_code(op, many_items[n]));
@@ -638,12 +739,12 @@ static void check_bits(const Operation *op, const char *kernels) {
     select_or_skip(op, kernels);
     // with each kind of poison at least once
     const int rounds = attention && ON_CPU ? 8 : attention && real_gpu() ? 6 : 3;
-    int lengths[MAX_DOCS];
+    int lengths[MAX_DOCS], shared[MAX_DOCS];
     for (int round = 0; round < rounds; round++) {
         const Shape *shape = op->shapes;
         while (ON_CPU && round == 2 && shape[1].T >= 0) shape++;  // sizes that are no multiples
         Shape s = *shape;
-        if (attention && round > 0) s = random_docs(lengths);
+        if (attention && round > 0) s = round == 1 ? shape[3] : random_docs(lengths, shared);
         if (!s.lengths && s.T == 34) s.lengths = row_docs;
         if (ON_CPU && op->flags & PRODUCT)
             s = (Shape){.C = 21 + 640 * (round % 3), .V = 131, .lengths = row_docs};
@@ -672,7 +773,7 @@ static void call_unsupported(int i) {
     static char lengths[] = "lengths 5 7";
     device_on_error(describe_work, lengths);
     int32_t cu_seqlens[] = {0}, work[64] = {0};
-    const VarlenInfo docs = {cu_seqlens, work, 0, 0, 0};
+    const VarlenInfo docs = {.cu_seqlens = cu_seqlens, .work = work};
     if (i < 5) attention_forward(NULL, NULL, NULL, &docs, wrong_heads[ON_CPU][i]);
 #ifdef BACKEND_CUDA
     void *p = device_malloc(1 << 20);
@@ -924,7 +1025,8 @@ TEST(work_lists_keep_their_bound) {
             const size_t size = attention_work_list_size(tokens, docs);
             CHECK(size < sizeof work / sizeof *work && size <= 4 + 16 * (size_t)tokens);
             memset(work, 0xff, sizeof work);
-            const size_t used = attention_work_list(work, cu_seqlens, docs, (HeadShape)H(3, 1, 64));
+            const size_t used =
+                attention_work_list(work, cu_seqlens, NULL, NULL, docs, (HeadShape)H(3, 1, 64));
             CHECK_MSG(used <= size && work[used] == -1, "%zu of %zu", used, size);
         }
 }

@@ -69,6 +69,12 @@ int64_t stream_targets(const DocIndex *index, const Segment *c) {
     return index->targets ? index->targets(index->context, c->doc, c->tok_off + 1, n) : n;
 }
 
+double stream_weights(const DocIndex *index, const Segment *c) {
+    const int64_t n = c->length - 1 + c->has_next;
+    return index->weights ? index->weights(index->context, c->doc, c->tok_off + 1, n)
+                          : (double)stream_targets(index, c);
+}
+
 // Is a document left out as a whole? Counts what happens to it in either case.
 static bool leaves_out(const DocIndex *index, const PlanSettings *s, int64_t doc, int64_t length,
                        LongCounts *counts) {
@@ -89,7 +95,7 @@ static bool leaves_out(const DocIndex *index, const PlanSettings *s, int64_t doc
 static Segment segment_at(const PlanSettings *s, int64_t doc, int64_t length, int64_t tok_off) {
     const int64_t rest = length - tok_off;
     const int32_t n = rest < s->max_seqlen ? (int32_t)rest : s->max_seqlen;
-    return (Segment){doc, tok_off, n, s->long_docs == LONG_SPLIT && n < rest};
+    return (Segment){doc, tok_off, n, s->long_docs == LONG_SPLIT && n < rest, 0};
 }
 
 bool stream_next_segment(const DocIndex *index, const PlanSettings *s, SourceCursor *at,

@@ -49,6 +49,21 @@ void data_summary_print(const DataSummary *d, const char *label) {
     if (text[0]) printf("%*s%s\n", (int)strlen(label), "", text);
 }
 
+// What layout shared saves in a step, if that is worth a line: in it, or instead of packed
+static bool print_shared(const PlanSettings *s, Layout layout, const DocIndex *index,
+                         const PlanState *at, Error *err) {
+    StepPlan p = {0};
+    if (layout != LAYOUT_PACKED && layout != LAYOUT_SHARED) return true;
+    const bool ok = plan_step(&p, index, s, LAYOUT_SHARED, at, err);
+    const double saved = ok ? 1 - (double)p.computed_tokens / (double)p.real_tokens : 0;
+    plan_free(&p);
+    if (layout == LAYOUT_SHARED || saved > 0.05)
+        printf("shared prefixes: %.0f %% of the tokens of the next step%s\n", 100 * saved,
+               layout == LAYOUT_SHARED ? " are not computed again"
+                                       : "; --layout shared computes them once");
+    return ok;
+}
+
 bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
                 Error *err) {
     const DocIndex index = dataset_doc_index(train->dataset);
@@ -75,6 +90,7 @@ bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, 
         s->long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", epoch < 10,
         epoch);
     mixture_print(&train->dataset->sources, &start, tokens / steps);
+    if (!print_shared(s, layout, &index, &start, err)) return false;
     if (layout == LAYOUT_PACKED && fill < 0.8 * s->fill_ppm * 1e-6)
         printf(
             "fill    %.0f %% in the next %d step%s, because few documents fit together; for more, "

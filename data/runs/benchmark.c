@@ -151,7 +151,7 @@ static void score(Benchmark *b, ModelFace model) {
     for (size_t i = 0; i < b->num_choices; first += (size_t)b->choices[i++].rows) {
         const int32_t rows = b->choices[i].rows;
         DocView *doc = scorer_next(&s, rows, &b->log_likelihoods[i]);
-        if (doc) *doc = (DocView){b->tokens + first, rows, -1, b->targets + first};
+        if (doc) *doc = (DocView){b->tokens + first, rows, -1, b->targets + first, NULL, 0};
         if (doc == s.docs && model.rank == 0)
             line_show(stderr, "bench: %zu of %zu choices", i, b->num_choices);
     }

@@ -174,7 +174,7 @@ bool loss_is_spike(LossTrend *t, double loss) {
 }
 
 static double fill_of(const StepPlan *p) {
-    return (double)p->real_tokens / (double)p->buffer_tokens;
+    return (double)p->computed_tokens / (double)p->buffer_tokens;
 }
 
 // "1:02:03" or "2:03", in `text`
@@ -255,6 +255,7 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
         {"useful_tflops", r->useful_flops > 0 ? json_float(r->useful_flops / r->ms * 1e-9) : NULL},
         {"fill", json_float(fill_of(p))},
         {"real_tokens", json_integer(p->real_tokens)},
+        {"computed_tokens", json_integer(p->computed_tokens)},
         {"targets", json_integer(p->num_targets)},
         {"docs", json_integer(p->num_stream)},
         {"longest_doc", json_integer(p->longest_segment)},

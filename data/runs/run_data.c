@@ -120,6 +120,7 @@ static void open_datasets(Data *d, const Options *o, int32_t vocab_size) {
     for (int32_t i = 0; !o->val && i < d->train.sources.n; i++)
         if (!has_validation(d->train.sources.list[i].spec)) return;
     must(dataset_open(&d->val, o->val ? o->val : o->train, &options, &err), &err);
+    d->val.weighted = false;  // validation counts every target once
     d->has_val = true;
 }
 
@@ -200,6 +201,7 @@ void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vo
     const DatasetOptions options =
         data_options(o, has_validation(path) ? "val" : "train", vocab_size);
     must(dataset_open(val, path, &options, &err), &err);
+    val->weighted = false;
     check_tokenizers(o, path, val->tokenizer_hash, 0);
 }
 

@@ -37,7 +37,7 @@ Option run_option_table[] = {
         "validation shards or texts; default: the val shards of --train, or 1 % of its texts"),
     CHOICE("train-on", parsed.train_on, "assistant", "assistant|all",
            "which turns of a chat to train on"),
-    CHOICE("layout", parsed.layout, "packed", "packed|padded|rows|repad",
+    CHOICE("layout", parsed.layout, "packed", "packed|padded|rows|repad|shared",
            "how documents fill a batch"),
     NUMBER("max-seqlen", parsed.max_seqlen, "1024", 1, 1 << 24,
            "longest piece of a document; row length of the other layouts"),

@@ -19,7 +19,7 @@ enum {
 void unit_free(Unit *u) {
     free(u->records);
     free(u->tokens);
-    free(u->targets);
+    free(u->weights);
     free(u->documents);
 }
 
@@ -119,6 +119,7 @@ typedef struct {
     const unsigned char *bytes;
     uint64_t n;
     const Part *parts;  // none is empty, the last one ends at n; NULL: all of it is trained
+    float weight;       // of a record, on top of the parts'
     bool is_val;
 } Text;
 
@@ -152,47 +153,52 @@ static bool find_token(const UnitOptions *options, const Text *text, int32_t id,
     return true;
 }
 
-// Marks which ids (n) are targets. Returns their number; -1: it cannot be told.
+// Sets the weights of ids (n), 0: no target. Returns the number of targets; -1: it cannot be told.
 static int64_t mark_targets(const UnitOptions *options, const Text *text, const int32_t *ids,
-                            size_t n, unsigned char *targets) {
+                            size_t n, float *weights) {
     int64_t count = 0;
     size_t part = 0, last;
     for (uint64_t i = 0, first, end = 0; i < n; i++) {
         if (!find_token(options, text, ids[i], &first, &end)) return -1;
         while (text->parts[part].end <= first) part++;
-        bool trained = text->parts[part].trained;
-        for (last = part; text->parts[last].end < end;) trained &= text->parts[++last].trained;
-        count += targets[i] = trained;
+        weights[i] = text->parts[part].weight;
+        for (last = part; text->parts[last].end < end;)
+            if (text->parts[++last].weight == 0) weights[i] = 0;
+        count += weights[i] != 0;
     }
     return count;
 }
 
-// For the byte tokenizer's EOS: is the text that it ends trained on?
-static bool ends_trained(const Text *text) {
+// For the byte tokenizer's EOS: the weight of the text that it ends
+static float weight_of_end(const Text *text) {
     uint64_t n = text->n;
     size_t part = 0;
     while (n > 0 && isspace(text->bytes[n - 1])) n--;
     while (text->parts[part].end < n) part++;
-    return text->parts[part].trained;
+    return text->parts[part].weight;
 }
 
-// Marks the ids from `first` on, those of a text in parts.
+// Weighs the ids from `first` on, those of a text in parts or with a weight.
 static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
     size_t n;
     const ShardVocabulary *v = &u->options->vocabulary;
     const bool wrapped = u->options->tokenizer->byte_ids, begins = wrapped && v->bos >= 0,
                ends = wrapped && v->eos >= 0;
     const int32_t *ids = bpe_ids(u->encoder, &n) + first + begins;
-    u->targets = host_grow(u->targets, &u->target_capacity, n, 1, "a loss mask");
-    unsigned char *targets = u->targets + first;
+    u->weights = host_grow(u->weights, &u->weight_capacity, n, sizeof(float), "a loss mask");
+    float *weights = u->weights + first;
     n -= first;
-    int64_t count = mark_targets(u->options, text, ids, n - begins - ends, targets + begins);
+    int64_t count = 1;
+    for (size_t i = 0; i < n; i++) weights[i] = 1;
+    if (text->parts)
+        count = mark_targets(u->options, text, ids, n - begins - ends, weights + begins);
     if (count < 0)
         return error_set(bad, EXIT_BAD_INPUT, "write the characters in normal form C",
                          "expected text that the tokenizer does not normalize");
-    if (ends) count += targets[n - 1] = ends_trained(text);
-    if (!begins) count -= targets[0];
-    targets[0] = 0;  // nothing comes before it
+    if (text->parts && ends) count += (weights[n - 1] = weight_of_end(text)) != 0;
+    if (text->parts && !begins) count -= weights[0] != 0;
+    weights[0] = 0;  // nothing comes before it
+    for (size_t i = 0; i < n; i++) weights[i] *= text->weight;
     return count > 0 || bad_input(bad, "expected a part that is trained, found none");
 }
 
@@ -225,11 +231,12 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
         u->left_out.empty++;  // no byte has a token
         return true;
     }
-    if (text->parts && !mark_document(u, text, first, bad)) return false;
+    const bool masked = text->parts || text->weight != 1;
+    if (masked && !mark_document(u, text, first, bad)) return false;
     const bool is_val = text->is_val || is_validation(text, u->options->val_frac);
     u->documents = host_grow(u->documents, &u->document_capacity, u->num_documents + 1,
                              sizeof *u->documents, "documents");
-    u->documents[u->num_documents++] = (UnitDocument){first, end, is_val, text->parts != NULL};
+    u->documents[u->num_documents++] = (UnitDocument){first, end, is_val, masked};
     return true;
 }
 
@@ -308,8 +315,9 @@ static bool add_record(Unit *u, const json_t *record, const char *parse_error, E
     const json_t *value = json_object_get(record, "text");
     const RecordKind kind = record_kind(record);
     Parts parts = {0};
-    Text text = {.is_val = u->file->is_val};
-    bool ok = true;
+    Text text = {.is_val = u->file->is_val, .weight = 1};
+    bool ok = read_weight(json_member(record, "weight"), &text.weight, bad);
+    if (!ok) return false;
     if (kind == RECORD_OTHER)
         ok = describe_bad_record(record, parse_error, bad);
     else if (kind == RECORD_PARTS)
@@ -377,8 +385,11 @@ static void encode_file(Unit *u) {
                                 "write it as .jsonl with one document per line", &u->err);
     const uint64_t start = mark_bytes((char *)head),
                    end = bytes && u->options->cuts_files ? cut_at(bytes, n) : n;
-    const Text text = {.bytes = (unsigned char *)bytes + start, .n = end - start},
-               rest = {.bytes = (unsigned char *)bytes + end, .n = n - end, .is_val = true};
+    const Text text = {.bytes = (unsigned char *)bytes + start, .n = end - start, .weight = 1},
+               rest = {.bytes = (unsigned char *)bytes + end,
+                       .n = n - end,
+                       .is_val = true,
+                       .weight = 1};
     if (bytes) add_document(u, &text, NULL);
     if (bytes && end < n) add_document(u, &rest, NULL);
     free(bytes);

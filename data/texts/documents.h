@@ -46,9 +46,9 @@ typedef struct {
     size_t records_capacity;
     int64_t first_record;  // its number in the file, from 1
     // result
-    unsigned char *tokens;   // as shards store them; owned
-    unsigned char *targets;  // for tokens of masked documents: 1 is a target; owned
-    size_t token_capacity, target_capacity;
+    unsigned char *tokens;  // as shards store them; owned
+    float *weights;         // for tokens of masked documents: 0 is no target; owned
+    size_t token_capacity, weight_capacity;
     UnitDocument *documents;  // (num_documents) owned
     size_t num_documents, document_capacity;
     int64_t kinds[NUM_RECORD_KINDS];  // of records that became documents

@@ -266,7 +266,7 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
     for (size_t i = 0; i < u->num_documents; i++) {
         const UnitDocument *d = &u->documents[i];
         if (!shard_writer_add(d->is_val ? &j->val : &j->train, u->tokens + d->first * width,
-                              d->end - d->first, d->masked ? u->targets + d->first : NULL, err))
+                              d->end - d->first, d->masked ? u->weights + d->first : NULL, err))
             return false;
     }
     leave_out(&j->left_out, &u->left_out);

@@ -21,7 +21,8 @@
 //   PASS_DKV      KEY_SPAN tiles of keys: 4 products
 // The last two replace PASS_BOTH for a document where one kv head exceeds a thread's share of the
 // batch. They cost 7 / 5 of the work (measured: 1.46 of the time, 2048 tokens), so they pay off
-// only where threads would idle. Both forms give the same bits.
+// only where threads would idle. Both forms give the same bits. To PASS_BOTH a document and those
+// that share its first tokens are one; in PASS_DKV the queries of all of them pass by shared keys.
 //
 // Sizes. TILE 64: Q^T, V and P of a tile are 16 KB each at head_dim 64, four AVX-512 vectors wide.
 // Register blocks: 6 x 4 vectors (24 of 32 registers) with AVX-512, 6 x 2 (12 of 16) with AVX2,
@@ -57,6 +58,28 @@ typedef uint32_t real_bits;
 
 static inline int num_tiles(int n) { return (int)ceil_div(n, TILE); }
 
+// ---- Documents, whose first tokens may be those of another --------------------------------------
+
+static inline int num_shared(const VarlenInfo *docs, int doc) {
+    return docs->shared_len ? docs->shared_len[doc] : 0;
+}
+static inline int num_own(const VarlenInfo *docs, int doc) {
+    return docs->cu_seqlens[doc + 1] - docs->cu_seqlens[doc];
+}
+static inline int doc_len(const VarlenInfo *docs, int doc) {
+    return num_shared(docs, doc) + num_own(docs, doc);
+}
+// Where a tile begins
+static inline int64_t tile_row(const VarlenInfo *docs, int doc, int tile) {
+    const int64_t at = (int64_t)tile * TILE, shared = num_shared(docs, doc);
+    return at < shared ? docs->shared_first[doc] + at : docs->cu_seqlens[doc] + at - shared;
+}
+// Query-key pairs of a document's own queries
+static int64_t doc_pairs(const VarlenInfo *docs, int doc) {
+    const int64_t own = num_own(docs, doc);
+    return own * (own + 1) / 2 + own * num_shared(docs, doc);
+}
+
 // -------------------------------------------------------------------------------------------------
 // The work list: a header, the forward items, the backward items; each item covers all kv heads
 
@@ -74,6 +97,14 @@ enum {
     ITEM_INTS = sizeof(Item) / sizeof(int32_t)
 };
 
+// The document behind the last one whose queries pass by the item's keys
+static int readers_end(const VarlenInfo *docs, int doc, int first, int pass) {
+    int end = doc + 1;
+    while (pass & PASS_DKV && end < docs->num_segments && num_shared(docs, end) > first * TILE)
+        end++;
+    return end;
+}
+
 size_t attention_work_list_size(int64_t max_tokens, int64_t max_segments) {
     int64_t docs = at_most(max_segments, max_tokens);  // upper bound on non-empty ones
     int64_t tiles = max_tokens / TILE + docs;
@@ -81,11 +112,16 @@ size_t attention_work_list_size(int64_t max_tokens, int64_t max_segments) {
 }
 
 // Multiply-adds of an item in units of 64 query-key pairs of one GEMM, saturated
-static Item make_item(int doc, int len, int first, int end, int pass) {
+static Item make_item(const VarlenInfo *docs, int doc, int first, int end, int pass) {
     static const int gemms[] = {2, 3, 4, 5};
+    const int64_t len = doc_len(docs, doc);
+    const int readers = readers_end(docs, doc, first, pass);
     int64_t a = (int64_t)first * TILE, b = at_most(end * TILE, len);
     int64_t pairs = (b - a) * (b - a + 1) / 2;
     pairs += pass == PASS_DKV ? (b - a) * (len - b) : (b - a) * a;
+    for (int d = doc + 1; d < readers; d++)
+        pairs += pass == PASS_BOTH ? doc_pairs(docs, d)
+                                   : num_own(docs, d) * (at_most(b, num_shared(docs, d)) - a);
     int64_t cost = (pairs * gemms[pass] + 63) / 64;
     return (Item){doc, first, end, pass, cost < INT32_MAX ? (int32_t)cost : INT32_MAX};
 }
@@ -98,36 +134,50 @@ static int costlier_first(const void *x, const void *y) {
     return (a->first > b->first) - (a->first < b->first);
 }
 
-static double doc_pairs(const int32_t *cu_seqlens, int doc) {
-    double len = cu_seqlens[doc + 1] - cu_seqlens[doc];
-    return len * (len + 1) / 2;
+static Item *add_forward(Item *item, const VarlenInfo *docs, int doc) {
+    const int tiles = num_tiles(doc_len(docs, doc));
+    for (int t = num_shared(docs, doc) / TILE; t < tiles; t++)
+        *item++ = make_item(docs, doc, t, t + 1, PASS_FORWARD);
+    return item;
 }
 
-size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_segments,
-                           HeadShape heads) {
+static Item *add_backward(Item *item, const VarlenInfo *docs, int doc) {
+    const int tiles = num_tiles(doc_len(docs, doc)), own = num_shared(docs, doc) / TILE;
+    for (int t = own; t < tiles; t += KEY_SPAN)
+        *item++ = make_item(docs, doc, t, at_most(t + KEY_SPAN, tiles), PASS_DKV);
+    for (int t = own; t < tiles; t++) *item++ = make_item(docs, doc, t, t + 1, PASS_DQ);
+    return item;
+}
+
+size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host,
+                           const int32_t *shared_first_host, const int32_t *shared_len_host,
+                           int num_segments, HeadShape heads) {
+    const VarlenInfo docs = {.cu_seqlens = cu_seqlens_host,
+                             .num_segments = num_segments,
+                             .shared_first = shared_first_host,
+                             .shared_len = shared_len_host};
     WorkHeader *header = (WorkHeader *)work_host;
     Item *forward = (Item *)(work_host + HEADER_INTS), *item = forward;
     double share = 0;  // of one thread, in query-key pairs of one kv head
-    for (int doc = 0; doc < num_segments; doc++) share += doc_pairs(cu_seqlens_host, doc);
-    share = share * heads.num_kv_heads / cpu_threads();
-
     for (int doc = 0; doc < num_segments; doc++) {
-        int len = cu_seqlens_host[doc + 1] - cu_seqlens_host[doc];
-        for (int t = 0; t < num_tiles(len); t++)
-            *item++ = make_item(doc, len, t, t + 1, PASS_FORWARD);
+        share += (double)doc_pairs(&docs, doc);
+        item = add_forward(item, &docs, doc);
     }
+    share = share * heads.num_kv_heads / cpu_threads();
     Item *backward = item;
     *header = (WorkHeader){.num_forward = (int32_t)(backward - forward)};
-    for (int doc = 0; doc < num_segments; doc++) {
-        int len = cu_seqlens_host[doc + 1] - cu_seqlens_host[doc], tiles = num_tiles(len);
-        int whole = doc_pairs(cu_seqlens_host, doc) <= share,
-            span = whole ? tiles : at_most(KEY_SPAN, tiles);
-        if (len == 0) continue;
-        header->max_key_span = at_least(header->max_key_span, span);
-        for (int t = 0; t < tiles; t += span)
-            *item++ =
-                make_item(doc, len, t, at_most(t + span, tiles), whole ? PASS_BOTH : PASS_DKV);
-        for (int t = 0; t < tiles && !whole; t++) *item++ = make_item(doc, len, t, t + 1, PASS_DQ);
+    for (int doc = 0, end; doc < num_segments; doc = end) {
+        const int rows_of_doc = num_own(&docs, doc);
+        double pairs = 0;
+        end = readers_end(&docs, doc, 0, PASS_BOTH);
+        for (int d = doc; d < end; d++) pairs += (double)doc_pairs(&docs, d);
+        if (rows_of_doc == 0) continue;
+        const bool whole = pairs <= share;
+        const int span = num_tiles(cu_seqlens_host[end] - cu_seqlens_host[doc]);
+        header->max_key_span =
+            at_least(header->max_key_span, whole ? span : at_most(KEY_SPAN, span));
+        if (whole) *item++ = make_item(&docs, doc, 0, num_tiles(rows_of_doc), PASS_BOTH);
+        for (int d = doc; d < end && !whole; d++) item = add_backward(item, &docs, d);
     }
     header->num_backward = (int32_t)(item - backward);
     qsort(forward, (size_t)header->num_forward, sizeof(Item), costlier_first);
@@ -146,7 +196,7 @@ typedef struct {
 
 typedef struct {
     AttentionShape shape;
-    const int32_t *cu_seqlens;
+    const VarlenInfo *docs;
     const floatX *qkv;  // (T, H + 2*Hkv, D)
     // forward
     floatX *out;    // (T, H, D)
@@ -363,7 +413,7 @@ static void run_items(const Call *c, ItemCode *code, const Item *items, int num_
 void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
                        HeadShape heads) {
     const Call c = {.shape = make_shape(heads, docs->total_tokens),
-                    .cu_seqlens = docs->cu_seqlens,
+                    .docs = docs,
                     .qkv = qkv,
                     .out = out,
                     .new_lse = lse};
@@ -378,7 +428,7 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
                         const floatX *out, const real *lse, const int32_t *position_ids,
                         const real *rope_table, const VarlenInfo *docs, HeadShape heads) {
     const Call c = {.shape = make_shape(heads, docs->total_tokens),
-                    .cu_seqlens = docs->cu_seqlens,
+                    .docs = docs,
                     .qkv = qkv,
                     .dqkv = dqkv,
                     .dout = dout,

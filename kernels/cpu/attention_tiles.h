@@ -32,6 +32,7 @@
 #define dsoftmax NAME(dsoftmax)
 #define backward_tile NAME(backward_tile)
 #define load_queries NAME(load_queries)
+#define backward_queries NAME(backward_queries)
 #define backward_item NAME(backward_item)
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #endif
@@ -246,8 +247,8 @@ static TARGET void forward_tile(const Call *f, const Scratch *s, const floatX *k
 static TARGET void forward_item(const Call *f, const Item *item, int kv_head, const Scratch *s) {
     const AttentionShape *h = &f->shape;
     const int tile = item->first;
-    const int64_t doc_row = f->cu_seqlens[item->doc], row = doc_row + (int64_t)tile * TILE;
-    const int num_queries = at_most(TILE, f->cu_seqlens[item->doc + 1] - row);
+    const int64_t row = tile_row(f->docs, item->doc, tile);
+    const int num_queries = at_most(TILE, f->docs->cu_seqlens[item->doc + 1] - row);
     for (int g = 0; g < h->group; g++) {
         const floatX *q = f->qkv + row * h->qkv_row + (kv_head * h->group + g) * h->head_dim;
         pack(s->q, h->padded, q, h->qkv_row, num_queries, h->head_dim, h->scale_log2e);
@@ -257,7 +258,7 @@ static TARGET void forward_item(const Call *f, const Item *item, int kv_head, co
 
     for (int k = 0; k <= tile; k++) {
         const int num_keys = k == tile ? num_queries : TILE;
-        const floatX *keys = f->qkv + (doc_row + (int64_t)k * TILE) * h->qkv_row +
+        const floatX *keys = f->qkv + tile_row(f->docs, item->doc, k) * h->qkv_row +
                              (h->num_heads + kv_head) * h->head_dim;
         pack(s->kv, h->padded, keys + h->num_kv_heads * h->head_dim, h->qkv_row, num_keys,
              h->head_dim, 1);
@@ -352,29 +353,29 @@ static TARGET void load_queries(const Call *f, const Scratch *s, int64_t row, in
     }
 }
 
-// Query tiles x key tiles of one document and kv head; the item's pass selects the gradients
-static TARGET void backward_item(const Call *f, const Item *item, int kv_head, const Scratch *s) {
+// Queries of document doc x the item's keys that they see; the item's pass selects the gradients.
+// first_row: of the keys in s->dk and s->dv.
+static TARGET void backward_queries(const Call *f, const Item *item, int doc, int64_t first_row,
+                                    int kv_head, const Scratch *s) {
     const AttentionShape *h = &f->shape;
-    const int64_t doc_row = f->cu_seqlens[item->doc];
-    const int doc_len = f->cu_seqlens[item->doc + 1] - f->cu_seqlens[item->doc];
-    const int key_begin = item->pass == PASS_DQ ? 0 : item->first;
-    const int query_end = item->pass == PASS_DQ ? item->end : num_tiles(doc_len);
+    const int len = doc_len(f->docs, doc), shared = num_shared(f->docs, doc) / TILE;
+    const int key_begin = item->pass == PASS_DKV ? item->first : 0;
+    const int key_end = item->pass == PASS_DKV && doc != item->doc ? at_most(item->end, shared)
+                        : item->pass == PASS_BOTH                  ? num_tiles(len)
+                                                                   : item->end;
+    const int query_end = item->pass == PASS_DQ ? item->end : num_tiles(len);
     const int64_t k_at = (h->num_heads + kv_head) * h->head_dim,
                   v_at = k_at + h->num_kv_heads * h->head_dim;
-    const int span_rows = at_most(item->end * TILE, doc_len) - item->first * TILE;
-    if (item->pass & PASS_DKV) {
-        memset(s->dk, 0, sizeof(real) * span_rows * h->padded);
-        memset(s->dv, 0, sizeof(real) * span_rows * h->padded);
-    }
-    for (int tile = item->first; tile < query_end; tile++) {
-        const int64_t row = doc_row + (int64_t)tile * TILE;
-        const int num_queries = at_most(TILE, doc_len - tile * TILE);
+    for (int tile = doc == item->doc ? item->first : shared; tile < query_end; tile++) {
+        const int64_t row = tile_row(f->docs, doc, tile);
+        const int num_queries = at_most(TILE, len - tile * TILE);
         load_queries(f, s, row, num_queries, kv_head);
         memset(s->acc, 0, sizeof(real) * h->group * TILE * h->padded);
-        for (int k = key_begin; k < item->end && k <= tile; k++) {
+        for (int k = key_begin; k < key_end && k <= tile; k++) {
             const int num_keys = k == tile ? num_queries : TILE;
-            const size_t at = (size_t)(k - key_begin) * TILE * h->padded;
-            const floatX *rows = f->qkv + (doc_row + (int64_t)k * TILE) * h->qkv_row;
+            const int64_t key_row = tile_row(f->docs, doc, k);
+            const int64_t at = item->pass & PASS_DKV ? (key_row - first_row) * h->padded : 0;
+            const floatX *rows = f->qkv + key_row * h->qkv_row;
             pack(s->kv, h->padded, rows + k_at, h->qkv_row, num_keys, h->head_dim, 1);
             for (int g = 0; g < h->group; g++)
                 backward_tile(f, s, rows + v_at, g, s->dk + at, s->dv + at, num_keys, num_queries,
@@ -385,10 +386,28 @@ static TARGET void backward_item(const Call *f, const Item *item, int kv_head, c
                    s->acc + (size_t)g * TILE * h->padded, h->padded, num_queries, h->head_dim,
                    h->scale, NULL);
     }
+}
+
+// The item's keys, for one kv head, and the queries that see them
+static TARGET void backward_item(const Call *f, const Item *item, int kv_head, const Scratch *s) {
+    const AttentionShape *h = &f->shape;
+    const int32_t *cu_seqlens = f->docs->cu_seqlens;
+    const int readers = readers_end(f->docs, item->doc, item->first, item->pass);
+    const int64_t row = tile_row(f->docs, item->doc, item->first);
+    const int64_t end = item->pass == PASS_BOTH ? cu_seqlens[readers]
+                                                : at_most(tile_row(f->docs, item->doc, item->end),
+                                                          cu_seqlens[item->doc + 1]);
+    const int num_rows = (int)(end - row);
     if (item->pass & PASS_DKV) {
-        floatX *rows = f->dqkv + (doc_row + (int64_t)item->first * TILE) * h->qkv_row;
-        unpack(rows + k_at, h->qkv_row, s->dk, h->padded, span_rows, h->head_dim, LN2, NULL);
-        unpack(rows + v_at, h->qkv_row, s->dv, h->padded, span_rows, h->head_dim, 1, NULL);
+        memset(s->dk, 0, sizeof(real) * num_rows * h->padded);
+        memset(s->dv, 0, sizeof(real) * num_rows * h->padded);
+    }
+    for (int doc = item->doc; doc < readers; doc++) backward_queries(f, item, doc, row, kv_head, s);
+    if (item->pass & PASS_DKV) {
+        floatX *dk = f->dqkv + row * h->qkv_row + (h->num_heads + kv_head) * h->head_dim;
+        unpack(dk, h->qkv_row, s->dk, h->padded, num_rows, h->head_dim, LN2, NULL);
+        unpack(dk + h->num_kv_heads * h->head_dim, h->qkv_row, s->dv, h->padded, num_rows,
+               h->head_dim, 1, NULL);
     }
 }
 

@@ -51,8 +51,10 @@ static void add_list(int32_t *work, WorkList list, const int32_t *cu_seqlens_hos
     });
 }
 
-size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_segments,
-                           HeadShape heads) {
+size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host,
+                           const int32_t *shared_first_host, const int32_t *shared_len_host,
+                           int num_segments, HeadShape heads) {
+    (void)shared_first_host, (void)shared_len_host;
     const int consumers = forward_consumers(heads.head_dim);
     const int shared = shared_heads(heads.num_heads / heads.num_kv_heads, consumers);
     const auto add = [=](WorkList list, auto tiles, auto cost) {

@@ -90,7 +90,7 @@ __device__ __forceinline__ void map_row(floatX *x, int64_t V, F value) {
 template <bool GRADIENT>
 __global__ void __launch_bounds__(MAX_WARPS *WARP)
     cross_entropy_kernel(real *losses, floatX *logits, const int32_t *targets,
-                         const float *loss_scale, int64_t V) {
+                         const float *weights, const float *loss_scale, int64_t V) {
     __shared__ SoftmaxSum warps[MAX_WARPS];
     const int64_t t = blockIdx.x;
     const int32_t target = targets[t];
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(MAX_WARPS *WARP)
     const SoftmaxSum s = block_sum(thread_sum(x, V), warps);
     if (threadIdx.x == 0) losses[t] = logf(s.sum) + (s.max - target_logit);
     if (!GRADIENT) return;
-    const float one = *loss_scale, scale = one / s.sum;
+    const float one = weights ? *loss_scale * weights[t] : *loss_scale, scale = one / s.sum;
     map_row(x, V, [=](int64_t v, float a) {
         return __expf(a - s.max) * scale - (v == target ? one : 0.0f);
     });
@@ -124,14 +124,16 @@ void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *ta
                            int64_t V) {
     if (T == 0) return;
     cross_entropy_kernel<false><<<(unsigned)T, threads_for(V), 0, cuda_stream()>>>(
-        losses, const_cast<floatX *>(logits), targets, (const float *)nullptr, V);
+        losses, const_cast<floatX *>(logits), targets, (const float *)nullptr, (const float *)nullptr,
+        V);
     LAUNCH_CHECK("cross_entropy_kernel");
 }
 
 void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets,
-                                    const real *loss_scale, int64_t T, int64_t V) {
+                                    const float *weights, const real *loss_scale, int64_t T,
+                                    int64_t V) {
     if (T == 0) return;
-    cross_entropy_kernel<true>
-        <<<(unsigned)T, threads_for(V), 0, cuda_stream()>>>(losses, logits, targets, loss_scale, V);
+    cross_entropy_kernel<true><<<(unsigned)T, threads_for(V), 0, cuda_stream()>>>(
+        losses, logits, targets, weights, loss_scale, V);
     LAUNCH_CHECK("cross_entropy_kernel");
 }

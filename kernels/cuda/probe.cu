@@ -42,8 +42,9 @@ static float *attend(const char *kernels, HeadShape heads) {
     float *lse = (float *)upload(x, n), *delta = (float *)upload(x, n);
     for (size_t i = 0; i < D; i++) x[i] = i % 2 == 0;
     float *angles = upload(x, D);
-    const size_t used = attention_work_list(ints, cu_seqlens, 2, heads);
-    const VarlenInfo docs = {upload(cu_seqlens, 3), upload(ints, used), TOKENS, 2, TOKENS - 65};
+    const size_t used = attention_work_list(ints, cu_seqlens, NULL, NULL, 2, heads);
+    const VarlenInfo docs = {
+        upload(cu_seqlens, 3), upload(ints, used), TOKENS, 2, TOKENS - 65, NULL, NULL};
     attention_forward(out, lse, qkv, &docs, heads);
     attention_backward(dqkv, delta, dout, qkv, out, lse, position_ids, angles, &docs, heads);
     activations_to_host(x, out, n_out);
