@@ -89,8 +89,8 @@ __device__ __forceinline__ void map_row(floatX *x, int64_t V, F value) {
 
 template <bool GRADIENT>
 __global__ void __launch_bounds__(MAX_WARPS *WARP)
-    cross_entropy_kernel(real *losses, floatX *logits, const int32_t *targets,
-                         const float *weights, const float *loss_scale, int64_t V) {
+    cross_entropy_kernel(real *losses, floatX *logits, const int32_t *targets, const float *weights,
+                         const float *loss_scale, int64_t V) {
     __shared__ SoftmaxSum warps[MAX_WARPS];
     const int64_t t = blockIdx.x;
     const int32_t target = targets[t];
@@ -124,8 +124,8 @@ void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *ta
                            int64_t V) {
     if (T == 0) return;
     cross_entropy_kernel<false><<<(unsigned)T, threads_for(V), 0, cuda_stream()>>>(
-        losses, const_cast<floatX *>(logits), targets, (const float *)nullptr, (const float *)nullptr,
-        V);
+        losses, const_cast<floatX *>(logits), targets, (const float *)nullptr,
+        (const float *)nullptr, V);
     LAUNCH_CHECK("cross_entropy_kernel");
 }
 
