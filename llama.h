@@ -87,7 +87,7 @@ typedef struct {
     floatX *dgate_up;   // (T, 2F)
     floatX *dswiglu;    // (T, F)
     real *attn_delta;   // (H, T)
-    floatX *logits;     // (head_chunk, V), becomes dlogits in place
+    floatX *logits;     // (head_chunk, Vp), becomes dlogits in place
     floatX *head_rows;  // (head_chunk, C)   the rows that have logits
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
     floatX *lora_h, *lora_dh;                               // (T, LORA_MOST*r)
@@ -320,13 +320,13 @@ static inline int64_t llama_chunk(const LlamaModel *m, int64_t i, int64_t num) {
     return num - i < m->settings.head_chunk ? num - i : m->settings.head_chunk;
 }
 
-// scratch.logits (n,V) =  those of these rows, which scratch.head_rows (n,C) keeps
+// scratch.logits (n,Vp) =  those of these rows, which scratch.head_rows (n,C) keeps
 static inline void llama_logits(LlamaModel *m, const int32_t *rows, int64_t n) {
     LlamaScratch *s = &m->scratch;
-    const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
+    const int64_t C = m->config.hidden_size, Vp = padded_vocab(m->config.vocab_size);
     comm_progress();
     gather_rows(s->head_rows, m->acts[m->config.num_layers].norm_attn, rows, n, C);
-    matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
+    matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, Vp);
 }
 
 // Losses of in.head_rows, for llama_add_losses. train: and the head's backward while a chunk's
@@ -334,7 +334,8 @@ static inline void llama_logits(LlamaModel *m, const int32_t *rows, int64_t n) {
 static inline void llama_head(LlamaModel *m, bool train) {
     LlamaScratch *s = &m->scratch;
     const LlamaInputs *in = &m->in;
-    const int64_t num = in->num_head_rows, C = m->config.hidden_size, V = m->config.vocab_size;
+    const int64_t num = in->num_head_rows, C = m->config.hidden_size, V = m->config.vocab_size,
+                  Vp = padded_vocab(V);
     for (int64_t i = 0, n; i < num; i += n) {
         const bool sum = m->zero.has_grads || i > 0;
         n = llama_chunk(m, i, num);
@@ -346,8 +347,8 @@ static inline void llama_head(LlamaModel *m, bool train) {
         else
             cross_entropy_forward(s->losses + i, s->logits, in->targets + i, n, V);
         if (!train) continue;
-        matmul_backward_weight(m->dlm_head, s->logits, s->head_rows, sum, n, C, V);       // +=
-        matmul_backward_input(s->dresid + i * C, s->logits, m->lm_head, false, n, C, V);  // =
+        matmul_backward_weight(m->dlm_head, s->logits, s->head_rows, sum, n, C, Vp);       // +=
+        matmul_backward_input(s->dresid + i * C, s->logits, m->lm_head, false, n, C, Vp);  // =
     }
     if (train) scatter_rows(s->dnorm, s->dresid, in->head_rows, num, in->docs.total_tokens, C);
 }
@@ -527,6 +528,13 @@ static inline void llama_begin_step(LlamaModel *m, double weight_sum) {
     zero_begin_step(&m->zero);
 }
 
+// out (n,V) on the host =  scratch.logits (n,Vp)
+static inline void llama_logits_to_host(LlamaModel *m, float *out, int64_t n) {
+    const int64_t V = m->config.vocab_size;
+    for (int64_t i = 0; i < n; i++)
+        activations_to_host(out + i * V, m->scratch.logits + i * padded_vocab(V), (size_t)V);
+}
+
 // Losses (T) =, logits (T, V) =, if not NULL. train: adds the gradients to those of the step.
 static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *losses,
                               float *logits) {
@@ -538,8 +546,8 @@ static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *
     for (int64_t t = 0, n; t < T && logits; t += n) {
         n = llama_chunk(m, t, T);
         comm_progress();
-        matmul_forward(m->scratch.logits, norm + t * C, m->lm_head, n, C, V);
-        activations_to_host(logits + t * V, m->scratch.logits, (size_t)(n * V));
+        matmul_forward(m->scratch.logits, norm + t * C, m->lm_head, n, C, padded_vocab(V));
+        llama_logits_to_host(m, logits + t * V, n);
     }
     llama_head(m, train);
     if (losses) {
@@ -591,7 +599,7 @@ static inline void llama_next_logits(LlamaModel *m, const Batch *b, const int32_
     llama_forward(m);
     device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
     llama_logits(m, rows, n);
-    activations_to_host(logits_host, m->scratch.logits, (size_t)n * (size_t)m->config.vocab_size);
+    llama_logits_to_host(m, logits_host, n);
 }
 
 static inline void llama_get_grads(LlamaModel *m, float *grads, size_t first, size_t n) {
@@ -682,6 +690,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
     const int64_t q_dim = llama_q_dim(c), D = c->head_dim, kv_dim = c->num_kv_heads * D;
     const float std = c->initializer_range, resid_std = std / sqrtf(2.0f * (float)c->num_layers);
     const bool lora = m->settings.lora.rank > 0;
+    const size_t padding = (size_t)((padded_vocab(V) - V) * C);  // rows of the head: always zeros
     m->num_tensors = 0;
     m->num_weights = 0;
     for (int l = 0; l < c->num_layers && lora; l++) llama_add_adapters(m, l);
@@ -690,6 +699,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
     const size_t adapter_elements = m->num_weights;
     llama_add_tensor(m, &m->embed_tokens, &m->dembed_tokens, NO_LAYER, "model.embed_tokens", V, C,
                      std);
+    m->num_weights += padding;
     for (int l = 0; l < c->num_layers; l++) {
         LlamaLayer *w = &m->layers[l];
         LlamaLayerGrads *g = &m->dlayers[l];
@@ -703,8 +713,10 @@ static inline void llama_build_tensors(LlamaModel *m) {
     }
     m->lm_head = m->embed_tokens;  // tied: both gradients are summed into one
     m->dlm_head = m->dembed_tokens;
-    if (!c->tie_word_embeddings)
+    if (!c->tie_word_embeddings) {
         llama_add_tensor(m, &m->lm_head, &m->dlm_head, NO_LAYER, "lm_head", V, C, std);
+        m->num_weights += padding;
+    }
     llama_align(m);
     m->num_decayed = lora ? adapter_elements : m->num_weights;
     for (int l = 0; l < c->num_layers; l++) {
@@ -742,7 +754,7 @@ static inline void llama_carve(LlamaModel *m) {
     const size_t T = (size_t)m->settings.micro_batch_tokens, C = (size_t)c->hidden_size,
                  F = (size_t)c->intermediate_size, H = (size_t)c->num_heads;
     const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
-    const size_t V = (size_t)c->vocab_size, chunk = (size_t)m->settings.head_chunk;
+    const size_t Vp = (size_t)padded_vocab(c->vocab_size), chunk = (size_t)m->settings.head_chunk;
     const size_t rank = (size_t)m->settings.lora.rank;
     const bool train = m->settings.train, repad = m->settings.repad;
     LlamaScratch *s = &m->scratch;
@@ -784,7 +796,7 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->rope_table, llama_rope_table_size(m) + (size_t)c->head_dim,
                  true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->unrotated, T, c->no_rope_interval > 0);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->logits, chunk * V, true);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->logits, chunk * Vp, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->head_rows, chunk * C, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->dresid, T * C, train);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->dnorm, T * C, train);

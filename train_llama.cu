@@ -134,8 +134,7 @@ static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel
     const DeviceOptions options = {o->threads, o->bf16_matmul, reduces_deterministically(o)};
     const char *missing = device_init(&options);
     if (missing && o->bf16_matmul) exit_with(EXIT_USAGE, "leave --bf16-matmul out", "%s", missing);
-    if (!missing)
-        missing = device_refuses(c->hidden_size, c->intermediate_size, c->vocab_size, c->head_dim);
+    if (!missing) missing = device_refuses(c->hidden_size, c->intermediate_size, c->head_dim);
     if (missing)
         exit_with(EXIT_DEVICE_ERROR, "make BACKEND=cpu builds a trainer that needs no GPU", "%s",
                   missing);

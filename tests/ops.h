@@ -113,6 +113,7 @@ static inline int64_t dim(const Run *r, char letter) {
     return letter == 'T'   ? T
            : letter == 'C' ? r->s.C
            : letter == 'V' ? r->s.V
+           : letter == 'P' ? padded_vocab(r->s.V)
            : letter == 'H' ? h.num_heads
            : letter == 'D' ? h.head_dim
            : letter == 'Q' ? (h.num_heads + 2 * h.num_kv_heads) * h.head_dim
@@ -595,11 +596,12 @@ HOT static double lse_of(const double *x, int64_t n) {
 static void want_losses(Run *r, const double *logits, const double *targets) {
     const int64_t V = r->s.V;
     EACH(t, r->s.T) {
+        const double *x = logits + t * padded_vocab(V);
         if (targets[t] < 0) {
             want_exactly(r, 0, t, 0);
             continue;
         }
-        const double lse = lse_of(logits + t * V, V), target = logits[t * V + (int64_t)targets[t]];
+        const double lse = lse_of(x, V), target = x[(int64_t)targets[t]];
         want(r, 0, t, lse - target, 1 + fabs(lse) + fabs(target), (double)V / 16);
     }
 }
@@ -609,10 +611,12 @@ static void want_dlogits(Run *r, double *const *x, const double *weights, double
     const int64_t T = r->s.T, V = r->s.V;
     want_losses(r, x[1], x[2]);
     EACH(t, T) {
-        const double lse = x[2][t] < 0 ? 0 : lse_of(x[1] + t * V, V),
+        const int64_t row = t * padded_vocab(V);
+        const double lse = x[2][t] < 0 ? 0 : lse_of(x[1] + row, V),
                      scale = loss_scale * (weights ? weights[t] : 1), size = fabs(scale);
+        for (int64_t v = V; v < padded_vocab(V); v++) want_exactly(r, 1, row + v, 0);
         EACH(v, V) {
-            const int64_t i = t * V + v;
+            const int64_t i = row + v;
             const bool is_target = v == (int64_t)x[2][t];
             const double p = exp(x[1][i] - lse);
             if (x[2][t] < 0)
@@ -631,7 +635,8 @@ CALL_AS(cross_entropy_weighted, cross_entropy_forward_backward, p[0], p[1], p[2]
 REFERENCE(cross_entropy_weighted) { want_dlogits(r, x, x[3], x[4][0]); }
 // The row without a target may hold anything.
 static void prepare_logits(Run *r, double *const *x) {
-    EACH(i, r->n[1]) if (x[2][i / r->s.V] < 0 && i % 7 == 0) x[1][i] = NAN;
+    const int64_t Vp = padded_vocab(r->s.V);
+    EACH(i, r->n[1]) if ((x[2][i / Vp] < 0 && i % 7 == 0) || i % Vp >= r->s.V) x[1][i] = NAN;
 }
 static void want_sum(Run *r, double *const *x, const double *weights) {
     double size = 0;
@@ -1001,14 +1006,14 @@ static const Operation operations[] = {
         RESULT("dgate_up", "T2C"), INPUT("dout", "TC"), INPUT("gate_up", "T2C")}),
     OPERATION(cross_entropy_forward, .flags = BY_ROWS, SHAPES(vocab), .prepare = prepare_logits,
               .operands = {
-        {"losses", REAL, OUT, "T", 0}, INPUT("logits", "TV"), {"targets", INT, IN, "T", TARGETS}}),
+        {"losses", REAL, OUT, "T", 0}, INPUT("logits", "TP"), {"targets", INT, IN, "T", TARGETS}}),
     OPERATION(cross_entropy_forward_backward, .flags = BY_ROWS, SHAPES(vocab),
               .prepare = prepare_logits, .operands = {
-        {"losses", REAL, OUT, "T", 0}, SUM("logits", "TV"), {"targets", INT, IN, "T", TARGETS},
+        {"losses", REAL, OUT, "T", 0}, SUM("logits", "TP"), {"targets", INT, IN, "T", TARGETS},
         {"loss_scale", REAL, IN, "1", LOSS_SCALE}}),
     OPERATION(cross_entropy_weighted, .flags = BY_ROWS, SHAPES(vocab), .prepare = prepare_logits,
               .operands = {
-        {"losses", REAL, OUT, "T", 0}, SUM("logits", "TV"), {"targets", INT, IN, "T", TARGETS},
+        {"losses", REAL, OUT, "T", 0}, SUM("logits", "TP"), {"targets", INT, IN, "T", TARGETS},
         {"weights", FLOAT, IN, "T", 0}, {"loss_scale", REAL, IN, "1", LOSS_SCALE}}),
     OPERATION(losses_sum, SHAPES(flat), .operands = {
         {"sum", DOUBLE, INOUT, "1", 0}, {"losses", REAL, IN, "T", 0}}),

@@ -136,6 +136,12 @@ put_tensors("poisoned/model.safetensors", weights)
 PY
 expect check_packing_fails_on_nan 11 'PACKING CHANGES THE RESULT' "$train" --model poisoned "${data[@]}" --check-packing
 lacks check_packing_on_nan_claims_no_equal_bits 'bit for bit' out.txt
+# bf16 products: the asan build has a model of AMX in C where the processor has none
+expect the_instruction_set_is_named 0 ' on cpu, .* matmul [a-z0-9_]+ [0-9]+x[0-9]+' "${run[@]}" --dry-run --out nothing
+if [[ $train = *asan* ]]; then
+    expect bf16_products 0 ' matmul [a-z0-9_]+_bf16 [0-9]+x[0-9]+' "${run[@]}" --bf16-matmul --out bf16 --steps 8
+    same_losses losses_of_bf16_products_are_near 0.00390625 0.03125 11 a bf16
+fi
 expect recompute_is_planned 0 '^recompute off .* MiB, on .* MiB \(chosen\), full ' "${run[@]}" --dry-run \
     --recompute on --out nothing
 # the largest micro-batch that fits, with 15/16 of the memory of another machine

@@ -112,7 +112,7 @@ Option run_option_table[] = {
     OPTION_GROUP("machine"),
     NUMBER("threads", parsed.threads, "0", 0, 4096, "CPU threads; 0: all cores"),
     FLAG("bf16-matmul", parsed.bf16_matmul,
-         "CPU: matmul inputs in bf16, sums in fp32; faster on AMD"),
+         "CPU: matmul inputs in bf16, sums in fp32; the start says where that is faster"),
     TEXT("attention", parsed.attention, "auto",
          "attention kernels: auto; CUDA: sm80, sm90; CPU: avx512, avx2, portable"),
     NUMBER("memory-gib", parsed.memory_gib, "0", 0, 1e6,

@@ -30,19 +30,33 @@ size_t attention_work_list_size(int64_t max_tokens, int64_t max_segments) {
     return COUNT_INTS + (size_t)items * ITEM_INTS;
 }
 
-// Appends a list to `work`: `tiles(len)` items for each document of `len` tokens, by falling cost.
-// Equal costs are in the order of the buffer: neighbours in the list are neighbours in the cache.
+// The last row of those whose queries see a document's own key `first`: its own, and those of the
+// documents that follow and share it
+static int32_t readers_end(const VarlenInfo &docs, int doc, int first) {
+    int end = doc + 1;
+    while (docs.shared_len && end < docs.num_segments && docs.shared_len[end] > first) end++;
+    return docs.cu_seqlens[end];
+}
+
+// Appends a list to `work`: `tiles(len)` items for each document of `len` own tokens, by falling
+// cost. Equal costs are in the order of the buffer: neighbours in the list are neighbours in the
+// cache.
 template <class Tiles, class Cost>
-static void add_list(int32_t *work, WorkList list, const int32_t *cu_seqlens_host, int num_segments,
-                     Tiles tiles, Cost cost) {
+static void add_list(int32_t *work, WorkList list, const VarlenInfo &docs, int keys, Tiles tiles,
+                     Cost cost) {
     WorkCounts *counts = reinterpret_cast<WorkCounts *>(work);
     WorkItem *items = reinterpret_cast<WorkItem *>(counts + 1), *end;
     if (list == BACKWARD_ITEMS) items += counts->items[FORWARD_ITEMS];
     end = items;
-    for (int doc = 0; doc < num_segments; doc++) {
-        const int32_t start = cu_seqlens_host[doc], len = cu_seqlens_host[doc + 1] - start;
-        assert(start >= 0 && len >= 0);
-        for (int t = 0; t < tiles(len); t++) *end++ = {start, len, t};
+    for (int doc = 0; doc < docs.num_segments; doc++) {
+        const int32_t row = docs.cu_seqlens[doc], own = docs.cu_seqlens[doc + 1] - row;
+        const int32_t shared = docs.shared_len ? docs.shared_len[doc] : 0;
+        assert(row >= 0 && own >= 0 && shared % SHARED_TILE == 0);
+        for (int t = 0; t < tiles(own); t++)
+            *end++ = list == BACKWARD_ITEMS
+                         ? WorkItem{row, readers_end(docs, doc, shared + t * keys) - row, t, 0, 0}
+                         : WorkItem{row - shared, shared + own, t,
+                                    shared ? docs.shared_first[doc] : 0, shared};
     }
     counts->items[list] = (int32_t)(end - items);
     std::sort(items, end, [=](const WorkItem &a, const WorkItem &b) {
@@ -54,31 +68,33 @@ static void add_list(int32_t *work, WorkList list, const int32_t *cu_seqlens_hos
 size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host,
                            const int32_t *shared_first_host, const int32_t *shared_len_host,
                            int num_segments, HeadShape heads) {
-    (void)shared_first_host, (void)shared_len_host;
+    const VarlenInfo docs = {cu_seqlens_host,   NULL,           0, num_segments, 0,
+                             shared_first_host, shared_len_host};
     const int consumers = forward_consumers(heads.head_dim);
     const int shared = shared_heads(heads.num_heads / heads.num_kv_heads, consumers);
-    const auto add = [=](WorkList list, auto tiles, auto cost) {
-        add_list(work_host, list, cu_seqlens_host, num_segments, tiles, cost);
+    const auto add_forward = [=](auto tiles, auto cost) {
+        add_list(work_host, FORWARD_ITEMS, docs, 0, tiles, cost);
     };
-    const auto tiles_of = [](int tile) { return [=](int len) { return ceil_div(len, tile); }; };
     // Cost: blocks of 64 keys that the last query sees, or of 64 queries from the first key on
-    const auto queries_from = [](int keys) {
-        return [=](const WorkItem &item) {
-            return ceil_div<int>(item.len, UNIT_ROWS) - item.tile * (keys / UNIT_ROWS);
-        };
+    const auto add_backward = [=](int keys) {
+        add_list(
+            work_host, BACKWARD_ITEMS, docs, keys, [=](int own) { return ceil_div(own, keys); },
+            [=](const WorkItem &item) {
+                return ceil_div<int>(item.len, UNIT_ROWS) - item.tile * (keys / UNIT_ROWS);
+            });
     };
     if (sm90()) {
-        add(
-            FORWARD_ITEMS,
-            [=](int len) { return ceil_div(ceil_div<int>(len, UNIT_ROWS) * shared, consumers); },
+        add_forward(
+            [=](int own) { return ceil_div(ceil_div<int>(own, UNIT_ROWS) * shared, consumers); },
             [=](const WorkItem &item) { return last_row_block(item, consumers, shared); });
-        add(BACKWARD_ITEMS, tiles_of(BACKWARD_KEYS), queries_from(BACKWARD_KEYS));
+        add_backward(BACKWARD_KEYS);
     } else {
-        add(FORWARD_ITEMS, tiles_of(QUERY_TILE), [](const WorkItem &item) {
-            const int64_t end = (item.tile + 1) * (int64_t)QUERY_TILE;
-            return ceil_div<int64_t>(std::min<int64_t>(end, item.len), KEY_TILE);
-        });
-        add(BACKWARD_ITEMS, tiles_of(KEY_TILE), queries_from(KEY_TILE));
+        add_forward([](int own) { return ceil_div<int>(own, QUERY_TILE); },
+                    [](const WorkItem &item) {
+                        const int64_t end = item.shared_len + (item.tile + 1) * (int64_t)QUERY_TILE;
+                        return ceil_div<int64_t>(std::min<int64_t>(end, item.len), KEY_TILE);
+                    });
+        add_backward(KEY_TILE);
     }
     const WorkCounts *counts = reinterpret_cast<const WorkCounts *>(work_host);
     return COUNT_INTS +

@@ -37,9 +37,15 @@ enum WorkList {
 struct WorkCounts {
     int32_t items[NUM_WORK_LISTS];
 };
+// Shared prefixes. A document's rows from `start` on are its tokens' own, but for those of the first
+// shared_len, which are the rows from shared_first on; `start` is then that many rows before the
+// first own one, and may be negative. Lists have own rows only, and tiles are counted from there.
+// Whoever shares a tile of keys follows their document: to the dK, dV kernel the own rows of them
+// all are one document, and shared_len is 0.
 struct WorkItem {
     int32_t start, len;  // the document: first row, tokens
     int32_t tile;
+    int32_t shared_first, shared_len;
 };
 
 // No batch of these sizes has more items, whatever its layout. Grids are sized by this bound, so
@@ -52,9 +58,9 @@ static inline int64_t max_work_items(int64_t tokens, int64_t docs, int tile) {
 // Of sm_90's forward: the row block, 64 queries, of the item's last unit
 __host__ __device__ __forceinline__ int last_row_block(const WorkItem &item, int consumers,
                                                        int shared) {
-    const int units = ceil_div<int>(item.len, UNIT_ROWS) * shared;
+    const int units = ceil_div<int>(item.len - item.shared_len, UNIT_ROWS) * shared;
     const int end = (item.tile + 1) * consumers;
-    return ((end < units ? end : units) - 1) / shared;
+    return item.shared_len / UNIT_ROWS + ((end < units ? end : units) - 1) / shared;
 }
 
 __device__ __forceinline__ int work_count(const int32_t *work, WorkList list) {

@@ -218,10 +218,10 @@ __device__ __forceinline__ void produce_keys(const CUtensorMap *qkv_map,
     typedef typename Z::T T;
     const uint32_t base = smem_u32(smem);
     const int tokens = (int)s.total_tokens;
+    Job *const jobs = reinterpret_cast<Job *>(smem + Z::JOBS);
     KeyRing<D> keys(base);
     produce_units<Z::CONSUMERS>(
-        &q_items_taken, work, s, base + Z::UNIT_PAIRS, reinterpret_cast<Job *>(smem + Z::JOBS),
-        2 * T::BYTES,
+        &q_items_taken, work, s, base + Z::UNIT_PAIRS, jobs, 2 * T::BYTES,
         [&](int unit, uint32_t full, const Job &job) {
             const uint32_t q = base + unit * 2 * T::BYTES;
             load_rows<D, T::PANEL>(q, qkv_map, full, job.doc, tokens, job.head * D,
@@ -229,14 +229,15 @@ __device__ __forceinline__ void produce_keys(const CUtensorMap *qkv_map,
             load_rows<D, T::PANEL>(q + T::BYTES, dout_map, full, job.doc, tokens, job.head * D,
                                    job.row_block * ROWS, ROWS);
         },
-        [&](const WorkItem &item, int kv_head, int row_blocks) {
+        [&](int kv_head, int row_blocks) {
             const int k_column = (s.num_heads + kv_head) * D;
             for (int block = row_blocks - 1; block >= 0; block--, keys.advance()) {
                 mbar_wait(keys.empty(), keys.phase ^ 1);
                 mbar_arrive_expect_tx(keys.full(), 2 * T::BYTES);
-                load_rows<D, T::PANEL>(keys.tile(), qkv_map, keys.full(), item, tokens, k_column,
+                const WorkItem rows = rows_of_keys(jobs, block * ROWS);
+                load_rows<D, T::PANEL>(keys.tile(), qkv_map, keys.full(), rows, tokens, k_column,
                                        block * ROWS, ROWS);
-                load_rows<D, T::PANEL>(keys.tile() + T::BYTES, qkv_map, keys.full(), item, tokens,
+                load_rows<D, T::PANEL>(keys.tile() + T::BYTES, qkv_map, keys.full(), rows, tokens,
                                        k_column + s.num_kv_heads * D, block * ROWS, ROWS);
             }
         });
@@ -534,7 +535,7 @@ __device__ __forceinline__ void produce_queries(const CUtensorMap *qkv_map,
     QueryRing<D> queries(base);
     unsigned number = take_number(&kv_items_taken, total);
     for (uint32_t phase = 0;; phase ^= 1) {
-        KeyJob job = {{0, 0, 0}, STOP};
+        KeyJob job = {{}, STOP};
         if (number < total) {
             job = {work_item(work, BACKWARD_ITEMS, number / s.num_kv_heads),
                    (int)(number % s.num_kv_heads)};

@@ -375,7 +375,7 @@ struct QueryTile {
         if (index >= work_count(work, FORWARD_ITEMS)) return false;
         item = work_item(work, FORWARD_ITEMS, index);
         head = number % s.num_heads;
-        first = item.tile * QUERY_TILE + (int)blockIdx.x % CTAS * QUERIES;
+        first = item.shared_len + item.tile * QUERY_TILE + (int)blockIdx.x % CTAS * QUERIES;
         end = min(first + QUERIES, item.len);
         own = warp_id() * ROWS, own_first = first + own;
         k_column = (s.num_heads + head / s.group) * D;
@@ -385,7 +385,8 @@ struct QueryTile {
     __device__ __forceinline__ void load_stage(uint32_t stages, int j, const floatX *qkv,
                                                const AttentionShape &s) const {
         const int first_key = j * KEYS, rows = item.len - first_key;
-        const floatX *keys = qkv + (item.start + first_key) * s.qkv_row + k_column;
+        const int start = first_key < item.shared_len ? item.shared_first : item.start;
+        const floatX *keys = qkv + (start + first_key) * s.qkv_row + k_column;
         const uint32_t k_tile = stages + j % 2 * STAGE_BYTES;
         load_tile<KEYS, D>(k_tile, keys, s.qkv_row, rows);
         load_tile<KEYS, D>(k_tile + KV_BYTES, keys + s.num_kv_heads * D, s.qkv_row, rows);

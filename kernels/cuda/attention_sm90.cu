@@ -57,13 +57,14 @@ __device__ unsigned items_taken;  // see take_number; 0 between kernels
 
 // The next block of the ring: keys from `first` on, at most KEYS of them, up to `end`
 template <int D, class Ring>
-__device__ __forceinline__ void load_block(Ring &ring, const CUtensorMap *map, const WorkItem &doc,
+__device__ __forceinline__ void load_block(Ring &ring, const CUtensorMap *map, const Job *job,
                                            int total_tokens, int head, int first, int end) {
     const int keys = min(KEYS, end - first);
     mbar_wait(ring.empty(), ring.phase ^ 1);
     mbar_arrive_expect_tx(ring.full(), keys * D * 2);
-    load_rows<D, ForwardSizes<D>::KV::PANEL>(ring.tile(), map, ring.full(), doc, total_tokens,
-                                             head * D, first, keys);
+    load_rows<D, ForwardSizes<D>::KV::PANEL>(ring.tile(), map, ring.full(),
+                                             rows_of_keys(job, first), total_tokens, head * D,
+                                             first, keys);
     ring.advance();
 }
 
@@ -73,23 +74,23 @@ __device__ __forceinline__ void produce(const CUtensorMap *qkv_map, const int32_
     typedef ForwardSizes<D> Z;
     const uint32_t base = smem_u32(smem);
     const int tokens = (int)s.total_tokens;
+    Job *const jobs = reinterpret_cast<Job *>(smem + Z::JOBS);
     KeyRing<D> keys(base);
     ValueRing<D> values(base);
     produce_units<Z::CONSUMERS>(
-        &items_taken, work, s, base + Z::Q_PAIRS, reinterpret_cast<Job *>(smem + Z::JOBS),
-        Z::Q::BYTES,
+        &items_taken, work, s, base + Z::Q_PAIRS, jobs, Z::Q::BYTES,
         [&](int unit, uint32_t full, const Job &job) {
             load_rows<D, Z::Q::PANEL>(base + unit * Z::Q::BYTES, qkv_map, full, job.doc, tokens,
                                       job.head * D, job.row_block * UNIT_ROWS, UNIT_ROWS);
         },
-        [&](const WorkItem &item, int kv_head, int row_blocks) {
+        [&](int kv_head, int row_blocks) {
             const int k_head = s.num_heads + kv_head, end = row_blocks * UNIT_ROWS;
             const int key_blocks = ceil_div(end, KEYS);
             for (int block = key_blocks - 1; block >= -1; block--) {
                 if (block >= 0)
-                    load_block<D>(keys, qkv_map, item, tokens, k_head, block * KEYS, end);
+                    load_block<D>(keys, qkv_map, jobs, tokens, k_head, block * KEYS, end);
                 if (block + 1 < key_blocks)  // V one block behind K, as it is used
-                    load_block<D>(values, qkv_map, item, tokens, k_head + s.num_kv_heads,
+                    load_block<D>(values, qkv_map, jobs, tokens, k_head + s.num_kv_heads,
                                   (block + 1) * KEYS, end);
             }
         });

@@ -216,6 +216,13 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const CUtensorMap *map,
                         column + panel * PANEL_COLUMNS, total_tokens - doc.len + first + at,
                         doc.start + doc.len);
 }
+// An item's document as if all its rows stood where those of its keys from `first` on do. Read from
+// shared memory again and again: a producer has no registers to keep it in.
+__device__ __forceinline__ WorkItem rows_of_keys(const Job *job, int first) {
+    WorkItem doc = job->doc;
+    if (first < doc.shared_len) doc.start = doc.shared_first;
+    return doc;
+}
 
 // The number of a CTA's next item, of `total`. Its first is drawn too, so that a CTA that starts
 // late, behind another kernel's, does not begin with one of the longest. Every CTA draws until it
@@ -225,7 +232,7 @@ __device__ __forceinline__ unsigned take_number(unsigned *items_taken, unsigned 
 }
 
 // The producer of items of units. For each item, load_unit(consumer, full, job) starts the loads of
-// a consumer's own rows, UNIT_BYTES of them, and load_keys(item, kv_head, row_blocks) those of the
+// a consumer's own rows, UNIT_BYTES of them, and load_keys(kv_head, row_blocks) those of the
 // keys that all see. unit_pairs, jobs: a barrier pair and a Job for each consumer.
 template <int CONSUMERS, class LoadUnit, class LoadKeys>
 __device__ __forceinline__ void produce_units(unsigned *items_taken, const int32_t *work,
@@ -238,15 +245,16 @@ __device__ __forceinline__ void produce_units(unsigned *items_taken, const int32
     for (uint32_t phase = 0;; phase ^= 1) {
         const bool more = number < total;
         const int first_head = number % shares * s.shared;
-        WorkItem item = {0, 0, 0};
+        WorkItem item = {};
         if (more) {
             // opaque: addresses kept over an item would take more registers than a producer has
             item = work_item(work + opaque(0), FORWARD_ITEMS, number / shares);
             number = take_number(items_taken, total);  // long before it is used
         }
         const int row_blocks = more ? last_row_block(item, CONSUMERS, s.shared) + 1 : 0;
-        Job job = {item, item.tile * CONSUMERS / s.shared,
+        Job job = {item, item.shared_len / UNIT_ROWS + item.tile * CONSUMERS / s.shared,
                    first_head + item.tile * CONSUMERS % s.shared, row_blocks};
+        job.doc.tile = 0;  // nobody reads it: a register less
 #pragma unroll 1
         for (int w = 0; w < CONSUMERS; w++) {
             const uint32_t full = unit_pairs + w * 16;
@@ -259,7 +267,7 @@ __device__ __forceinline__ void produce_units(unsigned *items_taken, const int32
             if (++job.head == first_head + s.shared) job.head = first_head, job.row_block++;
         }
         if (!more) return;
-        load_keys(item, first_head / s.group, row_blocks);
+        load_keys(first_head / s.group, row_blocks);
     }
 }
 
