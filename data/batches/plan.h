@@ -4,7 +4,7 @@
 //   step      the longest prefix of the stream with at most
 //             floor(fill * num_micro * micro_batch_tokens) tokens
 //   packing   longest segment first, each into the micro-batch with the least work among those with
-//             room; shared: so, in as few micro-batches as hold it, segments that begin alike as one
+//             room; shared: in as few micro-batches as hold it, what begins alike as one
 //
 // A step is the same for any number of ranks; the layout only changes the grouping into
 // micro-batches. The state is a cursor for each source; planning again from the same state gives
