@@ -241,6 +241,22 @@ static void check_numbers(Batch *b) {
         }
 }
 
+TEST(shared_documents_come_by_falling_length) {
+    static int32_t text[300];
+    DocView alike[3] = {{text, 300, -1, NULL, NULL, 0},
+                        {text, 260, -1, NULL, NULL, 256},
+                        {text, 140, -1, NULL, NULL, 128}};
+    Batch b;
+    batch_init(&b, 400, 3);
+    batch_fill(&b, LAYOUT_SHARED, alike, 3, 0);
+    CHECK(batch_is_valid(&b, SMALL_VOCAB));
+    const DocView last = alike[2];
+    alike[2] = alike[1], alike[1] = last;
+    batch_fill(&b, LAYOUT_SHARED, alike, 3, 0);
+    CHECK(!batch_is_valid(&b, SMALL_VOCAB));
+    batch_free(&b);
+}
+
 TEST(every_planted_corruption_is_refused) {
     for (int layout = 0; layout < 5; layout++) {
         Batch batch, *b = &batch;

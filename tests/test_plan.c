@@ -717,6 +717,7 @@ static int32_t token_of(int64_t doc, int64_t i) {
     const uint64_t key = (uint64_t)i < same   ? family
                          : (uint64_t)i < more ? 1000 + family * 3 + part
                                               : 5000 + (uint64_t)doc;
+    if (i % 128 == 0 && i > 0) return 7;  // where a tile ends, in all of them
     return (int32_t)(splitmix64(key << 24 ^ (uint64_t)i) >> 40);
 }
 
@@ -809,6 +810,33 @@ TEST(shared_plans_keep_the_step_and_compute_less) {
             state = p.cursor_after;
         }
     }
+}
+
+// Documents 0 to 3 begin each other; the others share 300 tokens, and two pairs of them 1000.
+static bool read_tree(const void *context, const Segment *c, int64_t n, int32_t *tokens,
+                      Error *err) {
+    (void)context, (void)err;
+    for (int32_t i = 0; i < n; i++)
+        tokens[i] = i + (c->doc < 4 ? 0
+                         : i < 300  ? 10000
+                         : i < 1000 ? 20000 + 10000 * (int32_t)(c->doc / 6)
+                                    : 50000 + 10000 * (int32_t)c->doc);
+    return true;
+}
+
+TEST(shared_prefixes_of_unrolled_and_of_nested_documents) {
+    static int32_t docs[] = {300, 600, 900, 1200, 1100, 1100, 1100, 1100};
+    const Lengths l = {docs, 8, 0};
+    DocIndex index = index_of(&l);
+    const PlanSettings s = {
+        .max_seqlen = 1200, .micro_batch_tokens = 7400, .num_micro = 1, .fill_ppm = 1000000};
+    PLAN p = {0};
+    index.read = read_tree;
+    plan_ok(&p, &index, &s, LAYOUT_SHARED, &START);
+    const int64_t unrolled = 1200 + (900 - 896) + (600 - 512) + (300 - 256),
+                  nested = 2 * (1100 + 1100 - 896);
+    CHECK_MSG(p.num_stream == 8 && p.computed_tokens == unrolled + nested, "%ld rows",
+              p.computed_tokens);
 }
 
 // Documents of one family that fit into one micro-batch, and those for which two are needed
