@@ -271,11 +271,11 @@ PY
 # ---- what trains nothing needs no --out of its own; a run is no text ----------------------------------------
 expect a_run 0 done "${run[@]}" --train 10.jsonl --out mine/1 --epochs 2.5 --val-every 0 --micro-batch-tokens 64
 has its_epochs '^epochs  [23].[0-9]+ in [5-9] steps: about [23].[0-9] steps an epoch$' out.txt
-cp -r mine/1 before
+cp -r mine/1 mine.before
 for what in '--compare 1' --check-packing '--steps 0 --val-every 0'; do
     expect "$what" 0 '^texts   9.jsonl -> /.*/unpad-' "${run[@]}" --train 9.jsonl --out mine/1 $what
 done
-check nothing_is_left_there diff -r before mine/1
+check nothing_is_left_there diff -r mine.before mine/1
 refused a_run_as_texts 'mine/1: expected texts or shards, found a run' mine/1
 has where_its_tokens_are '^hint: its tokens are in mine/1/tokens$' out.txt
 echo text > mine/text.txt

@@ -58,6 +58,9 @@ Option run_option_table[] = {
          "train on shards that were not made with the model's tokenizer.json"),
     OPTION_GROUP("run"),
     DIRECTORY("out", parsed.out, "out/demo", "directory of log.jsonl, checkpoints and final/"),
+    TEXT("options", parsed.options, NULL,
+         "read options from a file, one a line (lr 1e-4), such as RUN/options, which each run "
+         "writes; those of the command line win"),
     OPTION("resume", OPTION_DIRECTORY, &parsed.resume, NULL, "newest", 0, 0,
            "continue from a checkpoint (without DIR: the newest valid one in --out) with that "
            "run's options; options given here override them. Together with --train it starts the "
@@ -160,8 +163,7 @@ Option run_option_table[] = {
          "it is --train: text files, JSONL or shards"),
     HINT("validation-file|eval-dataset|val-file|input-val-bin|-j", "it is --val"),
     HINT("tokenizer|tokenizer-name|tokenizer-path", "it is the tokenizer of --model"),
-    HINT("config|config-file|job.config-file",
-         "there are no option files; --resume uses the options of the run"),
+    HINT("config|config-file|job.config-file", "it is --options FILE, with one option a line"),
     HINT("layers|num-layers|n-layer|hidden-size|heads|num-heads",
          "--model's config.json has the sizes"),
     HINT("max-seq-length|max-seq-len|max-length|seq-len|seq-length|sequence-length|ctx-size|"
@@ -216,18 +218,21 @@ static const char usage[] =
 // What most runs need, for --help
 static const char options_of_help[] =
     "model|train|val|out|resume|overwrite|max-seqlen|micro-batch-tokens|batch-tokens|steps|lr|"
-    "save-every|log-every|compare|prompt|generate|chat|dry-run";
+    "epochs|options|save-every|log-every|compare|prompt|generate|chat|dry-run";
 
 // What --resume does not take from the run it continues: options of this start and this machine.
 const char run_options_of_a_start[] =
-    "out|resume|overwrite|log-every|threads|memory-gib|heartbeat-seconds|compare|check-packing|"
+    "options|out|resume|overwrite|log-every|threads|memory-gib|heartbeat-seconds|compare|check-"
+    "packing|"
     "generate|chat|eval|dry-run";
 
 static const char options_of_generate[] =
-    "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-seqlen|"
+    "options|generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-"
+    "seqlen|"
     "micro-batch-tokens|threads|memory-gib|bf16-matmul|attention|adapter|dry-run";
 static const char options_of_eval[] =
-    "eval|train|val|bench|log-every|train-on|long-docs|boundary-token|allow-other-tokenizer|seed|"
+    "options|eval|train|val|bench|log-every|train-on|long-docs|boundary-token|allow-other-"
+    "tokenizer|seed|"
     "model|adapter|from-scratch|max-seqlen|micro-batch-tokens|threads|memory-gib|bf16-matmul|"
     "attention|heartbeat-seconds|dry-run";
 
@@ -236,7 +241,10 @@ Options *run_options_parse(int argc, char **argv, const char *version, int num_r
     options_parse_or_exit(run_option_table, argc, argv, usage, options_of_help, version);
     if (o->chat && !o->generate)
         exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
-    if (option_given(run_option_table, "steps") && option_given(run_option_table, "epochs"))
+    const OptionGiver steps = option_given(run_option_table, "steps"),
+                      epochs = option_given(run_option_table, "epochs");
+    if (steps > epochs) o->epochs = 0;  // the command line wins
+    if (steps && steps == epochs)
         exit_with(EXIT_USAGE, "leave one of them out",
                   "--steps and --epochs: expected at most one of them");
     if (option_given(run_option_table, "warmup-steps") && o->steps > 0 &&
@@ -248,6 +256,17 @@ Options *run_options_parse(int argc, char **argv, const char *version, int num_r
         o->micro_batch_tokens = o->max_seqlen;
     if (o->batch_tokens == 0) o->batch_tokens = (int64_t)o->micro_batch_tokens * num_ranks;
     return o;
+}
+
+void run_options_write(const char *log, bool resumed) {
+    char dir[IO_PATH_MAX], path[IO_PATH_MAX], except[320];
+    Error err = {0};
+    snprintf(except, sizeof except, "%s|%s", run_options_of_a_start,
+             resumed || parsed.epochs == 0 ? "epochs" : "steps");
+    if (!path_parent(dir, sizeof dir, log, &err) ||
+        !path_join(path, sizeof path, dir, "options", &err) ||
+        !options_write(run_option_table, except, resumed, path, &err))
+        warning("%s", err.what);
 }
 
 // Adapters of another rank or beside other layers are other tensors than the run's; another alpha
@@ -280,7 +299,8 @@ static json_t *take_options(const ResumePoint *at) {
     must(options_take(run_option_table, stored, run_options_of_a_start, &err) ||
              error_prefix(&err, at->dir),
          &err);
-    if (option_given(run_option_table, "steps")) parsed.epochs = 0;
+    if (option_given(run_option_table, "steps") && !option_given(run_option_table, "epochs"))
+        parsed.epochs = 0;
     check_lora_kept(stored, at->dir);
     if (option_given(run_option_table, "train-on") && !option_given(run_option_table, "train"))
         exit_with(EXIT_USAGE, "leave it out, or give --train and another --out",
@@ -393,8 +413,7 @@ static void check_no_weights(const char *spec, const char *hint, const char *why
     Error err = {0};
     Sources sources;
     must(sources_parse(&sources, spec, &err), &err);
-    if (sources.n > 1)
-        exit_with(EXIT_USAGE, hint, "%s: %s, expected no weights", spec, why);
+    if (sources.n > 1) exit_with(EXIT_USAGE, hint, "%s: %s, expected no weights", spec, why);
     sources_free(&sources);
 }
 

@@ -17,7 +17,7 @@ enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
 
 typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *attention, *adapter, *lora_targets,
-        *bench, *check_packing;
+        *bench, *check_packing, *options;
     bool from_scratch, overwrite, deterministic, bf16_matmul, generate, chat, eval, dry_run,
         allow_other_tokenizer, lora_merge;
     int train_on, layout, optimizer, schedule, long_docs, recompute, final_dtype, compare, lora;
@@ -51,6 +51,10 @@ void run_options_complete_inference(int num_ranks);
 // Once the data is open: --steps for --epochs, of about so many steps each; 0: a mixture. Warns of a
 // run of more than 20 epochs of these documents.
 void run_options_count_steps(double epoch_steps, int64_t num_docs);
+
+// Writes the file `options` beside the log, for --options: what was given, or for a resumed run, of
+// which that is a part, all that is not the default.
+void run_options_write(const char *log, bool resumed);
 
 enum { SAVE_MINUTES = 10 };  // between checkpoints, without --save-every
 

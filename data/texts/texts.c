@@ -24,7 +24,7 @@
 enum {
     UNITS_PER_THREAD = 16,
     FORMAT = 3,
-    VAL_MIN_DOCS = 10,  // fewer are all trained
+    VAL_MIN_DOCS = 10,          // fewer are all trained
     MAX_ROUND_BYTES = 1 << 28,  // except for the last file: their tokens are in memory
 };
 
@@ -439,8 +439,7 @@ static bool may_replace(const Job *j, Error *err) {
 }
 
 static bool write_all(Job *j, Error *err) {
-    if (!dir_create_all(j->out->path, err) || !out_dir_lock(j->out, err))
-        return false;
+    if (!dir_create_all(j->out->path, err) || !out_dir_lock(j->out, err)) return false;
     j->start_ms = j->shown_ms = now_ms();
     if (make_shards(j, err) && publish(j, err)) {
         print_summary(j);
