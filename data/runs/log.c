@@ -225,7 +225,8 @@ static void step_text(char text[LINE_BYTES], const RunTotals *t, const StepRepor
 }
 
 static void show_step(const RunTotals *t, const StepReport *r, const StepPlan *p) {
-    const size_t columns = (size_t)terminal_width(stdout);
+    const int width = terminal_width(stdout);
+    const size_t columns = width > 2 ? (size_t)width - 2 : 0;  // room for ^C
     const bool due = r->lines_every > 0 && (r->pauses || r->step % r->lines_every == 0),
                stays = due || r->skipped || r->spike;
     char text[LINE_BYTES], *last;

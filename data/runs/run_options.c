@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../base/memory.h"
 #include "../shards/sources.h"
 #include "checkpoint_files.h"
 
@@ -96,7 +97,8 @@ Option run_option_table[] = {
            "for --lora"),
     CHOICE("schedule", parsed.schedule, "wsd", SCHEDULE_NAMES,
            "wsd: stable, then decay over the last --decay-frac, linear or 1-sqrt"),
-    NUMBER("warmup-steps", parsed.warmup_steps, "20", 0, 1e12, "linear from 0"),
+    NUMBER("warmup-steps", parsed.warmup_steps, "-1", -1, 1e12,
+           "linear from 0; -1: 20, but at most a tenth of the run"),
     NUMBER("decay-frac", parsed.decay_frac, "0.2", 0, 1, "share of the steps that wsd decays over"),
     NUMBER("min-lr-frac", parsed.min_lr_frac, "0", 0, 1, "the decay ends at this share of --lr"),
     NUMBER("weight-decay", parsed.weight_decay, NULL, 0, 1e6,
@@ -239,6 +241,9 @@ static const char options_of_eval[] =
 Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks) {
     Options *o = &parsed;
     options_parse_or_exit(run_option_table, argc, argv, usage, options_of_help, version);
+    char *out = host_copy(o->out, "a path");
+    for (size_t n = strlen(out); n > 1 && out[n - 1] == '/';) out[--n] = 0;
+    o->out = out;
     if (o->chat && !o->generate)
         exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
     const OptionGiver steps = option_given(run_option_table, "steps"),
@@ -341,6 +346,7 @@ void run_options_count_steps(double epoch_steps, int64_t num_docs) {
     o->epoch_steps = epoch_steps;
     if (option_given(run_option_table, "epochs") && o->epochs > 0)
         o->steps = (int64_t)fmax(1, ceil((double)o->epochs * epoch_steps - 1e-6));
+    if (o->warmup_steps < 0) o->warmup_steps = o->steps / 10 < 20 ? o->steps / 10 : 20;
     const double epochs = epoch_steps > 0 ? (double)o->steps / epoch_steps : 0;
     if (epochs > 20 && !o->compare && !o->check_packing)
         warning("%ld steps are %.0f epochs of these %ld documents; --epochs 3 is usual", o->steps,
