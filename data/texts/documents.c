@@ -123,13 +123,13 @@ typedef struct {
     bool is_val;
 } Text;
 
-// Decides by content, so that copies of a document are on the same side.
-static bool is_validation(const Text *text, double val_frac) {
+// Where its content places it in [0, 1), so that copies of a document are on the same side.
+static double place_of(const Text *text) {
     unsigned char digest[32];
     uint64_t first;
     sha256(text->bytes, text->n, digest);
     memcpy(&first, digest, sizeof first);
-    return (double)__builtin_bswap64(first) * 0x1p-64 < val_frac;
+    return (double)__builtin_bswap64(first) * 0x1p-64;
 }
 
 // Finds a token in the text from *end on: bytes [*first, *end). These may include bytes that the
@@ -233,7 +233,9 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
     }
     const bool masked = text->parts || text->weight != 1;
     if (masked && !mark_document(u, text, first, bad)) return false;
-    const bool is_val = text->is_val || is_validation(text, u->options->val_frac);
+    const double place = place_of(text);
+    const bool is_val = text->is_val || place < u->options->val_frac;
+    if (place < u->least_place) u->least_place = place;
     u->documents = host_grow(u->documents, &u->document_capacity, u->num_documents + 1,
                              sizeof *u->documents, "documents");
     u->documents[u->num_documents++] = (UnitDocument){first, end, is_val, masked};
@@ -360,10 +362,13 @@ static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
 
 // ---- Units --------------------------------------------------------------------------------------
 
-// Where the last 1 % begins, at a line; n: the text is not cut.
+// Where the last 1 % begins, at a line, or without one at a character; n: the text is not cut.
 static uint64_t cut_at(const char *text, uint64_t n) {
-    const char *line = n < CUT_MIN_BYTES ? NULL : memchr(text + n - n / 100, '\n', n / 100 - 1);
-    return line ? (uint64_t)(line + 1 - text) : n;
+    uint64_t at = n - n / 100;
+    const char *line = n < CUT_MIN_BYTES ? NULL : memchr(text + at, '\n', n / 100 - 1);
+    if (n < CUT_MIN_BYTES) return n;
+    while (!line && at < n && (text[at] & 0xc0) == 0x80) at++;
+    return line ? (uint64_t)(line + 1 - text) : at;
 }
 
 static void encode_file(Unit *u) {
@@ -415,6 +420,7 @@ static void store_tokens(Unit *u) {
 void unit_encode(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     u->encoder = e;
     u->options = options;
+    u->least_place = 1;
     bpe_clear(e);
     if (u->file->kind == INPUT_TEXT)
         encode_file(u);
