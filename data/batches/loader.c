@@ -1,6 +1,7 @@
 #include "loader.h"
 
 #include <assert.h>
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +19,11 @@ static int64_t dataset_index_targets(const void *dataset, int64_t doc, int64_t f
     return dataset_count_targets((const Dataset *)dataset, doc, from, n);
 }
 
-static double dataset_index_weights(const void *dataset, int64_t doc, int64_t from, int64_t n) {
-    return dataset_sum_weights((const Dataset *)dataset, doc, from, n);
+static double dataset_index_weights(const void *dataset, const Segment *c) {
+    double sum = 0;
+    for (int64_t i = 1; i < c->length + c->has_next; i++)
+        sum += fabs((double)dataset_weight((const Dataset *)dataset, c->doc, c->tok_off + i));
+    return sum;
 }
 
 static bool dataset_index_read(const void *dataset, const Segment *c, int64_t n, int32_t *tokens,
@@ -69,8 +73,8 @@ bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens,
     targets[c->length - 1] = -1;
     memcpy(targets, tokens + 1, (size_t)n * sizeof *targets);
     dataset_mask_tokens(ds, c->doc, c->tok_off + 1, n, targets);
-    if (weights) dataset_weights(ds, c->doc, c->tok_off + 1, n, weights);
-    if (weights && n < c->length) weights[n] = 0;
+    for (int32_t i = 0; weights && i < c->length; i++)
+        weights[i] = i < n ? dataset_weight(ds, c->doc, c->tok_off + 1 + i) : 0;
     return true;
 }
 

@@ -275,7 +275,6 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
     LongCounts counts = {0};
     PlanState at = *state;
     p->num_stream = p->num_targets = p->real_tokens = p->longest_segment = 0;
-    p->weight_sum = 0;
     while (p->num_stream < max_segments) {
         Segment segment;
         if (!mixture_draw(index, s, &at, &segment, &counts, err)) return false;
@@ -289,10 +288,12 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
         p->stream[p->num_stream++] = segment;
         p->real_tokens += segment.length;
         p->num_targets += stream_targets(index, &segment);
-        p->weight_sum += stream_weights(index, &segment);
         if (segment.length > p->longest_segment) p->longest_segment = segment.length;
         p->cursor_after = at;
     }
+    p->weight_sum = index->weights ? 0 : (double)p->num_targets;
+    for (int64_t i = 0; index->weights && i < p->num_stream; i++)
+        p->weight_sum += index->weights(index->context, &p->stream[i]);
     p->cursor_after.step = state->step + 1;
     return true;
 }

@@ -69,12 +69,6 @@ int64_t stream_targets(const DocIndex *index, const Segment *c) {
     return index->targets ? index->targets(index->context, c->doc, c->tok_off + 1, n) : n;
 }
 
-double stream_weights(const DocIndex *index, const Segment *c) {
-    const int64_t n = c->length - 1 + c->has_next;
-    return index->weights ? index->weights(index->context, c->doc, c->tok_off + 1, n)
-                          : (double)stream_targets(index, c);
-}
-
 // Is a document left out as a whole? Counts what happens to it in either case.
 static bool leaves_out(const DocIndex *index, const PlanSettings *s, int64_t doc, int64_t length,
                        LongCounts *counts) {

@@ -22,8 +22,8 @@ typedef struct {
     const void *context;
     // Of tokens [from, from + n) of a document, from >= 1, how many are targets; NULL: all
     int64_t (*targets)(const void *context, int64_t doc, int64_t from, int64_t n);
-    // The sum of the magnitudes of their weights; NULL: all are 1
-    double (*weights)(const void *context, int64_t doc, int64_t from, int64_t n);
+    // The sum of the magnitudes of a segment's weights; NULL: all are 1
+    double (*weights)(const void *context, const Segment *c);
     int64_t first_doc;       // documents are first_doc .. first_doc + num_docs - 1
     const Sources *sources;  // of these documents; NULL: one
     // The first n tokens of a segment; only for layout shared
@@ -74,9 +74,6 @@ bool stream_next_segment(const DocIndex *index, const PlanSettings *s, SourceCur
 // the first of the long documents.
 bool stream_count_left_out(const DocIndex *index, const PlanSettings *s, LongCounts *out,
                            Error *err);
-
-// Sum of the magnitudes of the weights of a segment's targets
-double stream_weights(const DocIndex *index, const Segment *c);
 
 // Number of tokens of the segment that have a target
 int64_t stream_targets(const DocIndex *index, const Segment *c);

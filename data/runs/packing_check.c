@@ -18,12 +18,6 @@ static void compare(double *largest, const float *a, const float *b, int64_t n) 
     for (int64_t i = 0; i < n; i++) keep_larger(largest, (double)a[i] - (double)b[i]);
 }
 
-// Of the batch, and of one of its documents alone
-typedef struct {
-    size_t vocab_size;
-    const float *losses, *losses_alone, *logits, *logits_alone;
-} Rows;
-
 // Document d of the packed batch as a batch of its own. Its targets are the next tokens, not those
 // of the packed batch, which may be wrong; a mask and weights are taken over.
 static void batch_alone(Batch *alone, const Batch *packed, int32_t d) {
@@ -49,24 +43,12 @@ static void compare_grads(PackingDelta *delta, const float *packed, const float 
     delta->grad_norm = sqrt(norm2);
 }
 
-// Rows [first, first + n) of the batch against those of a document from `from` on. A row that has a
-// target only for another document has a loss in the batch alone; its gradient then shows.
-static void compare_rows(PackingDelta *delta, const Rows *r, const Batch *alone, int32_t first,
-                         int32_t from, int32_t n) {
-    const size_t V = r->vocab_size;
-    for (int32_t t = from; t < from + n; t++, first++) {
-        if (alone->targets[t] >= 0)
-            keep_larger(&delta->loss, (double)r->losses[first] - (double)r->losses_alone[t]);
-        compare(&delta->logit, r->logits + (size_t)first * V, r->logits_alone + (size_t)t * V,
-                (int64_t)V);
-    }
-}
-
 PackingDelta packing_check(ModelFace m, const Batch *batch, const Batch *docs,
                            float *losses_alone) {
-    const size_t T = (size_t)batch->total_tokens, V = (size_t)m.vocab_size,
-                 most = (size_t)docs->max_seqlen;
-    float *logits = host_calloc((T + most) * V, sizeof(float), "logits");
+    const size_t T = (size_t)batch->total_tokens, most = T + (size_t)docs->max_seqlen;
+    const int64_t V = m.vocab_size;
+    float *logits = host_calloc(most * (size_t)V, sizeof(float), "logits"),
+          *logits_alone = logits + T * (size_t)V;
     float *losses = host_calloc(T, sizeof(float), "losses");
     float *grads = host_calloc(2 * m.num_grads, sizeof(float), "gradients");
     Batch alone;
@@ -79,12 +61,17 @@ PackingDelta packing_check(ModelFace m, const Batch *batch, const Batch *docs,
     for (int32_t d = 0; d < docs->num_segments; d++) {
         const int32_t first = docs->cu_seqlens[d], rows = docs->cu_seqlens[d + 1] - first,
                       shared = batch->shared_len[d];
-        const Rows rows_of = {V, losses, losses_alone + first, logits, logits + T * V};
         if (rows == 0) continue;
         batch_alone(&alone, docs, d);
-        m.pass(m.model, &alone, true, losses_alone + first, logits + T * V);
-        compare_rows(&delta, &rows_of, &alone, batch->shared_first[d], 0, shared);
-        compare_rows(&delta, &rows_of, &alone, batch->cu_seqlens[d], shared, rows - shared);
+        m.pass(m.model, &alone, true, losses_alone + first, logits_alone);
+        for (int32_t t = 0; t < rows; t++) {
+            const int64_t row =
+                t < shared ? batch->shared_first[d] + t : batch->cu_seqlens[d] + t - shared;
+            // else it may be the target of another document: the gradient shows a wrong one
+            if (alone.targets[t] >= 0)
+                compare(&delta.loss, losses + row, losses_alone + first + t, 1);
+            compare(&delta.logit, logits + row * V, logits_alone + t * V, V);
+        }
     }
     m.get_grads(m.model, grads + m.num_grads, 0, m.num_grads);
     compare_grads(&delta, grads, grads + m.num_grads, m.num_grads);

@@ -1,7 +1,6 @@
 #include "dataset.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,10 +83,6 @@ static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *opt
     ds->num_empty += s->num_empty;
     ds->masked |= s->mask != NULL;
     ds->weighted |= s->weights != NULL;
-    for (int64_t i = 0; s->weights && i < s->num_tokens; i++) {
-        ds->weights[0] = fminf(ds->weights[0], s->weights[i]);
-        ds->weights[1] = fmaxf(ds->weights[1], s->weights[i]);
-    }
     ds->num_targets += s->mask ? s->num_targets : s->num_tokens - s->num_docs;
     const uint64_t facts[] = {s->file.size_bytes, s->checksum, (uint64_t)s->num_docs};
     const char *name = basename(s->path);
@@ -148,12 +143,10 @@ size_t dataset_num_unchecked(const Dataset *ds) {
 
 void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
     const size_t unchecked = dataset_num_unchecked(ds);
-    char targets[96] = "", weights[48] = "", empty[64] = "", scanned[96] = "", sums[96] = "";
-    if (ds->weighted)
-        snprintf(weights, sizeof weights, " with weights from %g to %g", (double)ds->weights[0],
-                 (double)ds->weights[1]);
+    char targets[64] = "", empty[64] = "", scanned[96] = "", sums[96] = "";
     if (ds->masked)
-        snprintf(targets, sizeof targets, ", %ld of them targets%s", ds->num_targets, weights);
+        snprintf(targets, sizeof targets, ", %ld of them targets%s", ds->num_targets,
+                 ds->weighted ? " with weights" : "");
     if (ds->num_empty > 0)
         snprintf(empty, sizeof empty, ", %ld empty one%s left out", ds->num_empty,
                  text_plural(ds->num_empty));
@@ -266,20 +259,12 @@ int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, in
     return s->mask ? mask_count(s->mask, start + offset, start + offset + n) : n;
 }
 
-double dataset_sum_weights(const Dataset *ds, int64_t doc, int64_t offset, int64_t n) {
+float dataset_weight(const Dataset *ds, int64_t doc, int64_t offset) {
     int64_t start, end;
     const Shard *s = dataset_find(ds, doc, &start, &end);
-    if (!ds->weighted || !s->weights) return (double)dataset_count_targets(ds, doc, offset, n);
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++) sum += fabs((double)s->weights[start + offset + i]);
-    return sum;
-}
-
-void dataset_weights(const Dataset *ds, int64_t doc, int64_t offset, int64_t n, float *weights) {
-    int64_t start, end;
-    const Shard *s = dataset_find(ds, doc, &start, &end);
-    for (int64_t i = start + offset; i < start + offset + n; i++)
-        *weights++ = s->weights ? s->weights[i] : !s->mask || mask_bit(s->mask, i);
+    assert(offset >= 1 && offset < end - start);
+    if (s->weights) return s->weights[start + offset];
+    return !s->mask || mask_bit(s->mask, start + offset);
 }
 
 void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n,
