@@ -34,6 +34,7 @@ static Option table[] = {
            "the same bits every time"),
     OPTION("overlap", OPTION_FLAG, &o.overlap, "true", NULL, 0, 0, "communication during backward"),
     HINT("output-dir|-o", "it is --out"),
+    HINT("sav*", "nothing is saved"),
     OPTION("options", OPTION_STRING, &o.options, NULL, NULL, 0, 0, "a file of options"),
     OPTION("no-bias", OPTION_FLAG, &o.no_bias, NULL, NULL, 0, 0,
            "a flag whose name begins with no-"),
@@ -132,7 +133,9 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--any_int=3", "--any_int=3: unknown option", "did you mean --any-int?"},
         {"-o x", "-o: unknown option", "it is --out"},
         {"--out a b", "b: unexpected argument", "quote a pattern"},
-        {"--no-steps", "unknown option", ""},
+        {"--no-steps", "unknown option", "--help all"},
+        {"--save_total 3", "--save_total: unknown option", "nothing is saved"},
+        {"--sead 3", "--sead: unknown option", "did you mean --seed?"},
         {"--data x", "unknown option", ""},  // a group's title is not an option
         {"_", "unexpected argument", "--name value"},
         {"--steps", "--steps: expected a value", ""},

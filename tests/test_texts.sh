@@ -218,6 +218,10 @@ gzip -c notes.txt > notes.txt.gz
 cp notes.txt.gz packed.txt
 refused other_keys 'wrong.jsonl:1: expected text, messages, .* or parts; found body' wrong.jsonl
 refused an_empty_chat 'chat.jsonl:1: expected an answer that is trained, found none' chat.jsonl
+has how_to_train_it '^hint: --train-on all' out.txt
+echo '{"prompt": "x", "chosen": "y", "rejected": "z"}' > preferences.jsonl && echo '{"question": "x", "answer": "y"}' > asked.jsonl
+refused preferences '^hint: TRL trains preferences' preferences.jsonl
+refused questions '^hint: name them prompt and completion' asked.jsonl
 refused an_empty_file 'empty.txt: expected documents, found none' empty.txt
 refused gzip 'notes.txt.gz: expected text or JSONL, found gzip' notes.txt.gz
 refused parquet_in_a_directory 'x.parquet: expected text or JSONL, found Parquet' tables

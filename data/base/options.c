@@ -124,21 +124,37 @@ static size_t distance(const char *a, const char *b) {
     return n + m - least - first - last;
 }
 
+// Does one of the words that end in * begin the name?
+static bool in_family(const char *list, const char *name) {
+    char word[WORD_MAX];
+    while (next_word(&list, word)) {
+        const size_t n = strlen(word) - 1;
+        if (word[n] == '*' && strncmp(word, name, n) == 0) return true;
+    }
+    return false;
+}
+
 // The hint names our option if this is another program's or misspelt. Returns false.
 static bool unknown_option(const Option *table, const char *argument, Error *err) {
-    char name[WORD_MAX], hint[WORD_MAX + 30] = "--help all lists all options";
+    char name[WORD_MAX], near[WORD_MAX + 30] = "";
     size_t least = 3;
     snprintf(name, sizeof name, "%.*s", (int)strcspn(argument, "="), argument);
-    const char *bare = strncmp(name, "--", 2) == 0 ? name + 2 : name, *known = NULL;
+    const char *bare = strncmp(name, "--", 2) == 0 ? name + 2 : name, *known = NULL, *family = NULL;
     for (char *p = name; (p = strchr(p, '_'));) *p = '-';
     for (const Option *o = table; o->name; o++) {
         if (o->kind == OPTION_KIND_HINT && index_of_word(o->name, bare) >= 0) known = o->help;
+        if (o->kind == OPTION_KIND_HINT && in_family(o->name, bare)) family = o->help;
         const size_t far = o->address ? distance(bare, o->name) : least;
         if (far >= least || far * 2 >= strlen(bare)) continue;
         least = far;
-        snprintf(hint, sizeof hint, "did you mean --%s?", o->name);
+        snprintf(near, sizeof near, "did you mean --%s?", o->name);
     }
-    return error_set(err, EXIT_USAGE, known ? known : hint, "%.100s: unknown option", argument);
+    return error_set(err, EXIT_USAGE,
+                     known     ? known
+                     : near[0] ? near
+                     : family  ? family
+                               : "--help all lists all options",
+                     "%.100s: unknown option", argument);
 }
 
 // The value of argv[*i], after '=' or in the next argument; NULL with *err set when it is missing.

@@ -12,7 +12,7 @@
 
 typedef enum {
     OPTION_KIND_GROUP,  // a title in --help
-    OPTION_KIND_HINT,   // not an option: names "a|b" of other programs, with our replacement
+    OPTION_KIND_HINT,   // not an option: names "a|b|c*" of other programs, with our replacement
     OPTION_FLAG,        // bool *
     OPTION_INT,         // int *
     OPTION_INT64,       // int64_t *

@@ -493,10 +493,12 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
     const bool gguf = path_ends_with(model, ".gguf");
     if (llama_config_builtin(c, model)) return true;
     if (gguf || path_ends_with(model, ".safetensors") || path_ends_with(model, ".bin"))
-        return error_set(err, EXIT_BAD_INPUT,
-                         gguf ? "scripts/gguf_to_hf.py FILE DIR makes a directory of it"
-                              : "give the directory that contains it and config.json",
-                         "%s: expected a model directory, found a file of weights", model);
+        return error_set(
+            err, EXIT_BAD_INPUT,
+            gguf ? "scripts/gguf_to_hf.py FILE DIR converts SmolLM2's; of other models, "
+                   "scripts/get_model.sh ORG/NAME gets the original"
+                 : "give the directory that contains it and config.json",
+            "%s: expected a model directory, found a file of weights", model);
     if (path_exists(model)) return is_no_run(model, err) && llama_config_read(c, model, err);
     for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
     if (is_hub_name(model))

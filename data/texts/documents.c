@@ -273,11 +273,16 @@ static bool describe_bad_record(const json_t *record, const char *parse_error, E
     if (!json_is_object(record)) return bad_input(bad, "expected an object, found another value");
     if (text) return json_type_error(text, "text", "a string", bad);
     json_object_foreach((json_t *)record, key, item) text_list(keys, sizeof keys, key);
-    return error_set(bad, EXIT_BAD_INPUT,
-                     "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
-                     "expected text, messages, conversations, prompt and completion, instruction "
-                     "and output, or parts; found %s",
-                     keys[0] ? keys : "an empty object");
+    return error_set(
+        bad, EXIT_BAD_INPUT,
+        json_object_get(record, "chosen")
+            ? "TRL trains preferences; to train the chosen answers, name them completion"
+        : json_object_get(record, "question")
+            ? "name them prompt and completion for a chat of one turn"
+            : "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
+        "expected text, messages, conversations, prompt and completion, instruction "
+        "and output, or parts; found %s",
+        keys[0] ? keys : "an empty object");
 }
 
 // [["...", true], ...]
@@ -307,9 +312,11 @@ static bool read_chat(Unit *u, const json_t *record, Parts *parts, Error *bad) {
         return true;
     }
     if (chat_render(&options->chat, record, options->trains_on_all, parts, bad)) return true;
-    text_copy(bad->hint, sizeof bad->hint,
-              "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders what only a whole "
-              "template can, such as tools");
+    if (!bad->hint[0])
+        text_copy(
+            bad->hint, sizeof bad->hint,
+            "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders what only a whole "
+            "template can, such as tools");
     return false;
 }
 
