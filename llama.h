@@ -87,7 +87,7 @@ typedef struct {
     floatX *dgate_up;   // (T, 2F)
     floatX *dswiglu;    // (T, F)
     real *attn_delta;   // (H, T)
-    floatX *logits;     // (head_chunk, V), becomes dlogits in place
+    floatX *logits;     // (head_chunk, Vp), becomes dlogits in place
     floatX *head_rows;  // (head_chunk, C)   the rows that have logits
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
     floatX *lora_h, *lora_dh;                               // (T, LORA_MOST*r)
@@ -100,6 +100,7 @@ typedef struct {
     VarlenInfo docs;
     int32_t num_head_rows;         // rows that the head computes: see Batch
     int32_t *head_rows, *targets;  // (num_head_rows) which they are, and their targets
+    const float *weights;          // (num_head_rows) of the targets; NULL: all 1
     int32_t num_real_rows;         // repad layout only, else 0
     int32_t *real_rows, *real_position_ids;
     VarlenInfo real_docs;
@@ -208,8 +209,8 @@ static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err
 // device_timer_ms is the time of the micro-batches.
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                            float grad_clip);
-// It begins a step of this many targets, of all ranks.
-static inline void llama_begin_step(LlamaModel *m, int64_t num_targets);
+// It begins a step of targets whose weights have this sum of magnitudes, of all ranks.
+static inline void llama_begin_step(LlamaModel *m, double weight_sum);
 // Each micro-batch takes zero_begin_micro_batch and these five calls. The batch must satisfy
 // batch_is_valid, and may be reused as soon as llama_set_batch returns.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b);
@@ -319,13 +320,13 @@ static inline int64_t llama_chunk(const LlamaModel *m, int64_t i, int64_t num) {
     return num - i < m->settings.head_chunk ? num - i : m->settings.head_chunk;
 }
 
-// scratch.logits (n,V) =  those of these rows, which scratch.head_rows (n,C) keeps
+// scratch.logits (n,Vp) =  those of these rows, which scratch.head_rows (n,C) keeps
 static inline void llama_logits(LlamaModel *m, const int32_t *rows, int64_t n) {
     LlamaScratch *s = &m->scratch;
-    const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
+    const int64_t C = m->config.hidden_size, Vp = padded_vocab(m->config.vocab_size);
     comm_progress();
     gather_rows(s->head_rows, m->acts[m->config.num_layers].norm_attn, rows, n, C);
-    matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
+    matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, Vp);
 }
 
 // Losses of in.head_rows, for llama_add_losses. train: and the head's backward while a chunk's
@@ -333,25 +334,27 @@ static inline void llama_logits(LlamaModel *m, const int32_t *rows, int64_t n) {
 static inline void llama_head(LlamaModel *m, bool train) {
     LlamaScratch *s = &m->scratch;
     const LlamaInputs *in = &m->in;
-    const int64_t num = in->num_head_rows, C = m->config.hidden_size, V = m->config.vocab_size;
+    const int64_t num = in->num_head_rows, C = m->config.hidden_size, V = m->config.vocab_size,
+                  Vp = padded_vocab(V);
     for (int64_t i = 0, n; i < num; i += n) {
         const bool sum = m->zero.has_grads || i > 0;
         n = llama_chunk(m, i, num);
         llama_logits(m, in->head_rows + i, n);
         if (train)
-            cross_entropy_forward_backward(s->losses + i, s->logits, in->targets + i, m->loss_scale,
-                                           n, V);
+            cross_entropy_forward_backward(s->losses + i, s->logits, in->targets + i,
+                                           in->weights ? in->weights + i : NULL, m->loss_scale, n,
+                                           V);
         else
             cross_entropy_forward(s->losses + i, s->logits, in->targets + i, n, V);
         if (!train) continue;
-        matmul_backward_weight(m->dlm_head, s->logits, s->head_rows, sum, n, C, V);       // +=
-        matmul_backward_input(s->dresid + i * C, s->logits, m->lm_head, false, n, C, V);  // =
+        matmul_backward_weight(m->dlm_head, s->logits, s->head_rows, sum, n, C, Vp);       // +=
+        matmul_backward_input(s->dresid + i * C, s->logits, m->lm_head, false, n, C, Vp);  // =
     }
     if (train) scatter_rows(s->dnorm, s->dresid, in->head_rows, num, in->docs.total_tokens, C);
 }
 
 static inline void llama_add_losses(LlamaModel *m) {
-    losses_sum(m->zero.loss_sum, m->scratch.losses, m->in.num_head_rows);
+    losses_sum(m->zero.loss_sum, m->scratch.losses, m->in.weights, m->in.num_head_rows);
 }
 
 // Starts from scratch.dnorm, which llama_head left.
@@ -449,6 +452,8 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
     scatter_rows(s->dqkv, s->real_dqkv, in->real_rows, n, T, qkv_dim);
 }
 
+_Static_assert((int)SHARED_TILE_TOKENS == SHARED_TILE, "one tile for batches and kernels");
+
 // ---- The micro-batch: everything the kernels need to know of it goes over in one copy -----------
 
 static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *src_host,
@@ -459,23 +464,27 @@ static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *s
     return device;
 }
 
-// The values of n rows
-static inline int32_t *llama_stage_rows(LlamaModel *m, size_t *used, const int32_t *src_host,
-                                        const int32_t *rows_host, int32_t n) {
-    for (int32_t i = 0; i < n; i++) m->staging_host[*used + (size_t)i] = src_host[rows_host[i]];
+// The values of n rows, of 4 bytes each
+static inline void *llama_stage_rows(LlamaModel *m, size_t *used, const void *src_host,
+                                     const int32_t *rows_host, int32_t n) {
+    for (int32_t i = 0; i < n; i++)
+        memcpy(m->staging_host + *used + i, (const int32_t *)src_host + rows_host[i], 4);
     return llama_stage(m, used, NULL, n);
 }
 
 static inline void llama_stage_documents(LlamaModel *m, size_t *used, VarlenInfo *docs,
-                                         const int32_t *cu_seqlens, int32_t num_segments,
+                                         const int32_t *cu_seqlens, const int32_t *shared_first,
+                                         const int32_t *shared_len, int32_t num_segments,
                                          int32_t max_seqlen) {
     docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_segments + 1);
+    docs->shared_first = shared_len ? llama_stage(m, used, shared_first, num_segments) : NULL;
+    docs->shared_len = shared_len ? llama_stage(m, used, shared_len, num_segments) : NULL;
     docs->work = m->staging + *used;
     docs->num_segments = num_segments;
     docs->max_seqlen = max_seqlen;
     docs->total_tokens = cu_seqlens[num_segments];
-    *used += attention_work_list(m->staging_host + *used, cu_seqlens, NULL, NULL, num_segments,
-                                 m->heads);
+    *used += attention_work_list(m->staging_host + *used, cu_seqlens, shared_first, shared_len,
+                                 num_segments, m->heads);
     assert(*used <= m->staging_ints);
 }
 
@@ -494,25 +503,36 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->num_head_rows = b->num_head_rows;
     in->head_rows = llama_stage(m, &used, b->head_rows, b->num_head_rows);
     in->targets = llama_stage_rows(m, &used, b->targets, b->head_rows, b->num_head_rows);
-    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_segments, b->max_seqlen);
+    in->weights =
+        b->weighted ? llama_stage_rows(m, &used, b->weights, b->head_rows, b->num_head_rows) : NULL;
+    const bool shared = b->num_shared > 0;
+    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, shared ? b->shared_first : NULL,
+                          shared ? b->shared_len : NULL, b->num_segments, b->max_seqlen);
     in->num_real_rows = b->num_real_rows;
     if (b->num_real_rows) {
         in->real_rows = llama_stage(m, &used, b->real_rows, b->num_real_rows);
         in->real_position_ids =
             llama_stage_rows(m, &used, b->position_ids, b->real_rows, b->num_real_rows);
-        llama_stage_documents(m, &used, &in->real_docs, b->real_cu_seqlens, b->num_real_segments,
-                              b->real_max_seqlen);
+        llama_stage_documents(m, &used, &in->real_docs, b->real_cu_seqlens, NULL, NULL,
+                              b->num_real_segments, b->real_max_seqlen);
     }
     device_upload(m->staging, m->staging_host, used * sizeof(int32_t));
 }
 
 // ---- The step around them -----------------------------------------------------------------------
 
-static inline void llama_begin_step(LlamaModel *m, int64_t num_targets) {
-    const real loss_scale = (real)1 / (real)num_targets;
-    assert(num_targets > 0 && m->settings.train);
+static inline void llama_begin_step(LlamaModel *m, double weight_sum) {
+    const real loss_scale = (real)1 / (real)weight_sum;
+    assert(weight_sum > 0 && m->settings.train);
     device_upload(m->loss_scale, &loss_scale, sizeof loss_scale);
     zero_begin_step(&m->zero);
+}
+
+// out (n,V) on the host =  scratch.logits (n,Vp)
+static inline void llama_logits_to_host(LlamaModel *m, float *out, int64_t n) {
+    const int64_t V = m->config.vocab_size;
+    for (int64_t i = 0; i < n; i++)
+        activations_to_host(out + i * V, m->scratch.logits + i * padded_vocab(V), (size_t)V);
 }
 
 // Losses (T) =, logits (T, V) =, if not NULL. train: adds the gradients to those of the step.
@@ -526,8 +546,8 @@ static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *
     for (int64_t t = 0, n; t < T && logits; t += n) {
         n = llama_chunk(m, t, T);
         comm_progress();
-        matmul_forward(m->scratch.logits, norm + t * C, m->lm_head, n, C, V);
-        activations_to_host(logits + t * V, m->scratch.logits, (size_t)(n * V));
+        matmul_forward(m->scratch.logits, norm + t * C, m->lm_head, n, C, padded_vocab(V));
+        llama_logits_to_host(m, logits + t * V, n);
     }
     llama_head(m, train);
     if (losses) {
@@ -541,7 +561,7 @@ static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                            float grad_clip) {
     comm_phase("forward", hyper.t);
-    llama_begin_step(m, data->plan.num_targets);
+    llama_begin_step(m, data->plan.weight_sum);
     device_timer_start();
     for (int32_t i = 0; i < data->num_micro; i++) {
         zero_begin_micro_batch(&m->zero, data->own_micros[i], data->plan.num_micro,
@@ -579,7 +599,7 @@ static inline void llama_next_logits(LlamaModel *m, const Batch *b, const int32_
     llama_forward(m);
     device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
     llama_logits(m, rows, n);
-    activations_to_host(logits_host, m->scratch.logits, (size_t)n * (size_t)m->config.vocab_size);
+    llama_logits_to_host(m, logits_host, n);
 }
 
 static inline void llama_get_grads(LlamaModel *m, float *grads, size_t first, size_t n) {
@@ -670,6 +690,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
     const int64_t q_dim = llama_q_dim(c), D = c->head_dim, kv_dim = c->num_kv_heads * D;
     const float std = c->initializer_range, resid_std = std / sqrtf(2.0f * (float)c->num_layers);
     const bool lora = m->settings.lora.rank > 0;
+    const size_t padding = (size_t)((padded_vocab(V) - V) * C);  // rows of the head: always zeros
     m->num_tensors = 0;
     m->num_weights = 0;
     for (int l = 0; l < c->num_layers && lora; l++) llama_add_adapters(m, l);
@@ -678,6 +699,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
     const size_t adapter_elements = m->num_weights;
     llama_add_tensor(m, &m->embed_tokens, &m->dembed_tokens, NO_LAYER, "model.embed_tokens", V, C,
                      std);
+    m->num_weights += padding;
     for (int l = 0; l < c->num_layers; l++) {
         LlamaLayer *w = &m->layers[l];
         LlamaLayerGrads *g = &m->dlayers[l];
@@ -691,8 +713,10 @@ static inline void llama_build_tensors(LlamaModel *m) {
     }
     m->lm_head = m->embed_tokens;  // tied: both gradients are summed into one
     m->dlm_head = m->dembed_tokens;
-    if (!c->tie_word_embeddings)
+    if (!c->tie_word_embeddings) {
         llama_add_tensor(m, &m->lm_head, &m->dlm_head, NO_LAYER, "lm_head", V, C, std);
+        m->num_weights += padding;
+    }
     llama_align(m);
     m->num_decayed = lora ? adapter_elements : m->num_weights;
     for (int l = 0; l < c->num_layers; l++) {
@@ -730,7 +754,7 @@ static inline void llama_carve(LlamaModel *m) {
     const size_t T = (size_t)m->settings.micro_batch_tokens, C = (size_t)c->hidden_size,
                  F = (size_t)c->intermediate_size, H = (size_t)c->num_heads;
     const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
-    const size_t V = (size_t)c->vocab_size, chunk = (size_t)m->settings.head_chunk;
+    const size_t Vp = (size_t)padded_vocab(c->vocab_size), chunk = (size_t)m->settings.head_chunk;
     const size_t rank = (size_t)m->settings.lora.rank;
     const bool train = m->settings.train, repad = m->settings.repad;
     LlamaScratch *s = &m->scratch;
@@ -772,7 +796,7 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->rope_table, llama_rope_table_size(m) + (size_t)c->head_dim,
                  true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->unrotated, T, c->no_rope_interval > 0);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->logits, chunk * V, true);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->logits, chunk * Vp, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->head_rows, chunk * C, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->dresid, T * C, train);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->dnorm, T * C, train);
@@ -844,7 +868,8 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
                            .head_dim = config->head_dim};
     m->settings.head_chunk = llama_head_chunk(config, &settings);
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
-    m->staging_ints = 5 * T + (T + 1) + work_ints + (settings.repad ? 3 * T + 1 + work_ints : 0);
+    m->staging_ints =
+        6 * T + 3 * (T + 1) + work_ints + (settings.repad ? 3 * T + 1 + work_ints : 0);
     m->staging_ints += settings.cache_tokens ? 2 * T : T;  // and at the end the rows to sample from
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");

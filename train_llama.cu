@@ -4,7 +4,7 @@
 //   ./train_llama                                trains `demo` on what quickstart prepared
 //   ./train_llama --model DIR --train 'shards/train_*.bin' --out run --steps 1000
 //   ./train_llama --resume --out run             continues from the newest checkpoint, bit for bit
-//   ./train_llama --compare                      packed, padded, rows, repad on the same documents
+//   ./train_llama --compare                      every layout on the same documents
 //   ./train_llama --check-packing                packed against each document alone
 //   ./train_llama --model DIR --generate --prompt TEXT      continues the text
 //   ./train_llama --model DIR --eval --val shards           loss and perplexity
@@ -134,8 +134,7 @@ static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel
     const DeviceOptions options = {o->threads, o->bf16_matmul, reduces_deterministically(o)};
     const char *missing = device_init(&options);
     if (missing && o->bf16_matmul) exit_with(EXIT_USAGE, "leave --bf16-matmul out", "%s", missing);
-    if (!missing)
-        missing = device_refuses(c->hidden_size, c->intermediate_size, c->vocab_size, c->head_dim);
+    if (!missing) missing = device_refuses(c->hidden_size, c->intermediate_size, c->head_dim);
     if (missing)
         exit_with(EXIT_DEVICE_ERROR, "make BACKEND=cpu builds a trainer that needs no GPU", "%s",
                   missing);
@@ -529,7 +528,7 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     // nothing is allocated inside a step, and the host waits for the device once: for the loss
     assert(device_memory().count == before.count);
     assert(device_memory().waits == before.waits + 1);
-    const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)plan->num_targets;
+    const double ms = now_ms() - start_ms, loss = scalars.loss_sum / plan->weight_sum;
     const double flops =
         llama_flops(run->model, plan->real_tokens, plan->num_targets, plan->attention_pairs);
     const StepBalance balance = read_notes(run, data);
@@ -596,8 +595,8 @@ static void finish(Run *run, const DeviceRoom *room) {
     Error err = {0};
     data_summary_print_left_out(&run->data->train_summary);
     if (run->stopped_by) {
-        printf("stopped by signal %d; --resume continues from step %ld\n", run->stopped_by,
-               run->state.cursor.step);
+        printf("stopped by signal %d; %s --resume --out %s continues from step %ld\n",
+               run->stopped_by, run->argv[0], run->o->out, run->state.cursor.step);
         comm_finalize();
         exit(EXIT_RESUMABLE);
     }
@@ -654,17 +653,18 @@ static int compare_doubles(const void *a, const void *b) {
 
 // The median of --compare's steps after one that is not timed; lr 0: full steps that leave the
 // weights unchanged
-static double time_steps(LlamaModel *m, const StepData *data, const Options *o,
+static double time_steps(LlamaModel *m, const StepData *data, const Options *o, const char *name,
                          StepScalars *scalars) {
     const AdamW frozen = {.beta1 = ADAMW_BETA1, .beta2 = ADAMW_BETA2, .eps = ADAMW_EPS, .t = 1};
     const int n = o->compare;
     double *ms = host_calloc((size_t)n, sizeof *ms, "timings");
-    llama_train_step(m, data, frozen, o->grad_clip);  // warm-up
-    for (int i = 0; i < n; i++) {
+    for (int i = -1; i < n; i++) {
+        line_show(stderr, "%s: step %d of %d ...", name, i + 2, n + 1);
         const double start_ms = now_ms();
         *scalars = llama_train_step(m, data, frozen, o->grad_clip);
-        ms[i] = now_ms() - start_ms;
+        if (i >= 0) ms[i] = now_ms() - start_ms;
     }
+    line_erase(stderr);
     qsort(ms, (size_t)n, sizeof *ms, compare_doubles);
     const double median_ms = ms[n / 2];
     free(ms);
@@ -694,18 +694,16 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     llama_plan(&m, &planned->config, model);
     must(llama_allocate(&m, &err), &err);
     load_or_init(&m, weights, o);
-    line_show(stdout, "%s: %d steps ...", layout_name(layout), 1 + o->compare);
-    const double median_ms = time_steps(&m, &data, o, &scalars);
-    line_erase(stdout);
+    const double median_ms = time_steps(&m, &data, o, layout_name(layout), &scalars);
     const StepPlan *plan = &data.plan;
     if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
     const double real_tokens = (double)plan->real_tokens,
                  flops = llama_flops(&m, plan->real_tokens, plan->num_targets, *packed_pairs);
-    printf("%-7s %10.1f %12.0f %9.3f %10.1f %15ld %12.1f %11.6f\n", layout_name(layout), median_ms,
-           real_tokens / median_ms * 1e3, flops / median_ms * 1e-9,
-           100.0 * (1.0 - real_tokens / (double)data.local_tokens), plan->attention_pairs,
-           (double)llama_memory_total(&m) / 1048576.0,
-           scalars.loss_sum / (double)plan->num_targets);
+    printf("%-7s %10.1f %12.0f %9.3f %10.1f %9ld %15ld %12.1f %11.6f\n", layout_name(layout),
+           median_ms, real_tokens / median_ms * 1e3, flops / median_ms * 1e-9,
+           100.0 * (1.0 - (double)plan->computed_tokens / (double)data.local_tokens),
+           data.local_tokens, plan->attention_pairs, (double)llama_memory_total(&m) / 1048576.0,
+           scalars.loss_sum / plan->weight_sum);
     fflush(stdout);
     llama_free(&m);
     step_data_free(&data);
@@ -713,18 +711,20 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
 
 static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned,
                             const char *weights) {
+    const Layout layouts[] = {LAYOUT_PACKED, LAYOUT_SHARED, LAYOUT_PADDED, LAYOUT_ROWS,
+                              LAYOUT_REPAD};
     int64_t packed_pairs = 0;
     printf(
-        "\nlayout     step ms   real tok/s   TFLOP/s  padding %%  attention pairs   memory MiB"
-        "        loss\n");
-    for (int layout = LAYOUT_PACKED; layout <= LAYOUT_REPAD; layout++)
-        compare_layout((Layout)layout, o, d, planned, weights, &packed_pairs);
+        "\nlayout     step ms   real tok/s   TFLOP/s  padding %%  computed  attention pairs   "
+        "memory MiB        loss\n");
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
+        compare_layout(layouts[i], o, d, planned, weights, &packed_pairs);
     printf(
-        "The same documents, weights and kernels in every row; the median of %d steps. TFLOP/s "
+        "The same documents, weights and kernels in every row; the median of %d step%s. TFLOP/s "
         "counts useful work:\n"
         "real tokens, and pairs inside documents. rows differs in loss because there attention "
-        "crosses documents.\n",
-        o->compare);
+        "crosses documents.\nWhat documents begin with in common, shared computes once.\n",
+        o->compare, text_plural(o->compare));
 }
 
 // ---- --check-packing: the documents of one micro-batch, packed and each alone -------------------
@@ -733,9 +733,13 @@ static void check_packing(LlamaModel *m, Data *d, const char *kit) {
     Error err = {0};
     StepData data = {0};
     LoaderSettings settings = d->loader_settings;
-    settings.layout = LAYOUT_PACKED;
+    Batch docs;
+    if (settings.layout != LAYOUT_SHARED) settings.layout = LAYOUT_PACKED;
     must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err), &err);
-    must(packing_report(llama_face(m), &data.micro[0], sizeof(floatX) == 2, kit, &err), &err);
+    must(step_data_documents(&docs, &data, &d->train, &settings, &err), &err);
+    must(packing_report(llama_face(m), &data.micro[0], &docs, sizeof(floatX) == 2, kit, &err),
+         &err);
+    batch_free(&docs);
     step_data_free(&data);
 }
 

@@ -250,10 +250,10 @@ def take_turns(programs, steps):
 
 def parse_compare(text):
     """The table of --compare: {layout: {column: number}}"""
-    names = ("ms", "rate", "tflops", "padding", "pairs", "mib", "loss")
+    names = ("ms", "rate", "tflops", "padding", "computed", "pairs", "mib", "loss")
     return {line.split()[0]: dict(zip(names, map(float, line.split()[1:])))
             for line in text.splitlines()
-            if re.match(r"(packed|padded|rows|repad) +[\d.]+ ", line)}
+            if re.match(r"(packed|shared|padded|rows|repad) +[\d.]+ ", line)}
 
 
 def compare(o, say, shard, lengths):
@@ -267,7 +267,7 @@ def compare(o, say, shard, lengths):
         *[line for line in text.splitlines()
           if line.startswith(("model ", "recompute ", "layout "))],
         *[line for line in text.splitlines() if line.split(" ")[0] in table])
-    for layout in "padded", "repad", "rows":
+    for layout in "shared", "padded", "repad", "rows":
         if layout in table:
             say(f"packed is {table[layout]['ms'] / table['packed']['ms']:.2f} times as fast as "
                 f"{layout}")

@@ -72,7 +72,7 @@ def step(way):
     loss = sum(model(**NO_CACHE | b | share).loss for b, _ in batches)
     if "means" in way: loss = loss / len(batches)
     loss.backward()
-    return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item()
+    return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()]).double().norm().item()
 
 def refuses_an_empty_document(way):
     try: document_losses(way, [documents[0], {"input_ids": [], "labels": []}])

@@ -209,17 +209,21 @@ void swiglu_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up
 
 // ------------------------------------------------------------------------------------------------
 // Cross-entropy on a chunk of T tokens; targets (T) int32 in [0,V), or -1: no target (loss 0,
-// gradient 0, even where the logits are NaN)
+// gradient 0, even where the logits are NaN). Rows have padded_vocab(V) logits, Vp, a multiple of 8
+// for tensor cores; those from V on are ignored, and their gradient is 0.
+static inline int64_t padded_vocab(int64_t V) { return (V + 7) / 8 * 8; }
 
-// losses (T) real =  -log softmax(logits)[target]        logits (T,V)
+// losses (T) real =  -log softmax(logits)[target]        logits (T,Vp)
 void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *targets, int64_t T,
                            int64_t V);
-// The same, and logits (T,V) become dlogits = (softmax - onehot) * loss_scale in place. loss_scale
-// (1) real: 1 / (targets of the whole optimizer step); gradients are summed, not averaged.
+// The same, and logits (T,Vp) become dlogits = (softmax - onehot) * weights * loss_scale in place.
+// weights (T) float, of any sign; NULL: all 1. They do not change the losses. loss_scale (1) real:
+// 1 / (sum of |weights| of the whole optimizer step); gradients are summed, not averaged.
 void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets,
-                                    const real *loss_scale, int64_t T, int64_t V);
-// sum (1) double +=  losses (T), in a fixed order
-void losses_sum(double *sum, const real *losses, int64_t T);
+                                    const float *weights, const real *loss_scale, int64_t T,
+                                    int64_t V);
+// sum (1) double +=  losses * weights (T), in a fixed order      weights NULL: all 1
+void losses_sum(double *sum, const real *losses, const float *weights, int64_t T);
 
 // ---- Rows by index: for the repad layout and for sampling (gather_rows) -------------------------
 
@@ -287,7 +291,7 @@ void device_prepare_process(char **argv);
 // one line (static) that names the missing requirement.
 const char *device_init(const DeviceOptions *options);
 // NULL, or one line (static) that names the config.json key of a size that the device cannot run
-const char *device_refuses(int C, int F, int V, int D);
+const char *device_refuses(int C, int F, int D);
 // One line for humans, valid until exit: "cpu, 2 threads, matmul avx512 8x48"
 const char *device_describe(void);
 // Callback that adds context to device error messages: `describe` writes one NUL-terminated line of

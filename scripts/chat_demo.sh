@@ -27,11 +27,12 @@ if [ ! -e $data ]; then
 fi
 printf 'WordNet 3.0 by Princeton University, WordNet licence (/usr/share/doc/wordnet-base/copyright)\n'
 
-./train_llama --model $model --train $data --out $out --overwrite --steps 0 --val-every 0 --num-samples 0 | grep '^t'
+start=$(./train_llama --model $model --train $data --out $out --overwrite --steps 0 --val-every 0 --num-samples 0)
+grep '^t' <<< "$start"
 
 common=(--max-seqlen 512 --micro-batch-tokens 1024)
-# Intel's bf16 dot products run at half the rate of its fp32 multiply-adds
-if grep -qw avx512_bf16 /proc/cpuinfo && grep -q AuthenticAMD /proc/cpuinfo; then common+=(--bf16-matmul); fi
+if grep 'bf16-matmul is faster' <<< "$start"; then common+=(--bf16-matmul); fi
+echo "products of matrices in $([[ ${common[*]} = *bf16* ]] && echo bf16 || echo fp32), the faster mode here"
 ask() {
     printf 'What does %s mean?\n' lantern whisper brave > build/questions.txt
     ./train_llama --model "$1" --generate --chat --prompt @build/questions.txt \

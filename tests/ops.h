@@ -54,7 +54,8 @@ typedef struct {
     int spike;           // attention: the key that is far larger than all others, + 1; 0: none
 } Shape;
 
-typedef enum { FLOATX, REAL, INT, DOUBLE, MASTER, STEP } Type;  // MASTER: a weight and its low bits
+// MASTER: a weight and its low bits
+typedef enum { FLOATX, REAL, INT, DOUBLE, FLOAT, MASTER, STEP } Type;
 typedef enum { OUT, INOUT, IN } Role;
 // clang-format off
 typedef enum {
@@ -112,6 +113,7 @@ static inline int64_t dim(const Run *r, char letter) {
     return letter == 'T'   ? T
            : letter == 'C' ? r->s.C
            : letter == 'V' ? r->s.V
+           : letter == 'P' ? padded_vocab(r->s.V)
            : letter == 'H' ? h.num_heads
            : letter == 'D' ? h.head_dim
            : letter == 'Q' ? (h.num_heads + 2 * h.num_kv_heads) * h.head_dim
@@ -594,46 +596,61 @@ HOT static double lse_of(const double *x, int64_t n) {
 static void want_losses(Run *r, const double *logits, const double *targets) {
     const int64_t V = r->s.V;
     EACH(t, r->s.T) {
+        const double *x = logits + t * padded_vocab(V);
         if (targets[t] < 0) {
             want_exactly(r, 0, t, 0);
             continue;
         }
-        const double lse = lse_of(logits + t * V, V), target = logits[t * V + (int64_t)targets[t]];
+        const double lse = lse_of(x, V), target = x[(int64_t)targets[t]];
         want(r, 0, t, lse - target, 1 + fabs(lse) + fabs(target), (double)V / 16);
     }
 }
 CALL(cross_entropy_forward, p[0], p[1], p[2], T, V)
 REFERENCE(cross_entropy_forward) { want_losses(r, x[1], x[2]); }
-CALL(cross_entropy_forward_backward, p[0], p[1], p[2], p[3], T, V)
-REFERENCE(cross_entropy_forward_backward) {
+static void want_dlogits(Run *r, double *const *x, const double *weights, double loss_scale) {
+    const int64_t T = r->s.T, V = r->s.V;
     want_losses(r, x[1], x[2]);
     EACH(t, T) {
-        const double lse = x[2][t] < 0 ? 0 : lse_of(x[1] + t * V, V), scale = x[3][0];
+        const int64_t row = t * padded_vocab(V);
+        const double lse = x[2][t] < 0 ? 0 : lse_of(x[1] + row, V),
+                     scale = loss_scale * (weights ? weights[t] : 1), size = fabs(scale);
+        for (int64_t v = V; v < padded_vocab(V); v++) want_exactly(r, 1, row + v, 0);
         EACH(v, V) {
-            const int64_t i = t * V + v;
+            const int64_t i = row + v;
             const bool is_target = v == (int64_t)x[2][t];
             const double p = exp(x[1][i] - lse);
             if (x[2][t] < 0)
                 want_exactly(r, 1, i, 0);
             else
                 want(r, 1, i, (p - is_target) * scale,
-                     scale * (p * (1 + fabs(x[1][i]) + fabs(lse)) + is_target * UNIT),
+                     size * (p * (1 + fabs(x[1][i]) + fabs(lse)) + is_target * UNIT),
                      (double)V / 16);
-            if (x[2][t] >= 0) r->tol[1][i] += scale * (UNDERFLOW + 4 * UNIT * is_target);
+            if (x[2][t] >= 0) r->tol[1][i] += size * (UNDERFLOW + 4 * UNIT * is_target);
         }
     }
 }
+CALL(cross_entropy_forward_backward, p[0], p[1], p[2], NULL, p[3], T, V)
+REFERENCE(cross_entropy_forward_backward) { want_dlogits(r, x, NULL, x[3][0]); }
+CALL_AS(cross_entropy_weighted, cross_entropy_forward_backward, p[0], p[1], p[2], p[3], p[4], T, V)
+REFERENCE(cross_entropy_weighted) { want_dlogits(r, x, x[3], x[4][0]); }
 // The row without a target may hold anything.
 static void prepare_logits(Run *r, double *const *x) {
-    EACH(i, r->n[1]) if (x[2][i / r->s.V] < 0 && i % 7 == 0) x[1][i] = NAN;
+    const int64_t Vp = padded_vocab(r->s.V);
+    EACH(i, r->n[1]) if ((x[2][i / Vp] < 0 && i % 7 == 0) || i % Vp >= r->s.V) x[1][i] = NAN;
 }
-CALL(losses_sum, p[0], p[1], T)
-REFERENCE(losses_sum) {
+static void want_sum(Run *r, double *const *x, const double *weights) {
     double size = 0;
     r->want[0][0] = x[0][0];
-    EACH(t, T) r->want[0][0] += x[1][t], size += fabs(x[1][t]);
-    r->tol[0][0] = 2 * (double)T * 0x1p-53 * (size + fabs(x[0][0]));
+    EACH(t, r->s.T) {
+        const double term = x[1][t] * (weights ? weights[t] : 1);
+        r->want[0][0] += term, size += fabs(term);
+    }
+    r->tol[0][0] = 2 * (double)(r->s.T + 1) * 0x1p-53 * (size + fabs(x[0][0]));
 }
+CALL(losses_sum, p[0], p[1], NULL, T)
+REFERENCE(losses_sum) { want_sum(r, x, NULL); }
+CALL_AS(losses_sum_weighted, losses_sum, p[0], p[1], p[2], T)
+REFERENCE(losses_sum_weighted) { want_sum(r, x, x[2]); }
 
 // ---- Optimizer ----------------------------------------------------------------------------------
 
@@ -989,13 +1006,20 @@ static const Operation operations[] = {
         RESULT("dgate_up", "T2C"), INPUT("dout", "TC"), INPUT("gate_up", "T2C")}),
     OPERATION(cross_entropy_forward, .flags = BY_ROWS, SHAPES(vocab), .prepare = prepare_logits,
               .operands = {
-        {"losses", REAL, OUT, "T", 0}, INPUT("logits", "TV"), {"targets", INT, IN, "T", TARGETS}}),
+        {"losses", REAL, OUT, "T", 0}, INPUT("logits", "TP"), {"targets", INT, IN, "T", TARGETS}}),
     OPERATION(cross_entropy_forward_backward, .flags = BY_ROWS, SHAPES(vocab),
               .prepare = prepare_logits, .operands = {
-        {"losses", REAL, OUT, "T", 0}, SUM("logits", "TV"), {"targets", INT, IN, "T", TARGETS},
+        {"losses", REAL, OUT, "T", 0}, SUM("logits", "TP"), {"targets", INT, IN, "T", TARGETS},
         {"loss_scale", REAL, IN, "1", LOSS_SCALE}}),
+    OPERATION(cross_entropy_weighted, .flags = BY_ROWS, SHAPES(vocab), .prepare = prepare_logits,
+              .operands = {
+        {"losses", REAL, OUT, "T", 0}, SUM("logits", "TP"), {"targets", INT, IN, "T", TARGETS},
+        {"weights", FLOAT, IN, "T", 0}, {"loss_scale", REAL, IN, "1", LOSS_SCALE}}),
     OPERATION(losses_sum, SHAPES(flat), .operands = {
         {"sum", DOUBLE, INOUT, "1", 0}, {"losses", REAL, IN, "T", 0}}),
+    OPERATION(losses_sum_weighted, SHAPES(flat), .operands = {
+        {"sum", DOUBLE, INOUT, "1", 0}, {"losses", REAL, IN, "T", 0},
+        {"weights", FLOAT, IN, "T", 0}}),
     OPERATION(grads_add, SHAPES(flat), .operands = {
         GRADIENT("sum", "T"), {"x", REAL, IN, "T", 0}}),
     OPERATION(global_norm_squared, SHAPES(flat), .operands = {

@@ -1,6 +1,8 @@
-// Batch: every token at its place in the four layouts, and batch_is_valid against corrupted
+// Batch: every token at its place in the five layouts, and batch_is_valid against corrupted
 // batches.
 #include "../data/batches/batch.h"
+#include <math.h>
+
 #include "test.h"
 
 enum { SMALL_VOCAB = 50, MAX_DOCS = 12, MAX_LENGTH = 40, CAPACITY = 800 };
@@ -27,7 +29,7 @@ static void make_case(Case *c) {
         const int32_t n = (int32_t)test_rng_below(most + 1);
         const bool goes_on = n > 0 && test_rng_below(3) == 0;
         for (int32_t k = 0; k < n; k++) c->text[i][k] = (int32_t)test_rng_below(ids);
-        DocView doc = {c->text[i], n, goes_on ? (int32_t)test_rng_below(ids) : -1, NULL};
+        DocView doc = {c->text[i], n, goes_on ? (int32_t)test_rng_below(ids) : -1, NULL, NULL, 0};
         const bool has_mask = masked && test_rng_below(4) > 0;
         for (int32_t k = 0; k < n; k++) {
             const int32_t next = k + 1 < n ? c->text[i][k + 1] : doc.next_token;
@@ -110,14 +112,92 @@ TEST(layouts_hold_every_token_at_its_place) {
     batch_free(&packed);
 }
 
+// ---- Shared prefixes ----------------------------------------------------------------------------
+
+enum { GROUPS = 3, LONGEST = 700, SHARED_CAPACITY = MAX_DOCS * LONGEST };
+
+// Documents that begin as the first of their group does, up to any token, with masks and weights
+static int make_groups(DocView *docs, int32_t (*text)[LONGEST], int32_t (*targets)[LONGEST],
+                       float (*weights)[LONGEST], int32_t *rows) {
+    int n = 0;
+    *rows = 0;
+    for (int g = 0; g < GROUPS; g++) {
+        int32_t most = LONGEST;  // that the next one may share
+        for (int i = 0; i < 1 + (int)test_rng_below(4); i++, n++) {
+            DocView *d = &docs[n];
+            const int32_t length = 1 + (int32_t)test_rng_below(LONGEST - 1),
+                          *leader = docs[n - i].tokens;
+            int32_t same = i > 0 ? (int32_t)test_rng_below(LONGEST) : 0;
+            if (same > length) same = length;
+            if (i > 0 && same > docs[n - i].length) same = docs[n - i].length;
+            *d = (DocView){.tokens = text[n], .length = length, .next_token = -1};
+            for (int32_t k = 0; k < length; k++)
+                text[n][k] = k < same ? leader[k] : 1 + (int32_t)test_rng_below(40);
+            for (int32_t k = 0; k < length; k++)
+                targets[n][k] = k + 1 == length || test_rng_below(3) == 0 ? -1 : text[n][k + 1],
+                weights[n][k] = (float)test_rng_normal();
+            if (test_rng_below(2)) d->targets = targets[n];
+            if (test_rng_below(2)) d->weights = weights[n];
+            if (i > 0 && same > 0) d->shared_len = (same - 1) / 128 * 128;
+            if (d->shared_len > most) d->shared_len = most;
+            if (d->shared_len > 0) most = d->shared_len;
+            if (d->shared_len == 0) i = 0, most = LONGEST;  // it leads the next ones
+            *rows += length - d->shared_len;
+            if (n + 1 == MAX_DOCS) return MAX_DOCS;
+        }
+    }
+    return n;
+}
+
+// The row of token k of document d, by the numbers that attention is given
+static int32_t row_of(const Batch *b, int d, int32_t k) {
+    const int32_t own = k - b->shared_len[d];
+    return own < 0 ? b->shared_first[d] + k : b->cu_seqlens[d] + own;
+}
+
+TEST(shared_rows_hold_what_each_document_begins_with) {
+    static int32_t text[MAX_DOCS][LONGEST], targets[MAX_DOCS][LONGEST];
+    static float weights[MAX_DOCS][LONGEST], sums[SHARED_CAPACITY];
+    DocView docs[MAX_DOCS];
+    Batch b;
+    int32_t rows, shared = 0;
+    batch_init(&b, SHARED_CAPACITY, MAX_DOCS);
+    for (int round = 0; round < 300; round++) {
+        const int n = make_groups(docs, text, targets, weights, &rows);
+        batch_fill(&b, LAYOUT_SHARED, docs, n, 0);
+        CHECK(batch_is_valid(&b, 64) && b.total_tokens == rows && b.num_segments == n);
+        memset(sums, 0, sizeof sums);
+        for (int d = 0; d < n; d++)
+            for (int32_t k = 0; k < docs[d].length; k++) {
+                const int32_t row = row_of(&b, d, k),
+                              next = k + 1 < docs[d].length ? text[d][k + 1] : -1,
+                              target = docs[d].targets ? docs[d].targets[k] : next;
+                CHECK(b.tokens[row] == text[d][k] && b.position_ids[row] == k);
+                CHECK(target < 0 || b.targets[row] == target);
+                if (target >= 0) sums[row] += docs[d].weights ? docs[d].weights[k] : 1;
+                shared += k < b.shared_len[d];
+            }
+        for (int32_t i = 0, head = 0; i < rows; i++) {
+            CHECK(b.weights[i] == sums[i] && (b.targets[i] >= 0 || sums[i] == 0));
+            if (b.targets[i] >= 0) CHECK(b.head_rows[head++] == i && head <= b.num_targets);
+        }
+    }
+    CHECK(shared > 10000);
+    batch_free(&b);
+}
+
 // ---- batch_is_valid -----------------------------------------------------------------------------
 
-// Two documents of 5 and 3 tokens, the first one continued; no room for a third.
+// Two documents of 5 and 3 tokens, the first one continued; no room for a third. shared: of 300
+// tokens, of which the second has 256 in common.
 static void make_small(Batch *b, Layout layout) {
+    static int32_t text[300] = {1};
     static const int32_t first[] = {10, 11, 12, 13, 14}, second[] = {30, 21, 22};
-    const DocView docs[] = {{first, 5, 15, NULL}, {second, 3, -1, NULL}};
-    batch_init(b, 32, 2);
-    batch_fill(b, layout, docs, 2, 6);
+    const DocView docs[] = {{first, 5, 15, NULL, NULL, 0}, {second, 3, -1, NULL, NULL, 0}};
+    const DocView begin_alike[] = {{text, 300, -1, NULL, NULL, 0},
+                                   {text, 260, -1, NULL, NULL, 256}};
+    batch_init(b, layout == LAYOUT_SHARED ? 400 : 32, 2);
+    batch_fill(b, layout, layout == LAYOUT_SHARED ? begin_alike : docs, 2, 6);
 }
 
 // Every number and every element of every array, in turn
@@ -140,6 +220,9 @@ static void check_numbers(Batch *b) {
                  {"num_segments", &b->num_segments, 1, false},
                  {"max_seqlen", &b->max_seqlen, 1, false},
                  {"num_targets", &b->num_targets, 1, false},
+                 {"shared_first", b->shared_first, b->num_segments, false},
+                 {"shared_len", b->shared_len, b->num_segments, false},
+                 {"num_shared", &b->num_shared, 1, false},
                  {"num_real_rows", &b->num_real_rows, 1, false},
                  {"num_real_segments", &b->num_real_segments, 1, false},
                  {"real_max_seqlen", &b->real_max_seqlen, 1, false}};
@@ -158,12 +241,34 @@ static void check_numbers(Batch *b) {
         }
 }
 
+TEST(shared_documents_come_by_falling_length) {
+    static int32_t text[300];
+    DocView alike[3] = {{text, 300, -1, NULL, NULL, 0},
+                        {text, 260, -1, NULL, NULL, 256},
+                        {text, 140, -1, NULL, NULL, 128}};
+    Batch b;
+    batch_init(&b, 400, 3);
+    batch_fill(&b, LAYOUT_SHARED, alike, 3, 0);
+    CHECK(batch_is_valid(&b, SMALL_VOCAB));
+    const DocView last = alike[2];
+    alike[2] = alike[1], alike[1] = last;
+    batch_fill(&b, LAYOUT_SHARED, alike, 3, 0);
+    CHECK(!batch_is_valid(&b, SMALL_VOCAB));
+    batch_free(&b);
+}
+
 TEST(every_planted_corruption_is_refused) {
-    for (int layout = 0; layout < 4; layout++) {
+    for (int layout = 0; layout < 5; layout++) {
         Batch batch, *b = &batch;
         make_small(b, (Layout)layout);
         CHECK(batch_is_valid(b, SMALL_VOCAB));
         check_numbers(b);
+        for (int32_t i = 0; i < b->total_tokens; i++) {
+            const float was = b->weights[i];
+            b->weights[i] = b->weighted && b->targets[i] >= 0 ? NAN : was + 1;
+            CHECK(!batch_is_valid(b, SMALL_VOCAB));
+            b->weights[i] = was;
+        }
         CHECK(batch_is_valid(b, SMALL_VOCAB));
         b->micro_batch_tokens = b->total_tokens - 1;
         CHECK(!batch_is_valid(b, SMALL_VOCAB));  // it has no room for them

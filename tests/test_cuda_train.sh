@@ -24,6 +24,11 @@ as_on_cpu() {   # as_on_cpu NAME OPTIONS...: the same for a run with these optio
 as_on_cpu padded --layout padded
 as_on_cpu repad --layout repad
 as_on_cpu deterministic --deterministic
+tiny_model odd 64 128 64 266            # the head has 272 rows
+odd=("${common[@]/#tiny/odd}")
+check cpu_odd_3_steps "$cpu" "${odd[@]}" --out cpu_odd --steps 3
+check odd_3_steps "$cuda" "${odd[@]}" --out odd --steps 3
+near a_vocabulary_that_is_no_multiple_of_8 odd cpu_odd
 as_on_cpu sm80 --attention sm80         # the kernels for GPUs before Hopper
 
 check cpu_muon_3_steps "$cpu" "${common[@]}" --optimizer muon --out cpu_muon --steps 3
@@ -56,7 +61,7 @@ if [[ $cuda = *emu* ]]; then
     # less than that to spare is too little, for the hint as well
     check plan_of_half "$cuda" "${large[@]}" --micro-batch-tokens 32768 --recompute full
     memory=$(awk '$1 == "total" { printf "%d", 2^20 * ($2 + 1) }' out.txt)
-    EMU_MEMORY=$memory outcome too_little_to_spare 0 '^warning: this machine .*-tokens 16384 fits' \
+    EMU_MEMORY=$memory outcome too_little_to_spare 0 '^warning: .* MiB do not fit into .*-tokens 16384 fits' \
         "$cuda" "${large[@]}" --micro-batch-tokens 32768
     EMU_MEMORY=$memory outcome the_hint_leaves_as_much 0 ' --micro-batch-tokens 16384 fits' "$cuda" "${large[@]}"
     # the page cache of an integrated device is not used memory
@@ -71,7 +76,6 @@ if [[ $cuda = *emu* ]]; then
                 "$cuda" $what --model refused-model
         done
     done << 'SIZES'
-vocab_size 266 a multiple of 8
 hidden_size 60 a multiple of 8
 hidden_size 16392 at most 16384
 intermediate_size 100 a multiple of 8

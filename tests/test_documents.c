@@ -274,7 +274,8 @@ static const Damage damages[] = {
     {END(3, 5), "document 3 ends"},
     {END(6, NUM_TOKENS - 1), "documents end at token 44"},
     {'m', 7, 1, 'k', "expected mask version 1"},
-    {'m', 8, 4, 2, "expected mask version 1"},
+    {'m', 8, 4, 3, "expected mask version 1"},
+    {'m', 8, 4, 2, "expected exactly"},  // with weights
     {'m', 16, 8, NUM_TOKENS + 1, "the mask of another shard"},
     {'m', 24, 8, NUM_TARGETS + 1, "expected 15 ones, found 14"},
     {'m', BITS_AT + 5, 1, 0xff, "expected zeros after bit 45"},
@@ -305,7 +306,7 @@ TEST(flags_of_the_writer_are_those_of_all_documents) {
         for (int i = 0; i < 2; i++) {
             const uint16_t tokens[] = {of[i] & 1 ? 1 : 5, 5, of[i] & 2 ? 2 : 5};
             MUST(shard_writer_add(&w, (const unsigned char *)tokens, 3,
-                                  of[i] & 4 ? (unsigned char *)"\0\0\1" : NULL, &err));
+                                  of[i] & 4 ? (const float[]){0, 0, 1} : NULL, &err));
         }
         MUST(shard_writer_close(&w, &err));
         shard_writer_free(&w);

@@ -111,6 +111,165 @@ static double forward_backward(LlamaModel *m, const Batch *b) {
     return zero_read_step(&m->zero).loss_sum / b->num_targets;
 }
 
+// ---- Shared prefixes and weights, in fp32 and in fp64 -------------------------------------------
+
+static float pool_weights[MAX_TOKENS];
+
+// Documents in groups: the first of each and up to three that begin as it does, by falling length
+// of what they share; some have masks and weights. Returns their number.
+static int make_alike(int vocab, bool masked, bool weighted) {
+    int n = 0, used = 0;
+    for (int g = 0; g < 3; g++) {
+        int32_t most = 384;
+        for (int i = 0; i < 1 + (int)test_rng_below(3); i++, n++) {
+            DocView *d = &docs[n];
+            const DocView *leader = &docs[n - i];
+            const int32_t S = i == 0 || g == 2 ? 0
+                                               : 128 + (int32_t)test_rng_below(2) * (most - 128),
+                          same = S ? S + 1 + (int32_t)test_rng_below(30) : 0,  // some is repeated
+                length = i == 0 ? 415 - 200 * (g == 2) : same + (int32_t)test_rng_below(60);
+            CHECK(used + length <= MAX_TOKENS);
+            for (int32_t k = 0; k < length; k++)
+                pool[used + k] =
+                    k < same ? leader->tokens[k] : (int32_t)test_rng_below((uint32_t)vocab);
+            *d = (DocView){pool + used, length, n % 3 == 2 ? 5 : -1, NULL, NULL, S};
+            for (int32_t k = 0; k < length; k++) {
+                const int32_t next = k + 1 < length ? pool[used + k + 1] : d->next_token;
+                pool_targets[used + k] = test_rng_below(3) > 0 ? -1 : next;
+                pool_weights[used + k] = (float)(int)test_rng_below(9) / 4 - 1;
+            }
+            if (masked && n % 3 > 0) d->targets = pool_targets + used;
+            if (weighted && n % 2 > 0) d->weights = pool_weights + used;
+            if (S > 0) most = S;
+            used += length;
+        }
+    }
+    return n;
+}
+
+static double forward_backward_of(LlamaModel *m, const Batch *b, int64_t scale) {
+    CHECK(batch_is_valid(b, m->config.vocab_size));
+    llama_begin_step(m, scale);
+    llama_pass(m, b, true, NULL, NULL);
+    llama_add_losses(m);
+    return zero_read_step(&m->zero).loss_sum;
+}
+
+static double difference(const real *a, const real *b, size_t n) {
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double e = (double)a[i] - (double)b[i];
+        error += e * e, norm += (double)b[i] * (double)b[i];
+    }
+    CHECK(norm > 0);
+    return sqrt(error / norm);
+}
+
+#ifndef GRADCHECK
+// Losses of all rows that a document has alone, bit for bit
+static void check_losses(LlamaModel *m, const Batch *b, const Batch *packed) {
+    static float losses[MAX_TOKENS], expected[MAX_TOKENS];
+    llama_begin_step(m, 1);
+    llama_pass(m, b, false, losses, NULL);
+    llama_pass(m, packed, false, expected, NULL);
+    for (int32_t d = 0; d < packed->num_segments; d++)
+        for (int32_t k = 0, row = packed->cu_seqlens[d]; row < packed->cu_seqlens[d + 1];
+             k++, row++) {
+            const int32_t own = k - b->shared_len[d],
+                          at = own < 0 ? b->shared_first[d] + k : b->cu_seqlens[d] + own;
+            if (packed->targets[row] >= 0)
+                CHECK_MSG(losses[at] == expected[row], "document %d, token %d: %.9g, %.9g", d, k,
+                          losses[at], expected[row]);
+        }
+}
+#endif
+
+static void check_shared(LlamaConfig c, bool masked, bool weighted) {
+    static LlamaModel m[2];  // the second computes activations again
+    const double most = sizeof(real) == 8 ? 1e-8 : 3e-6;
+    Batch b, packed;
+    c.max_position_embeddings = 512;
+    const int n = make_alike(c.vocab_size, masked, weighted);
+    batch_init(&b, MAX_TOKENS, MAX_DOCS);
+    batch_init(&packed, MAX_TOKENS, MAX_DOCS);
+    batch_fill(&b, LAYOUT_SHARED, docs, n, 0);
+    batch_pack(&packed, docs, n);
+    for (int i = 0; i < 2; i++) {
+        LlamaSettings settings = settings_of(MAX_TOKENS, 512);
+        settings.head_chunk = 150;
+        if (i == 1) settings.recompute = LLAMA_RECOMPUTE_FULL;
+        start_model(&m[i], &c, settings);
+    }
+    const size_t bytes = m[0].num_elements * sizeof(real);
+    real *grads = (real *)host_calloc(1, bytes, "gradients");
+    const double expected = forward_backward_of(&m[0], &packed, packed.num_targets);
+    memcpy(grads, m[0].grads, bytes);
+    const double loss = forward_backward_of(&m[0], &b, packed.num_targets);
+    const double error = difference(m[0].grads, grads, m[0].num_elements);
+    CHECK_MSG(fabs(loss - expected) <= 1e-12 * fabs(expected) + 1e-12, "loss %.17g, packed %.17g",
+              loss, expected);
+    CHECK_MSG(error <= most, "gradients differ by %.3g", error);
+    CHECK(forward_backward_of(&m[1], &b, packed.num_targets) == loss);
+    CHECK(memcmp(m[1].grads, m[0].grads, bytes) == 0);
+#ifndef GRADCHECK
+    check_losses(&m[0], &b, &packed);
+    AUTO_FREE float *alone = (float *)host_calloc(MAX_TOKENS, sizeof *alone, "losses");
+    PackingDelta d = packing_check(llama_face(&m[0]), &b, &packed, alone);
+    CHECK_MSG(d.loss == 0 && d.logit == 0 && packing_is_rounding(&d, false), "%g, %g, %g", d.loss,
+              d.logit, d.grad_error);
+    int32_t row = 3;
+    while (b.targets[row] < 0 || b.weights[row] == 0) row++;
+    b.weights[row] += 1, b.weighted = true;
+    d = packing_check(llama_face(&m[0]), &b, &packed, alone);
+    CHECK_MSG(d.loss == 0 && !packing_is_rounding(&d, false), "%g", d.grad_error);
+#endif
+    for (int i = 0; i < 2; i++) llama_free(&m[i]);
+    free(grads);
+    batch_free(&b);
+    batch_free(&packed);
+}
+
+TEST(shared_prefixes_have_the_losses_and_gradients_of_packed) {
+    for (int round = 0; round < 3; round++) {
+        check_shared(tiny_config(3, 1, 4, true), false, false);
+        check_shared(tiny_config(4, 2, 6, false), true, false);
+        check_shared(variant_config(), true, true);
+        adapters = (LoraConfig){3, 5, {1, 1, 1, 1, 1, 1, 1}};
+        check_shared(variant_config(), true, false);
+        adapters = (LoraConfig){0};
+    }
+}
+
+// A document's weight scales what it adds to the loss and to the gradients.
+TEST(weights_scale_the_part_of_each_target) {
+    static LlamaModel m;
+    const LlamaConfig c = tiny_config(3, 1, 4, false);
+    const int lengths[] = {9, 1, 14, 7};
+    const float weights[] = {2, 1, -0.5f, 0};
+    Batch b;
+    make_model(&m, &c, 64, 32, false);
+    make_docs(lengths, 4, c.vocab_size);
+    batch_init(&b, 64, 8);
+    real *sum = (real *)host_calloc(m.num_elements, sizeof *sum, "gradients");
+    double expected = 0;
+    for (int d = 0, at = 0; d < 4; at += lengths[d++]) {
+        batch_pack(&b, docs + d, 1);
+        expected += (double)weights[d] * forward_backward_of(&m, &b, 7);
+        for (size_t i = 0; i < m.num_elements; i++) sum[i] += (real)weights[d] * m.grads[i];
+        for (int k = 0; k < lengths[d]; k++) pool_weights[at + k] = weights[d];
+        docs[d].weights = pool_weights + at;
+    }
+    batch_pack(&b, docs, 4);
+    const double loss = forward_backward_of(&m, &b, 7),
+                 e = difference(m.grads, sum, m.num_elements);
+    CHECK_MSG(fabs(loss - expected) <= 1e-12 * fabs(expected), "loss %.17g, expected %.17g", loss,
+              expected);
+    CHECK_MSG(e <= (sizeof(real) == 8 ? 1e-12 : 1e-6), "gradients differ by %.3g", e);
+    free(sum);
+    batch_free(&b);
+    llama_free(&m);
+}
+
 #ifndef GRADCHECK
 
 static double relative_l2(const float *a, const float *b, size_t n) {
@@ -161,7 +320,7 @@ static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
     const int num_tokens = read_ints(&g->set, "tokens", pool, MAX_TOKENS);
     const int num_cu = read_ints(&g->set, "cu_seqlens", cu, MAX_DOCS + 1);
     for (int d = 0; d + 1 < num_cu; d++)
-        docs[d] = (DocView){pool + cu[d], cu[d + 1] - cu[d], -1, NULL};
+        docs[d] = (DocView){pool + cu[d], cu[d + 1] - cu[d], -1, NULL, NULL, 0};
     batch_init(&g->batch, num_tokens, num_cu);
     batch_pack(&g->batch, docs, num_cu - 1);
     // slack rows are NaN in a poison build
@@ -468,7 +627,7 @@ TEST(recomputed_activations_and_full_models_have_the_same_bits) {
 
 static PackingDelta packing_delta(LlamaModel *m, const Batch *b) {
     float losses[256];
-    return packing_check(llama_face(m), b, losses);
+    return packing_check(llama_face(m), b, b, losses);
 }
 
 // --check-packing accepts differences due to rounding and nothing else.

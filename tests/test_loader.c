@@ -32,7 +32,7 @@ static void write_shard(void) {
     shard_writer_init(&w, dir, "train", &vocabulary);
     for (int d = 0; d < NUM_DOCS; d++) {
         uint16_t tokens[512];
-        unsigned char targets[512];
+        float targets[512];
         lengths[d] = 2 + (int32_t)(splitmix64((uint64_t)d) % (d % 20 == 0 ? 500 : 90));
         for (int i = 0; i < lengths[d]; i++) {
             tokens[i] = (uint16_t)(d == bad_doc && i == 1 ? VOCAB : token_of(d, i));
@@ -94,7 +94,7 @@ static void fill(Batch *b, const StepData *d, int32_t m, const LoaderSettings *s
     int32_t at = 0;
     for (int64_t i = first; i < end; i++) {
         const Segment *c = &d->plan.segments[i];
-        docs[i - first] = (DocView){tokens + at, c->length, -1, targets + at};
+        docs[i - first] = (DocView){tokens + at, c->length, -1, targets + at, NULL, 0};
         for (int64_t k = c->tok_off; k < c->tok_off + c->length; k++, at++) {
             const bool target = k + 1 < lengths[c->doc] && is_target(c->doc, k + 1);
             tokens[at] = token_of(c->doc, k);

@@ -49,8 +49,9 @@ static bool real_gpu(void) {
 
 HOT static size_t bytes_of(Type type) {
     static const size_t bytes[] = {
-        [FLOATX] = sizeof(floatX), [REAL] = sizeof(real), [INT] = 4,
-        [DOUBLE] = sizeof(double), [MASTER] = 4,          [STEP] = sizeof(StepScalars) / 4};
+        [FLOATX] = sizeof(floatX),       [REAL] = sizeof(real), [INT] = 4,
+        [DOUBLE] = sizeof(double),       [FLOAT] = 4,           [MASTER] = 4,
+        [STEP] = sizeof(StepScalars) / 4};
     return bytes[type];
 }
 
@@ -59,7 +60,7 @@ HOT static void put(Type type, void *to, int64_t i, double value) {
     if (type == INT) ((int32_t *)to)[i] = (int32_t)value;
     if (type == REAL) ((real *)to)[i] = (real)value;
     if (type == DOUBLE) ((double *)to)[i] = value;
-    if (type == MASTER) ((float *)to)[i] = (float)value;
+    if (type == MASTER || type == FLOAT) ((float *)to)[i] = (float)value;
     if (type == STEP && i < 2) *(i == 0 ? &step->loss_sum : &step->norm_squared) = value;
     if (type == STEP && i >= 2) *(i == 2 ? &step->grad_norm : &step->scale) = (float)value;
     if (type != FLOATX) return;
@@ -80,7 +81,7 @@ HOT static double value_at(Type type, const void *from, int64_t i) {
     if (type == INT) return ((const int32_t *)from)[i];
     if (type == REAL) return (double)((const real *)from)[i];
     if (type == DOUBLE) return ((const double *)from)[i];
-    if (type == MASTER) return (double)((const float *)from)[i];
+    if (type == MASTER || type == FLOAT) return (double)((const float *)from)[i];
     if (type == STEP && i < 2) return i == 0 ? step->loss_sum : step->norm_squared;
     if (type == STEP) return (double)(i == 2 ? step->grad_norm : step->scale);
 #ifdef BACKEND_CUDA
@@ -650,7 +651,10 @@ static const char *const kernels_of_products[] = {
 #ifdef GRADCHECK
     "portable",
 #elif !defined(BACKEND_CUDA)
-    "portable", "avx2", "avx512", "avx512_bf16",
+    "portable", "avx2", "avx512", "avx512_bf16", "amx_bf16",
+#ifdef AMX_MODEL
+    "amx_model_bf16",
+#endif
 #endif
     NULL};
 static const char *const one_kind[] = {"", NULL};
@@ -660,14 +664,26 @@ static const char *const *kernels_of(const Operation *op) {
                                                            : one_kind;
 }
 
+#if defined(__x86_64__) && !defined(GRADCHECK) && !defined(BACKEND_CUDA)
+static bool cpuinfo_has(const char *flag) {
+    char line[8192];
+    bool found = false;
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f && !found && fgets(line, sizeof line, f)) found = strstr(line, flag) != NULL;
+    if (f) fclose(f);
+    return found;
+}
+#endif
+
 // Must this CPU have them?
 static bool expect_kernels(const char *kernels) {
 #if defined(__x86_64__) && !defined(GRADCHECK) && !defined(BACKEND_CUDA)
+    if (strcmp(kernels, "amx_bf16") == 0) return cpuinfo_has("amx_bf16");
     if (strcmp(kernels, "avx512_bf16") == 0) return __builtin_cpu_supports("avx512bf16");
     if (strcmp(kernels, "avx512") == 0) return __builtin_cpu_supports("avx512f");
     if (strcmp(kernels, "avx2") == 0) return __builtin_cpu_supports("avx2");
 #endif
-    return strcmp(kernels, "portable") == 0;
+    return strcmp(kernels, "portable") == 0 || strcmp(kernels, "amx_model_bf16") == 0;
 }
 
 static void select_or_skip(const Operation *op, const char *kernels) {
@@ -676,7 +692,7 @@ static void select_or_skip(const Operation *op, const char *kernels) {
     open_device();
     if (op->flags & ATTENTION) selected = attention_select(kernels) == 0;
 #ifndef BACKEND_CUDA
-    if (op->flags & PRODUCT) selected = matmul_select(kernels, strcmp(kernels, "avx512_bf16") == 0);
+    if (op->flags & PRODUCT) selected = matmul_select(kernels, strstr(kernels, "bf16") != NULL);
     if (op->flags & (ATTENTION | PRODUCT))
         CHECK_MSG(selected == expect_kernels(kernels), "%s: %s", kernels,
                   selected ? "selected" : "refused");
@@ -800,6 +816,51 @@ TEST(matmul_rounds_after_adding) {
     execute(&r, usual);
     EACH(i, 8) CHECK(value_at(FLOATX, r.got[0], i) == 258);
     free_run(&r);
+}
+#endif
+
+#ifdef AMX_MODEL
+// Intel's manual: the sums of even and odd members of pairs are separate chains, rounded to nearest
+// even; denormals are zeros. Rounding to bf16 is to nearest even too.
+TEST(tile_registers_compute_as_the_manual_says) {
+    const char *const sets[] = {"amx_bf16", "amx_model_bf16"};
+    const struct {
+        float inp[4], weight[4], out;
+    } cases[] = {{{4096, 1, 1, 1}, {4096, 1, 1, 1}, 16777218},  // in one chain 16777216
+                 {{1, 4096, 1, 1}, {1, 4096, 1, 1}, 16777218},
+                 {{0x1.01p0f, 0x1.03p0f}, {1, 256}, 0x1.04p8f + 1},
+                 {{0x1p-127f}, {0x1p100f}, 0},
+                 {{0x1p-64f}, {0x1p-64f}, 0},
+                 {{0x1p-60f}, {0x1p-60f}, 0x1p-120f}};
+    for (int set = 0; set < 2; set++) {
+        if (!matmul_select(sets[set], true)) continue;
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            float out;
+            matmul_forward(&out, cases[i].inp, cases[i].weight, 1, 4, 1);
+            CHECK_MSG(out == cases[i].out, "%s, case %zu: %a", sets[set], i, (double)out);
+        }
+    }
+}
+
+TEST(amx_and_its_model_give_the_same_bits) {
+    if (!matmul_select("amx_bf16", true)) SKIP("no amx_bf16 kernels on this machine");
+    for (int round = 0; round < 40; round++) {
+        const int64_t T = 1 + test_rng_below(70), K = 1 + test_rng_below(1500),
+                      N = 1 + test_rng_below(140);
+        float *inp = take((size_t)(T * K), sizeof(float)),
+              *weight = take((size_t)(N * K), sizeof(float)),
+              *out = take((size_t)(2 * T * N), sizeof(float));
+        const int least = round % 2 ? -70 : 0;  // exponents that reach denormals
+        EACH(i, T * K) inp[i] = ldexpf((float)test_rng_normal(), least);
+        EACH(i, N * K) weight[i] = ldexpf((float)test_rng_normal(), least + (int)(i % 12));
+        matmul_forward(out, inp, weight, T, K, N);
+        matmul_select("amx_model_bf16", true);
+        matmul_forward(out + T * N, inp, weight, T, K, N);
+        matmul_select("amx_bf16", true);
+        CHECK_MSG(memcmp(out, out + T * N, (size_t)(T * N) * sizeof *out) == 0,
+                  "T %ld, K %ld, N %ld", T, K, N);
+        free(inp), free(weight), free(out);
+    }
 }
 #endif
 

@@ -39,7 +39,10 @@ static int64_t targets_of(const void *context, int64_t doc, int64_t from, int64_
 }
 
 static DocIndex index_of(const Lengths *lengths) {
-    return (DocIndex){lengths->n, length_of, lengths, lengths->mask ? targets_of : NULL, 0, NULL};
+    return (DocIndex){.num_docs = lengths->n,
+                      .length = length_of,
+                      .context = lengths,
+                      .targets = lengths->mask ? targets_of : NULL};
 }
 
 // Of the first `length` tokens of a document, is any a target?
@@ -107,7 +110,7 @@ static int64_t length_two(const void *context, int64_t doc) {
 
 // The document at a position of an epoch of n documents after the first ones.
 static int64_t doc_after(int64_t first, uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
-    const DocIndex index = {n, length_two, NULL, NULL, first, NULL};
+    const DocIndex index = {.num_docs = n, .length = length_two, .first_doc = first};
     PlanSettings s = small_settings();
     SourceCursor at = {.epoch = epoch, .doc_pos = pos};
     LongCounts counts = {0};
@@ -172,7 +175,7 @@ static Epoch epoch_of(const Lengths *l, const PlanSettings *s, int64_t epoch) {
         e.counts.tokens_left_out += length;
         for (int64_t at = 0, n; trained && at < kept; at += n) {
             n = kept - at < s->max_seqlen ? kept - at : s->max_seqlen;
-            const Segment c = {doc, at, (int32_t)n, at + n < kept};
+            const Segment c = {doc, at, (int32_t)n, at + n < kept, 0};
             if (l->mask > 0 && targets_of(l, doc, at + 1, n - 1 + c.has_next) == 0) continue;
             e.segments = (Segment *)host_grow(e.segments, &capacity, (size_t)e.n + 1, sizeof c, "");
             e.segments[e.n++] = c;
@@ -700,6 +703,164 @@ TEST(weights_are_read_and_normalised) {
     CHECK(parses("a:1e-6,b:1,", "a=1000;b=999999000;") && parses("a:0,b:2", "a=0;b=1000000000;"));
     for (int i = 0; i < 33; i++) strcat(many, "a:1,"), strcat(plain, "a,");
     CHECK(parses(many, "2") && parses(plain, printed("%s=1000000000;", plain)));
+}
+
+// ---- Shared prefixes: documents of families that begin alike, and of parts of these -------------
+
+static int families;  // 0: no two documents begin alike
+
+static int32_t token_of(int64_t doc, int64_t i) {
+    const uint64_t family = families ? (uint64_t)doc % (uint64_t)families : 0,
+                   part = splitmix64((uint64_t)doc) % 3,
+                   same = families ? 100 + splitmix64(family) % 400 : 0,
+                   more = families ? same + splitmix64(family * 3 + part) % 300 : 0;
+    const uint64_t key = (uint64_t)i < same   ? family
+                         : (uint64_t)i < more ? 1000 + family * 3 + part
+                                              : 5000 + (uint64_t)doc;
+    if (i % 128 == 0 && i > 0) return 7;  // where a tile ends, in all of them
+    return (int32_t)(splitmix64(key << 24 ^ (uint64_t)i) >> 40);
+}
+
+static bool read_tokens(const void *context, const Segment *c, int64_t n, int32_t *tokens,
+                        Error *err) {
+    (void)context, (void)err;
+    CHECK(n <= c->length);
+    for (int64_t i = 0; i < n; i++) tokens[i] = token_of(c->doc, c->tok_off + i);
+    return true;
+}
+
+static int32_t tokens_in_common(const Segment *a, const Segment *b) {
+    int32_t n = 0;
+    while (n < a->length && n < b->length &&
+           token_of(a->doc, a->tok_off + n) == token_of(b->doc, b->tok_off + n))
+        n++;
+    return n;
+}
+
+// The step of packed in other micro-batches, each with the rows that it has room for. Returns what
+// is computed.
+static int64_t check_shared(const StepPlan *p, const StepPlan *packed, const PlanSettings *s) {
+    int64_t computed = 0, pairs = 0;
+    bool *seen = (bool *)host_calloc((size_t)p->num_stream, 1, "test");
+    CHECK(p->num_segments == packed->num_segments && p->num_stream == packed->num_stream &&
+          memcmp(&p->cursor_after, &packed->cursor_after, sizeof(PlanState)) == 0 &&
+          p->num_micro <= packed->num_micro && p->real_tokens == packed->real_tokens);
+    for (int32_t m = 0; m < p->num_micro; m++) {
+        const Segment *leader = NULL;
+        int64_t rows = 0, work = 0, most = INT64_MAX;
+        for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++) {
+            const Segment *c = &p->segments[i];
+            const int64_t S = c->shared_len, n = c->length;
+            int64_t at = 0;
+            while (at < p->num_stream && (seen[at] || !same_segment(&p->stream[at], c))) at++;
+            CHECK(at < p->num_stream && S >= 0 && S % 128 == 0);
+            seen[at] = true;
+            if (S == 0) leader = c;
+            if (S > 0) CHECK(S <= most && tokens_in_common(leader, c) > S);
+            most = S > 0 ? S : n;
+            rows += n - S;
+            work += plan_work(n) - plan_work(S);
+            pairs += n * (n + 1) / 2 - S * (S + 1) / 2;
+        }
+        CHECK(rows <= s->micro_batch_tokens && work == p->micro_work[m]);
+        computed += rows;
+    }
+    free(seen);
+    CHECK(computed == p->computed_tokens && pairs == p->attention_pairs);
+    return computed;
+}
+
+// The fewest rows in which each document could share with one other: a bound
+static int64_t least_rows(const StepPlan *p) {
+    int64_t rows = 0;
+    for (int64_t i = 0; i < p->num_stream; i++) {
+        int32_t best = 1;
+        for (int64_t k = 0; k < p->num_stream; k++) {
+            const int32_t n = k == i ? 0 : tokens_in_common(&p->stream[i], &p->stream[k]);
+            best = n > best ? n : best;
+        }
+        rows += p->stream[i].length - (best - 1) / 128 * 128;
+    }
+    return rows;
+}
+
+TEST(shared_plans_keep_the_step_and_compute_less) {
+    for (int round = 0; round < 150; round++) {
+        LENGTHS l = make_lengths(150, 2000);
+        DocIndex index = index_of(&l);
+        PlanSettings s = {.seed = test_rng_u64(), .fill_ppm = 970000};
+        PLAN p = {0}, packed = {0}, again = {0};
+        s.max_seqlen = 100 + (int32_t)test_rng_below(1500);
+        s.micro_batch_tokens = s.max_seqlen + (int32_t)test_rng_below(4000);
+        s.num_micro = 1 + (int32_t)test_rng_below(12);
+        families = round % 3 == 0 ? 0 : 1 + (int)test_rng_below(6);
+        index.read = read_tokens;
+        PlanState state = START;
+        for (int step = 0; step < 3; step++) {
+            plan_ok(&packed, &index, &s, LAYOUT_PACKED, &state);
+            plan_ok(&p, &index, &s, LAYOUT_SHARED, &state);
+            plan_ok(&again, &index, &s, LAYOUT_SHARED, &state);
+            const int64_t computed = check_shared(&p, &packed, &s), least = least_rows(&p);
+            CHECK(plan_digest(&p, 0) == plan_digest(&again, 0));
+            CHECK(least <= computed && computed <= p.real_tokens);
+            if (least == p.real_tokens) CHECK(plan_digest(&p, 0) == plan_digest(&packed, 0));
+            // a family's first document in each micro-batch, and one more for each of its parts
+            const int64_t copies = (int64_t)p.num_micro * families * 4 * 800;
+            if (p.cursor_after.sources[0].epoch == 0) CHECK(computed <= least + copies);
+            state = p.cursor_after;
+        }
+    }
+}
+
+// Documents 0 to 3 begin each other; the others share 300 tokens, and two pairs of them 1000.
+static bool read_tree(const void *context, const Segment *c, int64_t n, int32_t *tokens,
+                      Error *err) {
+    (void)context, (void)err;
+    for (int32_t i = 0; i < n; i++)
+        tokens[i] = i + (c->doc < 4 ? 0
+                         : i < 300  ? 10000
+                         : i < 1000 ? 20000 + 10000 * (int32_t)(c->doc / 6)
+                                    : 50000 + 10000 * (int32_t)c->doc);
+    return true;
+}
+
+TEST(shared_prefixes_of_unrolled_and_of_nested_documents) {
+    static int32_t docs[] = {300, 600, 900, 1200, 1100, 1100, 1100, 1100};
+    const Lengths l = {docs, 8, 0};
+    DocIndex index = index_of(&l);
+    const PlanSettings s = {
+        .max_seqlen = 1200, .micro_batch_tokens = 7400, .num_micro = 1, .fill_ppm = 1000000};
+    PLAN p = {0};
+    index.read = read_tree;
+    plan_ok(&p, &index, &s, LAYOUT_SHARED, &START);
+    const int64_t unrolled = 1200 + (900 - 896) + (600 - 512) + (300 - 256),
+                  nested = 2 * (1100 + 1100 - 896);
+    CHECK_MSG(p.num_stream == 8 && p.computed_tokens == unrolled + nested, "%ld rows",
+              p.computed_tokens);
+}
+
+// Documents of one family that fit into one micro-batch, and those for which two are needed
+TEST(shared_micro_batches_are_as_few_as_needed_and_even) {
+    enum { N = 60 };
+    static int32_t docs[N];
+    for (int i = 0; i < N; i++) docs[i] = 900 + i;
+    const Lengths l = {docs, N, 0};
+    DocIndex index = index_of(&l);
+    PlanSettings s = {
+        .max_seqlen = 1000, .micro_batch_tokens = 8000, .num_micro = 6, .fill_ppm = 990000};
+    PLAN p = {0};
+    index.read = read_tokens;
+    families = 1;
+    plan_ok(&p, &index, &s, LAYOUT_SHARED, &START);
+    CHECK(p.real_tokens > 40000 && p.num_micro <= 4);
+    int64_t most = 0, sum = 0;
+    for (int32_t m = 0; m < p.num_micro; m++)
+        sum += p.micro_work[m], most = p.micro_work[m] > most ? p.micro_work[m] : most;
+    CHECK_MSG((double)most * p.num_micro <= 1.25 * (double)sum, "%d micro-batches, %.3f",
+              p.num_micro, (double)most * p.num_micro / (double)sum);
+    s.micro_batch_tokens = 40000, s.num_micro = 1;
+    plan_ok(&p, &index, &s, LAYOUT_SHARED, &START);
+    CHECK(p.num_micro == 1);
 }
 
 // ---- Golden values: plans must never change, or old checkpoints would resume with other data ----

@@ -51,6 +51,32 @@ same_state masked_on_3_ranks md1/step-00000008 md3/step-00000008
 same_losses masked_losses_agree_to_1e-5 1e-5 inf 8 md1 mw3
 differ a_mask_changes_the_weights {md1,d1}/step-00000008/model.safetensors
 
+# ---- shared prefixes, beside texts without any: fewer micro-batches, the same bits on any number of ranks ----
+mkdir alike
+for i in $(seq 60); do
+    for _ in $(seq $((6 + i % 2 * 4))); do echo 'Answer in one line, and be kind.'; done > "alike/$i"
+    for _ in $(seq $((i % 9 + 1))); do echo "a number, $i"; done >> "alike/$i"
+done
+prepare text --out texts && prepare alike --out chats
+alike=("${exact[@]}" --train chats:0.7,texts:0.3 --max-seqlen 512 --micro-batch-tokens 1024 --batch-tokens 6144 --save-every 3)
+for n in 1 2 3; do ranks $n "${alike[@]}" --layout shared --out sh$n --steps 6; done
+for n in 2 3; do same_state "shared_on_${n}_ranks" sh1/step-00000006 sh$n/step-00000006; done
+ranks 2 "${alike[@]}" --layout shared --resume=sh1/step-00000003 --out shr --steps 6
+same_state shared_resumed_on_2_ranks {sh1,shr}/step-00000006
+ranks 2 "${alike[@]}" --out shp --steps 6
+has packed_says_what_shared_saves '^shared prefixes: [2-6][0-9] % .*; --layout shared computes them once' out.txt
+ranks 2 "${run[@]}" "${alike[@]:$((${#exact[@]}))}" --layout shared --optimizer muon --recompute full --out shm --steps 6
+ranks 1 "${alike[@]}" --optimizer muon --out shmp --steps 6
+same_losses shared_has_the_losses_of_packed 1e-5 inf 6 sh1 shp
+same_losses shared_has_the_losses_of_packed_with_muon 1e-5 inf 6 shm shmp
+check_python shared_computes_less <<'PY'
+for s in steps("sh1"): assert 0.3 < s["computed_tokens"] / s["real_tokens"] < 0.85, s
+for s in steps("shp"): assert s["computed_tokens"] == s["real_tokens"], s
+PY
+expect check_packing_of_shared 0 'packing does not change' "${alike[@]}" --layout shared --check-packing --out none
+has rows_that_several_documents_share '[0-9]+ documents, [0-9]+ tokens, shared in [0-9]+ rows against each alone' out.txt
+has their_losses_are_bit_for_bit "max .delta. of a token's loss .*bit for bit" out.txt
+
 # ---- the same losses: distributed by work; the same bits in every run -----------------------------
 for n in 1 2 4 8; do
     ranks $n "${run[@]}" --batch-tokens 2048 --out w$n --steps 60 --val-every 0

@@ -97,8 +97,8 @@ static Simple *make_both(LlamaModel *llama, LlamaBatch *batch, Config c) {
     s.config = c;
     s.batch = pack(texts, NUM_TEXTS);
     for (int d = 0; d < NUM_TEXTS; d++)
-        docs[d] =
-            (DocView){s.batch.tokens + s.batch.cu_seqlens[d], (int)strlen(texts[d]), -1, NULL};
+        docs[d] = (DocView){
+            s.batch.tokens + s.batch.cu_seqlens[d], (int)strlen(texts[d]), -1, NULL, NULL, 0};
     batch_init(batch, MAX_TOKENS, NUM_TEXTS);
     batch_pack(batch, docs, NUM_TEXTS);
     const size_t bytes = (size_t)batch->total_tokens * sizeof(int);

@@ -43,6 +43,9 @@ endef
 O_asan   = $(if $(filter build/asan/kernels/cpu/% %/test_ops.o,$@),-O3,-O1)
 ASAN    := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
            -fno-omit-frame-pointer -DPOISON -DNO_CLONES -U_FORTIFY_SOURCE
+# and with AMX's tile registers in C
+build/asan/kernels/cpu/matmul.o build/asan/tests/test_ops.o: \
+    CFLAGS += -DAMX_MODEL='"../../tests/amx_model.h"'
 LIBS_asan := $(LDLIBS)
 LIBS_fp64 := $(LDLIBS)
 $(eval $(call VARIANT,asan,$$(O_asan) $(ASAN),$(CC) -fopenmp $(ASAN),$(KERNELS:%.c=build/asan/%.o)))

@@ -1,22 +1,24 @@
 #include "batch.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../base/memory.h"
 
 const char *layout_name(Layout layout) {
-    static const char *const names[] = {"packed", "padded", "rows", "repad"};
-    return (unsigned)layout < 4 ? names[layout] : "unknown";
+    static const char *const names[] = {"packed", "padded", "rows", "repad", "shared"};
+    return (unsigned)layout < 5 ? names[layout] : "unknown";
 }
 
 // The arrays of rows, then those of segments
-enum { ROW_ARRAYS = 7, ARRAYS = 9 };
+enum { ROW_ARRAYS = 7, ARRAYS = 11 };
 static int32_t **batch_array(Batch *b, int i) {
-    int32_t **const arrays[ARRAYS] = {&b->tokens,      &b->targets,      &b->position_ids,
-                                      &b->token_order, &b->sort_scratch, &b->head_rows,
-                                      &b->real_rows,   &b->cu_seqlens,   &b->real_cu_seqlens};
+    int32_t **const arrays[ARRAYS] = {&b->tokens,       &b->targets,      &b->position_ids,
+                                      &b->token_order,  &b->sort_scratch, &b->head_rows,
+                                      &b->real_rows,    &b->cu_seqlens,   &b->real_cu_seqlens,
+                                      &b->shared_first, &b->shared_len};
     return arrays[i];
 }
 
@@ -27,11 +29,13 @@ void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments) {
     *b = (Batch){.micro_batch_tokens = micro_batch_tokens, .max_segments = max_segments};
     for (int i = 0; i < ARRAYS; i++)
         *batch_array(b, i) = host_calloc(i < ROW_ARRAYS ? rows : ends, sizeof(int32_t), "a batch");
+    b->weights = host_calloc(rows, sizeof(float), "a batch");
 }
 
 void batch_free(Batch *b) {
     for (int i = 0; i < ARRAYS; i++) free(*batch_array(b, i));
     free(b->cache_rows);
+    free(b->weights);
     *b = (Batch){0};
 }
 
@@ -61,27 +65,38 @@ static void batch_sort_tokens(Batch *b) {
 static void batch_clear(Batch *b, Layout layout) {
     b->layout = layout;
     b->total_tokens = b->num_segments = b->max_seqlen = b->num_targets = 0;
-    b->real_tokens = b->num_head_rows = 0;
-    b->masked = false;
+    b->real_tokens = b->num_head_rows = b->num_shared = 0;
+    b->masked = b->weighted = false;
     b->num_real_rows = b->num_real_segments = b->real_max_seqlen = 0;
     b->cu_seqlens[0] = b->real_cu_seqlens[0] = 0;
 }
 
-// Appends the tokens and targets of a document; batch_end_segment sets its positions.
-static void batch_append(Batch *b, const DocView *doc) {
-    const int32_t at = b->total_tokens, n = doc->length;
-    assert(n >= 0 && n <= b->micro_batch_tokens - at);
-    if (n == 0) return;
-    memcpy(b->tokens + at, doc->tokens, (size_t)n * sizeof(int32_t));
-    memcpy(b->targets + at, doc->tokens + 1, (size_t)(n - 1) * sizeof(int32_t));
-    b->targets[at + n - 1] = doc->next_token;
-    if (doc->targets) memcpy(b->targets + at, doc->targets, (size_t)n * sizeof(int32_t));
-    b->masked |= doc->targets != NULL;
-    for (int32_t i = at; i < at + n; i++) {
-        if (b->targets[i] < 0) continue;
-        b->head_rows[b->num_head_rows++] = i;
-        b->num_targets++;
+// The target of token i of a document; -1: none
+static int32_t target_of(const DocView *doc, int32_t i) {
+    return doc->targets          ? doc->targets[i]
+           : i + 1 < doc->length ? doc->tokens[i + 1]
+                                 : doc->next_token;
+}
+
+// Appends the tokens and targets of a document from its first own one on; batch_end_segment sets
+// its positions. The targets of those that it shares are added to the rows from shared_first on.
+static void batch_append(Batch *b, const DocView *doc, int32_t shared_first) {
+    const int32_t n = doc->length - doc->shared_len;
+    assert(n >= 0 && n <= b->micro_batch_tokens - b->total_tokens);
+    memcpy(b->tokens + b->total_tokens, doc->tokens + doc->shared_len, (size_t)n * sizeof(int32_t));
+    for (int32_t i = 0; i < doc->length; i++) {
+        const bool own = i >= doc->shared_len;
+        const int32_t row = own ? b->total_tokens + i - doc->shared_len : shared_first + i,
+                      target = target_of(doc, i);
+        assert(own || b->tokens[row] == doc->tokens[i]);
+        if (own) b->targets[row] = -1, b->weights[row] = 0;
+        if (target < 0) continue;
+        b->num_targets += b->targets[row] < 0;
+        b->targets[row] = target;
+        b->weights[row] += doc->weights ? doc->weights[i] : 1;
     }
+    b->masked |= doc->targets != NULL && n > 0;
+    b->weighted |= doc->weights != NULL || doc->shared_len > 0;
     b->total_tokens += n;
     b->real_tokens += n;
 }
@@ -92,18 +107,21 @@ static void batch_fill_to(Batch *b, int32_t end) {
     for (int32_t i = b->total_tokens; i < end; i++) {
         b->tokens[i] = 0;
         b->targets[i] = -1;
-        b->head_rows[b->num_head_rows++] = i;
+        b->weights[i] = 0;
     }
     b->total_tokens = end;
 }
 
-// Ends a segment at row `end`; its positions start at 0.
-static void batch_end_segment(Batch *b, int32_t end) {
+// Ends a segment at row `end`; its positions start behind the tokens that it shares.
+static void batch_end_segment(Batch *b, int32_t end, int32_t shared_first, int32_t shared_len) {
     const int32_t start = b->cu_seqlens[b->num_segments], n = end - start;
     assert(n >= 0 && b->num_segments < b->max_segments);
-    for (int32_t i = 0; i < n; i++) b->position_ids[start + i] = i;
+    for (int32_t i = 0; i < n; i++) b->position_ids[start + i] = shared_len + i;
+    b->shared_first[b->num_segments] = shared_len ? shared_first : 0;
+    b->shared_len[b->num_segments] = shared_len;
+    b->num_shared += shared_len > 0;
     b->cu_seqlens[++b->num_segments] = end;
-    if (n > b->max_seqlen) b->max_seqlen = n;
+    if (shared_len + n > b->max_seqlen) b->max_seqlen = shared_len + n;
 }
 
 // repad: the n rows from `start` on are a segment of attention.
@@ -113,23 +131,37 @@ static void batch_add_real_rows(Batch *b, int32_t start, int32_t n) {
     if (n > b->real_max_seqlen) b->real_max_seqlen = n;
 }
 
+// The rows with a target, and padding
+static void batch_list_head_rows(Batch *b, const bool padded, const DocView *docs,
+                                 int32_t row_len) {
+    const int32_t real = b->layout == LAYOUT_ROWS ? b->real_tokens : b->total_tokens;
+    for (int32_t i = 0; i < b->total_tokens; i++)
+        if (b->targets[i] >= 0 || i >= real || (padded && i % row_len >= docs[i / row_len].length))
+            b->head_rows[b->num_head_rows++] = i;
+}
+
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len) {
     const bool padded = layout == LAYOUT_PADDED || layout == LAYOUT_REPAD;
-    assert(layout == LAYOUT_PACKED || row_len > 0);
+    int32_t leader = 0;  // shared: the row where the last document that shares nothing begins
+    assert(layout == LAYOUT_PACKED || layout == LAYOUT_SHARED || row_len > 0);
     batch_clear(b, layout);
     for (int i = 0; i < n; i++) {
+        DocView doc = docs[i];
         const int32_t start = b->total_tokens;
-        batch_append(b, &docs[i]);
-        assert(!padded || docs[i].length <= row_len);
+        if (layout != LAYOUT_SHARED) doc.shared_len = 0;
+        if (doc.shared_len == 0) leader = start;
+        batch_append(b, &doc, leader);
+        assert(!padded || doc.length <= row_len);
         if (padded) batch_fill_to(b, start + row_len);
-        if (layout == LAYOUT_REPAD) batch_add_real_rows(b, start, docs[i].length);
-        if (layout != LAYOUT_ROWS) batch_end_segment(b, b->total_tokens);
+        if (layout == LAYOUT_REPAD) batch_add_real_rows(b, start, doc.length);
+        if (layout != LAYOUT_ROWS) batch_end_segment(b, b->total_tokens, leader, doc.shared_len);
     }
     if (layout == LAYOUT_ROWS) {
         batch_fill_to(b, (b->total_tokens + row_len - 1) / row_len * row_len);
         for (int32_t end = row_len; end <= b->total_tokens; end += row_len)
-            batch_end_segment(b, end);
+            batch_end_segment(b, end, 0, 0);
     }
+    batch_list_head_rows(b, padded, docs, row_len);
     if (b->num_head_rows == 0 && b->total_tokens > 0) b->head_rows[b->num_head_rows++] = 0;
     batch_sort_tokens(b);
 }
@@ -145,25 +177,43 @@ void batch_spread_losses(const Batch *b, float *losses) {
 // ---- Checking -----------------------------------------------------------------------------------
 
 // cu (count + 1) starts at 0, never decreases and ends at total; the longest segment has
-// max_seqlen.
-static bool segments_are_valid(const int32_t *cu, int32_t count, int32_t total,
-                               int32_t max_seqlen) {
+// max_seqlen, with what it shares. shared NULL: nothing
+static bool segments_are_valid(const int32_t *cu, const int32_t *shared, int32_t count,
+                               int32_t total, int32_t max_seqlen) {
     int32_t longest = 0;
     if (cu[0] != 0 || cu[count] != total) return false;
     for (int32_t i = 0; i < count; i++) {
+        const int32_t n = cu[i + 1] - cu[i] + (shared ? shared[i] : 0);
         if (cu[i + 1] < cu[i]) return false;
-        if (cu[i + 1] - cu[i] > longest) longest = cu[i + 1] - cu[i];
+        if (n > longest) longest = n;
     }
     return longest == max_seqlen;
 }
 
-// Row i, in segment s: ids are in the vocabulary, positions restart with each segment, and
-// token_order is sorted by (token, row), so that no row is in it twice.
+// The documents behind one that shares nothing share whole tiles of its rows, ever fewer.
+static bool shared_rows_are_valid(const Batch *b) {
+    int32_t first = 0, most = 0, num_shared = 0;  // of the rows that a document may share
+    for (int32_t s = 0; s < b->num_segments; s++) {
+        const int32_t n = b->shared_len[s], rows = b->cu_seqlens[s + 1] - b->cu_seqlens[s];
+        if (n == 0) first = b->cu_seqlens[s], most = rows - 1;
+        if (n < 0 || n % SHARED_TILE_TOKENS != 0 || b->shared_first[s] != (n ? first : 0) ||
+            (n > 0 && (n > most || rows == 0 || b->layout != LAYOUT_SHARED)))
+            return false;
+        if (n > 0) most = n, num_shared++;
+    }
+    return num_shared == b->num_shared;
+}
+
+// Row i, in segment s: ids are in the vocabulary, positions restart with each segment, only targets
+// have weights, and token_order is sorted by (token, row), so that no row is in it twice.
 static bool row_is_valid(const Batch *b, int32_t s, int32_t i, int vocab_size) {
     const int32_t at = b->token_order[i], before = i > 0 ? b->token_order[i - 1] : -1;
     return b->tokens[i] >= 0 && b->tokens[i] < vocab_size && b->targets[i] >= -1 &&
-           b->targets[i] < vocab_size && b->position_ids[i] == i - b->cu_seqlens[s] && at >= 0 &&
-           at < b->total_tokens &&
+           b->targets[i] < vocab_size &&
+           b->position_ids[i] == i - b->cu_seqlens[s] + b->shared_len[s] &&
+           (b->targets[i] >= 0 && b->weighted ? isfinite(b->weights[i])
+                                              : b->weights[i] == (b->targets[i] >= 0)) &&
+           at >= 0 && at < b->total_tokens &&
            (i == 0 || b->tokens[before] < b->tokens[at] ||
             (b->tokens[before] == b->tokens[at] && before < at));
 }
@@ -197,9 +247,10 @@ bool batch_is_valid(const Batch *b, int vocab_size) {
     int32_t targets = 0;
     if (b->total_tokens > b->micro_batch_tokens || b->num_segments < 0 ||
         b->num_segments > b->max_segments || b->num_real_rows != (repad ? b->real_tokens : 0) ||
-        b->num_real_segments != (repad ? b->num_segments : 0) ||
-        !segments_are_valid(b->cu_seqlens, b->num_segments, b->total_tokens, b->max_seqlen) ||
-        !segments_are_valid(b->real_cu_seqlens, b->num_real_segments, b->num_real_rows,
+        b->num_real_segments != (repad ? b->num_segments : 0) || !shared_rows_are_valid(b) ||
+        !segments_are_valid(b->cu_seqlens, b->shared_len, b->num_segments, b->total_tokens,
+                            b->max_seqlen) ||
+        !segments_are_valid(b->real_cu_seqlens, NULL, b->num_real_segments, b->num_real_rows,
                             b->real_max_seqlen))
         return false;
     for (int32_t s = 0, i = 0; s < b->num_segments; s++)

@@ -1,6 +1,7 @@
-// One micro-batch: documents in one 1D buffer of tokens, in one of four layouts.
+// One micro-batch: documents in one 1D buffer of tokens, in one of five layouts.
 //
 //   packed   documents one after another; cu_seqlens = document ends; no padding
+//   shared   packed, but first tokens that documents share stand there once: see DocView
 //   padded   each document in a row of row_len tokens, padding after it; cu_seqlens = 0, S, 2S ...
 //   rows     documents concatenated and cut every row_len tokens; attention crosses documents
 //   repad    padded, plus the list of real rows that attention gathers and scatters
@@ -15,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum { LAYOUT_PACKED, LAYOUT_PADDED, LAYOUT_ROWS, LAYOUT_REPAD } Layout;
+typedef enum { LAYOUT_PACKED, LAYOUT_PADDED, LAYOUT_ROWS, LAYOUT_REPAD, LAYOUT_SHARED } Layout;
 
 // A document, or a segment of one
 typedef struct {
@@ -25,19 +26,28 @@ typedef struct {
     // (length) the target after each token, or -1 where a loss mask excludes it; NULL: no mask, the
     // targets are the next tokens
     const int32_t *targets;
+    const float *weights;  // (length) of the targets; NULL: all 1
+    // shared only: its first tokens, a multiple of SHARED_TILE, which are those of the document in
+    // front of it that shares nothing, as is the token after them. Documents behind one come by
+    // falling shared_len.
+    int32_t shared_len;
 } DocView;
+
+enum { SHARED_TILE_TOKENS = 128 };  // SHARED_TILE of kernels.h, which this room does not see
 
 // T = total_tokens
 typedef struct {
     Layout layout;          // set by the filling call
     int32_t total_tokens;   // rows that the layers work on, padding included
     int32_t num_segments;   // segments of cu_seqlens
-    int32_t max_seqlen;     // length of the longest of them
+    int32_t max_seqlen;     // length of the longest of them, with what it shares
     int32_t num_targets;    // rows with a target
     bool masked;            // a document has a loss mask
+    bool weighted;          // a target may have a weight that is not 1
     int32_t real_tokens;    // rows that are not padding
     int32_t *tokens;        // (T)
     int32_t *targets;       // (T) -1: no target
+    float *weights;         // (T) of the targets; a shared one's are summed; 0 without a target
     int32_t *position_ids;  // (T)
     int32_t *token_order;   // (T) rows sorted by (token, row), for embedding_backward
     // the rows whose logits are computed, in order: those with a target, and padding, on which the
@@ -45,6 +55,9 @@ typedef struct {
     int32_t num_head_rows;
     int32_t *head_rows;   // (num_head_rows)
     int32_t *cu_seqlens;  // (num_segments + 1)
+    int32_t num_shared;   // segments that share
+    // (num_segments) as in VarlenInfo of kernels.h; 0 in segments that do not
+    int32_t *shared_first, *shared_len;
     // repad only, num_real_rows = 0 otherwise: attention runs on the gathered real rows
     int32_t num_real_rows;
     int32_t num_real_segments;
@@ -71,7 +84,7 @@ const char *layout_name(Layout layout);
 void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments);
 void batch_free(Batch *b);
 
-// The n documents must fit; row_len is not used by packed.
+// The n documents must fit; row_len is not used by packed and shared.
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len);
 void batch_pack(Batch *b, const DocView *docs, int n);
 

@@ -1,6 +1,7 @@
 #include "loader.h"
 
 #include <assert.h>
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,10 +19,26 @@ static int64_t dataset_index_targets(const void *dataset, int64_t doc, int64_t f
     return dataset_count_targets((const Dataset *)dataset, doc, from, n);
 }
 
+static double dataset_index_weights(const void *dataset, const Segment *c) {
+    double sum = 0;
+    for (int64_t i = 1; i < c->length + c->has_next; i++)
+        sum += fabs((double)dataset_weight((const Dataset *)dataset, c->doc, c->tok_off + i));
+    return sum;
+}
+
+static bool dataset_index_read(const void *dataset, const Segment *c, int64_t n, int32_t *tokens,
+                               Error *err) {
+    return dataset_read((Dataset *)dataset, c->doc, c->tok_off, n, tokens, err);
+}
+
 DocIndex dataset_doc_index(const Dataset *ds) {
-    return (DocIndex){
-        ds->num_docs, dataset_index_length, ds, ds->masked ? dataset_index_targets : NULL, 0,
-        &ds->sources};
+    return (DocIndex){.num_docs = ds->num_docs,
+                      .length = dataset_index_length,
+                      .context = ds,
+                      .targets = ds->masked ? dataset_index_targets : NULL,
+                      .weights = ds->weighted ? dataset_index_weights : NULL,
+                      .sources = &ds->sources,
+                      .read = dataset_index_read};
 }
 
 void step_data_free(StepData *d) {
@@ -44,12 +61,20 @@ static void step_data_reserve(StepData *d, int32_t n, int32_t micro_batch_tokens
 bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err) {
     const int32_t n = c->length - 1 + c->has_next;
     int32_t *targets = ds->masked ? tokens + n + 1 : NULL;
+    float *weights = ds->weighted ? (float *)(tokens + n + 1 + c->length) : NULL;
     if (!dataset_read(ds, c->doc, c->tok_off, n + 1, tokens, err)) return false;
-    *view = (DocView){tokens, c->length, c->has_next ? tokens[n] : -1, targets};
+    *view = (DocView){.tokens = tokens,
+                      .length = c->length,
+                      .next_token = c->has_next ? tokens[n] : -1,
+                      .targets = targets,
+                      .weights = weights,
+                      .shared_len = c->shared_len};
     if (!targets) return true;
     targets[c->length - 1] = -1;
     memcpy(targets, tokens + 1, (size_t)n * sizeof *targets);
     dataset_mask_tokens(ds, c->doc, c->tok_off + 1, n, targets);
+    for (int32_t i = 0; weights && i < c->length; i++)
+        weights[i] = i < n ? dataset_weight(ds, c->doc, c->tok_off + 1 + i) : 0;
     return true;
 }
 
@@ -58,16 +83,31 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
                            int32_t micro, Error *err) {
     const StepPlan *plan = &d->plan;
     const int64_t from = plan->micro_start[micro], to = plan->micro_start[micro + 1];
-    const size_t n = (size_t)(to - from), tokens = 2 * (size_t)s->plan.micro_batch_tokens + n;
+    const size_t n = (size_t)(to - from);
+    size_t tokens = n;
+    for (int64_t i = from; i < to; i++) tokens += 3 * (size_t)plan->segments[i].length;
     d->views = host_grow(d->views, &d->view_capacity, n, sizeof(DocView), "documents");
     d->tokens = host_grow(d->tokens, &d->token_capacity, tokens, sizeof(int32_t), "tokens");
     int32_t *at = d->tokens;
-    for (int64_t i = from; i < to; at += 2 * plan->segments[i++].length + 1)
+    for (int64_t i = from; i < to; at += 3 * plan->segments[i++].length + 1)
         if (!segment_read(&d->views[i - from], ds, &plan->segments[i], at, err)) return false;
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
     assert(batch_is_valid(b, ds->vocab_size));
     d->local_tokens += b->total_tokens;
     return true;
+}
+
+bool step_data_documents(Batch *docs, StepData *d, Dataset *ds, const LoaderSettings *s,
+                         Error *err) {
+    const int64_t *start = &d->plan.micro_start[d->own_micros[0]], local_tokens = d->local_tokens;
+    LoaderSettings packed = *s;
+    int32_t tokens = 0;
+    packed.layout = LAYOUT_PACKED;
+    for (int64_t i = start[0]; i < start[1]; i++) tokens += d->plan.segments[i].length;
+    batch_init(docs, tokens, (int32_t)(start[1] - start[0]));
+    const bool ok = step_data_read(d, docs, ds, &packed, d->own_micros[0], err);
+    d->local_tokens = local_tokens;
+    return ok;
 }
 
 bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanState state,

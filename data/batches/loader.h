@@ -56,8 +56,13 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
                       Error *err);
 void step_data_free(StepData *d);
 
-// Reads a segment into tokens (2 * length + 1), to which *view then points: the segment, the token
-// after it if there is one, and the targets if there are loss masks.
+// The documents of the first of d's micro-batches, read again and packed, in its order. *docs is
+// initialised here, and freed by batch_free.
+bool step_data_documents(Batch *docs, StepData *d, Dataset *ds, const LoaderSettings *s,
+                         Error *err);
+
+// Reads a segment into tokens (3 * length + 1), to which *view then points: the segment, the token
+// after it if there is one, and the targets and weights if there are loss masks.
 bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err);
 
 // Starts loading at `state` ({0}: the beginning) in a thread, which fills two slots in turn, each

@@ -62,26 +62,34 @@ static void plan_reserve_micros(StepPlan *p, int64_t n) {
     p->micro_capacity = c;
 }
 
+static void plan_reserve_packing(StepPlan *p) {
+    const size_t n = (size_t)p->num_stream;
+    size_t c = p->pack_capacity, sizes[5] = {c, c, c, c, c};
+    p->units = host_grow(p->units, &p->pack_capacity, n, sizeof *p->units, owner);
+    p->order = host_grow(p->order, &sizes[0], n, sizeof *p->order, owner);
+    p->bin = host_grow(p->bin, &sizes[1], n, sizeof *p->bin, owner);
+    p->ids = host_grow(p->ids, &sizes[2], n, sizeof *p->ids, owner);
+    p->ids_order = host_grow(p->ids_order, &sizes[3], n, sizeof *p->ids_order, owner);
+    p->shared = host_grow(p->shared, &sizes[4], n, sizeof *p->shared, owner);
+}
+
 static int compare_keys(const void *a, const void *b) {
     const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
 
-// p->order: indices of the stream by falling length, equal ones in stream order
+// p->order: indices of units by falling length, equal ones in their order
 static void sort_by_length(StepPlan *p) {
-    const size_t n = (size_t)p->num_stream;
-    assert(n <= INT32_MAX);
-    p->order = host_grow(p->order, &p->order_capacity, n, sizeof *p->order, owner);
-    p->bin = host_grow(p->bin, &p->bin_capacity, n, sizeof *p->bin, owner);
-    for (int64_t i = 0; i < p->num_stream; i++)
-        p->order[i] = (uint64_t)(INT32_MAX - p->stream[i].length) << 32 | (uint64_t)i;
-    qsort(p->order, n, sizeof *p->order, compare_keys);
-    for (int64_t i = 0; i < p->num_stream; i++) p->order[i] &= UINT32_MAX;
+    assert(p->num_units <= INT32_MAX);
+    for (int64_t i = 0; i < p->num_units; i++)
+        p->order[i] = (uint64_t)(INT32_MAX - p->units[i].length) << 32 | (uint64_t)i;
+    qsort(p->order, (size_t)p->num_units, sizeof *p->order, compare_keys);
+    for (int64_t i = 0; i < p->num_units; i++) p->order[i] &= UINT32_MAX;
 }
 
-// The micro-batch for a segment: the one with the least work, or the least room, of those where it
+// The micro-batch for a unit: the one with the least work, or the least room, of those where it
 // fits; -1: none
-static int32_t choose_micro(const StepPlan *p, int32_t length, bool fullest) {
+static int32_t choose_micro(const StepPlan *p, int64_t length, bool fullest) {
     int32_t best = -1;
     const int64_t *by = fullest ? p->room : p->micro_work;
     for (int32_t m = 0; m < p->num_micro; m++)
@@ -90,18 +98,17 @@ static int32_t choose_micro(const StepPlan *p, int32_t length, bool fullest) {
 }
 
 static bool place_all(StepPlan *p, const PlanSettings *s, bool fullest) {
-    p->num_micro = s->num_micro;
     for (int32_t m = 0; m < p->num_micro; m++) {
         p->room[m] = s->micro_batch_tokens;
         p->micro_work[m] = 0;
     }
-    for (int64_t i = 0; i < p->num_stream; i++) {
-        const int32_t length = p->stream[p->order[i]].length;
-        const int32_t m = choose_micro(p, length, fullest);
+    for (int64_t i = 0; i < p->num_units; i++) {
+        const PlanUnit *u = &p->units[p->order[i]];
+        const int32_t m = choose_micro(p, u->length, fullest);
         if (m < 0) return false;
         p->bin[i] = m;
-        p->room[m] -= length;
-        p->micro_work[m] += plan_work(length);
+        p->room[m] -= u->length;
+        p->micro_work[m] += u->work;
     }
     return true;
 }
@@ -110,21 +117,105 @@ static void group_by_micro(StepPlan *p) {
     const int32_t M = p->num_micro;
     plan_reserve_segments(p, p->num_stream);
     memset(p->micro_start, 0, ((size_t)M + 1) * sizeof *p->micro_start);
-    for (int64_t i = 0; i < p->num_stream; i++) p->micro_start[p->bin[i] + 1]++;
+    for (int64_t i = 0; i < p->num_units; i++) {
+        const PlanUnit *u = &p->units[p->order[i]];
+        p->micro_start[p->bin[i] + 1] += u->end - u->first;
+    }
     for (int32_t m = 0; m < M; m++) p->micro_start[m + 1] += p->micro_start[m];
     int64_t *at = p->room;  // all are placed: room is no longer needed
     memcpy(at, p->micro_start, (size_t)M * sizeof *at);
-    for (int64_t i = 0; i < p->num_stream; i++)
-        p->segments[at[p->bin[i]]++] = p->stream[p->order[i]];
+    for (int64_t i = 0; i < p->num_units; i++) {
+        const PlanUnit *u = &p->units[p->order[i]];
+        for (int64_t k = u->first; k < u->end; k++) {
+            p->ids_order[at[p->bin[i]]] = p->ids[k];
+            p->segments[at[p->bin[i]]++] = p->stream[p->ids[k]];
+        }
+    }
 }
 
-// If a segment finds no room, each goes into the fullest micro-batch with room instead. Groups the
-// stream into p->segments by micro-batch, longest first. False: a segment fits nowhere.
-static bool plan_pack(StepPlan *p, const PlanSettings *s) {
+// Groups p->segments by micro-batch, longest unit first. If a unit finds no room, each goes into
+// the fullest micro-batch with room instead. False: one fits nowhere.
+static bool place_units(StepPlan *p, const PlanSettings *s, int32_t num_micro) {
+    p->num_micro = num_micro;
     sort_by_length(p);
     if (!place_all(p, s, false) && !place_all(p, s, true)) return false;
     group_by_micro(p);
     return true;
+}
+
+// Each segment is a unit.
+static bool plan_pack(StepPlan *p, const PlanSettings *s) {
+    plan_reserve_packing(p);
+    p->num_units = p->num_stream;
+    for (int64_t i = 0; i < p->num_stream; i++) {
+        p->ids[i] = (int32_t)i;
+        p->units[i] = (PlanUnit){i, i + 1, p->stream[i].length, plan_work(p->stream[i].length)};
+    }
+    return place_units(p, s, s->num_micro);
+}
+
+// ---- Shared prefixes ----------------------------------------------------------------------------
+
+// The work of a segment behind what it shares
+static int64_t own_work(int32_t length, int32_t shared_len) {
+    return plan_work(length) - plan_work(shared_len);
+}
+
+// Units of ids that share with one another, of at most `most` rows where they can be divided. What
+// a segment shares with the first of its unit is then at least what `shared` says.
+static void make_units(StepPlan *p, int64_t most) {
+    PlanUnit *u = p->units;
+    for (int64_t i = 0; i < p->num_stream; i++) {
+        const int32_t length = p->stream[p->ids[i]].length, shared_len = p->shared[i];
+        if (i == 0 || shared_len == 0 || u[-1].length + length - shared_len > most)
+            *u++ = (PlanUnit){i, i + 1, length, plan_work(length)};
+        else
+            u[-1] = (PlanUnit){u[-1].first, i + 1, u[-1].length + length - shared_len,
+                               u[-1].work + own_work(length, shared_len)};
+    }
+    p->num_units = u - p->units;
+}
+
+// Shares inside each micro-batch. False: one has too many rows.
+static bool share_in_micros(StepPlan *p, const PlanSettings *s) {
+    p->computed_tokens = 0;
+    for (int32_t m = 0; m < p->num_micro; m++) {
+        const int64_t from = p->micro_start[m], n = p->micro_start[m + 1] - from;
+        int64_t rows = -prefixes_share(&p->prefixes, p->ids_order + from, p->shared + from, n);
+        p->micro_work[m] = 0;
+        for (int64_t i = from; i < from + n; i++) {
+            Segment *c = &p->segments[i];
+            *c = p->stream[p->ids_order[i]];
+            c->shared_len = p->shared[i];
+            rows += c->length;
+            p->micro_work[m] += own_work(c->length, c->shared_len);
+        }
+        p->computed_tokens += rows;
+        if (rows > s->micro_batch_tokens) return false;
+    }
+    return true;
+}
+
+// The packed step again, in as few micro-batches as hold what is computed. Segments that begin
+// alike stay together, in parts that are about even where there are more of them than fit. Where
+// nothing is shared, or nothing else fits, the micro-batches are those of packed.
+static bool plan_layout_shared(StepPlan *p, const DocIndex *index, const PlanSettings *s,
+                               Error *err) {
+    if (!prefixes_read(&p->prefixes, index, p->stream, p->num_stream, err)) return false;
+    for (int64_t i = 0; i < p->num_stream; i++) p->ids[i] = (int32_t)i;
+    const int64_t saved = prefixes_share(&p->prefixes, p->ids, p->shared, p->num_stream),
+                  rows = p->real_tokens - saved, room = s->micro_batch_tokens;
+    if (saved == 0) return true;
+    for (int64_t n = (rows * s->num_micro + p->real_tokens - 1) / p->real_tokens; n < s->num_micro;
+         n += 1 + n / 32) {
+        const int64_t even = rows / n + p->longest_segment / 2;  // each has a copy
+        if (n > 1) prefixes_share(&p->prefixes, p->ids, p->shared, p->num_stream);
+        make_units(p, even < room ? even : room);
+        if (place_units(p, s, (int32_t)n) && share_in_micros(p, s)) return true;
+    }
+    const bool fits = plan_pack(p, s) && share_in_micros(p, s);
+    assert(fits);
+    return fits;
 }
 
 // One segment in each row of max_seqlen tokens, as many rows in a micro-batch as it holds.
@@ -160,7 +251,7 @@ static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
             }
             const int32_t rest = whole.length - done, n = rest < left ? rest : (int32_t)left;
             p->segments[p->num_segments++] =
-                (Segment){whole.doc, whole.tok_off + done, n, n < rest || whole.has_next};
+                (Segment){whole.doc, whole.tok_off + done, n, n < rest || whole.has_next, 0};
             done += n;
             left -= n;
         }
@@ -200,6 +291,9 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
         if (segment.length > p->longest_segment) p->longest_segment = segment.length;
         p->cursor_after = at;
     }
+    p->weight_sum = index->weights ? 0 : (double)p->num_targets;
+    for (int64_t i = 0; index->weights && i < p->num_stream; i++)
+        p->weight_sum += index->weights(index->context, &p->stream[i]);
     p->cursor_after.step = state->step + 1;
     return true;
 }
@@ -244,6 +338,10 @@ static void plan_count(StepPlan *p, const PlanSettings *s) {
     p->attention_pairs = 0;
     for (int64_t i = 0; i < p->num_stream; i++)
         p->attention_pairs += (int64_t)p->stream[i].length * (p->stream[i].length + 1) / 2;
+    for (int64_t i = 0; p->layout == LAYOUT_SHARED && i < p->num_segments; i++) {
+        const int64_t n = p->segments[i].shared_len;
+        p->attention_pairs -= n * (n + 1) / 2;
+    }
     if (p->layout == LAYOUT_PADDED) p->attention_pairs = p->padded_pairs;
     if (p->layout == LAYOUT_ROWS) p->attention_pairs = (p->real_tokens + S - 1) / S * row_pairs;
 }
@@ -261,6 +359,8 @@ bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Lay
     if (plan->num_targets == 0)
         return error_set(err, EXIT_BAD_INPUT, "documents of one token have no next token to learn",
                          "data: a step of %ld documents has no token to predict", plan->num_stream);
+    plan->computed_tokens = plan->real_tokens;
+    if (layout == LAYOUT_SHARED && !plan_layout_shared(plan, index, s, err)) return false;
     if (layout == LAYOUT_PADDED || layout == LAYOUT_REPAD) plan_layout_padded(plan, s);
     if (layout == LAYOUT_ROWS) plan_layout_rows(plan, s);
     plan_count(plan, s);
@@ -275,6 +375,11 @@ void plan_free(StepPlan *p) {
     free(p->order);
     free(p->bin);
     free(p->room);
+    free(p->units);
+    free(p->ids);
+    free(p->ids_order);
+    free(p->shared);
+    prefixes_free(&p->prefixes);
     *p = (StepPlan){0};
 }
 

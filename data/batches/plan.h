@@ -4,7 +4,7 @@
 //   step      the longest prefix of the stream with at most
 //             floor(fill * num_micro * micro_batch_tokens) tokens
 //   packing   longest segment first, each into the micro-batch with the least work among those with
-//             room
+//             room; shared: in as few micro-batches as hold it, what begins alike as one
 //
 // A step is the same for any number of ranks; the layout only changes the grouping into
 // micro-batches. The state is a cursor for each source; planning again from the same state gives
@@ -12,32 +12,45 @@
 #pragma once
 
 #include "batch.h"
-#include "stream.h"
+#include "prefixes.h"
+
+// Segments ids[first .. end) of the stream that are placed as one
+typedef struct {
+    int64_t first, end, length, work;
+} PlanUnit;
 
 typedef struct {
     Layout layout;
-    int32_t num_micro;     // packed: settings' num_micro; other layouts: as many as needed
+    int32_t num_micro;     // packed: settings' num_micro; other layouts: as many as needed, shared
+                           // at most that number
     int64_t num_segments;  // in the micro-batches; rows may cut those of the stream
     Segment *segments;     // (num_segments) grouped by micro-batch
     int64_t *micro_start;  // (num_micro + 1) into segments
-    int64_t *micro_work;   // (num_micro) see plan_work
+    int64_t *micro_work;   // (num_micro) see plan_work; shared: of what is computed
     // of the whole step, the same in every layout
     int64_t num_stream;
     Segment *stream;  // (num_stream) in the order of the stream
     int64_t num_targets, real_tokens;
+    double weight_sum;       // of the magnitudes of the targets' weights
     bool masked;             // loss masks decide which tokens are targets
     const Sources *sources;  // the index's
     int32_t longest_segment;
     PlanState cursor_after;  // where the next step begins
     // of all micro-batches of this layout
     int64_t buffer_tokens;    // rows that they have room for
+    int64_t computed_tokens;  // real_tokens, less what is shared
     int64_t attention_pairs;  // that attention computes
     int64_t padded_pairs;     // that it would compute in the padded layout
     // kept from step to step, for packing
-    uint64_t *order;  // (num_stream) indices of the stream by falling length
-    int32_t *bin;     // (num_stream) micro-batch of each, in that order
-    int64_t *room;    // (num_micro) tokens that still fit
-    size_t stream_capacity, order_capacity, bin_capacity, segment_capacity, micro_capacity;
+    int64_t num_units;
+    PlanUnit *units;           // (num_units) at most num_stream
+    uint64_t *order;           // (num_units) indices of units by falling length
+    int32_t *bin;              // (num_units) micro-batch of each, in that order
+    int64_t *room;             // (num_micro) tokens that still fit
+    int32_t *ids, *ids_order;  // (num_stream) of segments of the stream: by unit, by micro-batch
+    int32_t *shared;           // (num_stream) what each of ids shares
+    Prefixes prefixes;
+    size_t stream_capacity, segment_capacity, micro_capacity, pack_capacity;
 } StepPlan;
 
 // EXIT_USAGE when a value is out of range.

@@ -89,7 +89,7 @@ static bool leaves_out(const DocIndex *index, const PlanSettings *s, int64_t doc
 static Segment segment_at(const PlanSettings *s, int64_t doc, int64_t length, int64_t tok_off) {
     const int64_t rest = length - tok_off;
     const int32_t n = rest < s->max_seqlen ? (int32_t)rest : s->max_seqlen;
-    return (Segment){doc, tok_off, n, s->long_docs == LONG_SPLIT && n < rest};
+    return (Segment){doc, tok_off, n, s->long_docs == LONG_SPLIT && n < rest, 0};
 }
 
 bool stream_next_segment(const DocIndex *index, const PlanSettings *s, SourceCursor *at,

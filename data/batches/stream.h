@@ -8,14 +8,26 @@
 
 enum { PLAN_MAX_SEQLEN = 1 << 24 };
 
+// Part of a document, or all of it
+typedef struct {
+    int64_t doc, tok_off;  // its tokens are tok_off .. tok_off + length - 1 of the document
+    int32_t length;
+    bool has_next;       // the token after it is the target of its last token
+    int32_t shared_len;  // in a plan of layout shared: see DocView
+} Segment;
+
 typedef struct {
     int64_t num_docs;
     int64_t (*length)(const void *context, int64_t doc);  // tokens of a document, >= 1
     const void *context;
     // Of tokens [from, from + n) of a document, from >= 1, how many are targets; NULL: all
     int64_t (*targets)(const void *context, int64_t doc, int64_t from, int64_t n);
+    // The sum of the magnitudes of a segment's weights; NULL: all are 1
+    double (*weights)(const void *context, const Segment *c);
     int64_t first_doc;       // documents are first_doc .. first_doc + num_docs - 1
     const Sources *sources;  // of these documents; NULL: one
+    // The first n tokens of a segment; only for layout shared
+    bool (*read)(const void *context, const Segment *c, int64_t n, int32_t *tokens, Error *err);
 } DocIndex;
 
 // Policy for documents longer than max_seqlen
@@ -45,13 +57,6 @@ typedef struct {
     int64_t step;
     SourceCursor sources[MAX_SOURCES];
 } PlanState;
-
-// Part of a document, or all of it
-typedef struct {
-    int64_t doc, tok_off;  // its tokens are tok_off .. tok_off + length - 1 of the document
-    int32_t length;
-    bool has_next;  // the token after it is the target of its last token
-} Segment;
 
 // Documents longer than max_seqlen, by what happened to them; documents that their mask leaves
 // without a target; and tokens left out

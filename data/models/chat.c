@@ -1,5 +1,6 @@
 #include "chat.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,14 +19,14 @@ void parts_free(Parts *p) {
     *p = (Parts){0};
 }
 
-void parts_add(Parts *p, const char *text, size_t n, bool trained) {
+void parts_add(Parts *p, const char *text, size_t n, float weight) {
     p->bytes = host_grow(p->bytes, &p->capacity, p->n + n + 1, 1, "a chat");
     memcpy(p->bytes + p->n, text, n);
     p->bytes[p->n += n] = 0;
     if (n == 0) return;
-    if (p->num_parts == 0 || p->parts[p->num_parts - 1].trained != trained) p->num_parts++;
+    if (p->num_parts == 0 || p->parts[p->num_parts - 1].weight != weight) p->num_parts++;
     p->parts = host_grow(p->parts, &p->part_capacity, p->num_parts, sizeof *p->parts, "parts");
-    p->parts[p->num_parts - 1] = (Part){p->n, trained};
+    p->parts[p->num_parts - 1] = (Part){p->n, weight};
 }
 
 // ---- Which template is it? ----------------------------------------------------------------------
@@ -171,7 +172,7 @@ typedef struct {
     const char *role;       // "system", "user" or "assistant"
     char *text;             // owned
     const char *reasoning;  // in the record; NULL: none
-    bool trained;
+    float weight;           // 0: it is not trained on
 } Message;
 
 typedef struct {
@@ -212,7 +213,7 @@ static void replace(char **text, char *by) {
 static bool append(Parts *text, const json_t *string) {
     const char *value = json_string_value(string);
     if (!value || strlen(value) != json_string_length(string)) return false;
-    parts_add(text, value, json_string_length(string), false);
+    parts_add(text, value, json_string_length(string), 0);
     return true;
 }
 
@@ -242,6 +243,13 @@ static bool add_message(Messages *m, const char *role, const json_t *content, Er
     return ok || bad_input(bad, "message %zu: expected a text without NULs as content", m->n);
 }
 
+bool read_weight(const json_t *number, float *weight, Error *bad) {
+    if (!number) return true;
+    *weight *= (float)json_number_value(number);
+    return (json_is_number(number) && isfinite(*weight)) ||
+           bad_input(bad, "weight: expected a number");
+}
+
 // Turns: a list of messages in OpenAI's or ShareGPT's format, or the text of one with this role.
 static bool add_turns(Messages *m, const json_t *turns, const char *role, Error *bad) {
     const json_t *item;
@@ -255,9 +263,11 @@ static bool add_turns(Messages *m, const json_t *turns, const char *role, Error 
                              m->n + 1);
         if (!add_message(m, role, either(item, "content", "value"), bad)) return false;
         m->items[m->n - 1].reasoning = json_string_value(json_member(item, "reasoning_content"));
-        if (weight && !json_is_number(weight))
-            return bad_input(bad, "message %zu: weight: expected a number", m->n);
-        if (weight && json_number_value(weight) == 0) m->items[m->n - 1].trained = false;
+        if (!read_weight(weight, &m->items[m->n - 1].weight, bad)) {
+            char where[40];
+            snprintf(where, sizeof where, "message %zu", m->n);
+            return error_prefix(bad, where);
+        }
     }
     return json_array_size(turns) > 0 || bad_input(bad, "expected a list of messages");
 }
@@ -276,7 +286,7 @@ static bool read_record(Messages *m, const json_t *record, Error *bad) {
         return add_turns(m, either(record, "messages", "conversations"), NULL, bad);
     if (!add_turns(m, json_member(record, task ? "instruction" : "prompt"), "user", bad))
         return false;
-    for (size_t i = 0; i < m->n; i++) m->items[i].trained = false;
+    for (size_t i = 0; i < m->n; i++) m->items[i].weight = 0;
     char **text = &m->items[m->n - 1].text;
     if (task && json_string_length(input) > 0)
         replace(text, join(*text, "\n\n", json_string_value(input)));
@@ -301,29 +311,29 @@ static char *strip(char *text, bool both) {
 
 // ---- What the templates write -------------------------------------------------------------------
 
-static void add(Parts *out, const char *text, bool trained) {
-    parts_add(out, text, strlen(text), trained);
+static void add(Parts *out, const char *text, float weight) {
+    parts_add(out, text, strlen(text), weight);
 }
 
-static void open_turn(Parts *out, const ChatTemplate *t, const char *role, bool trained) {
+static void open_turn(Parts *out, const ChatTemplate *t, const char *role, float weight) {
     const bool llama = t->style == CHAT_LLAMA;
-    if (t->style == CHAT_MISTRAL) return add(out, role[0] == 'u' ? "[INST]" : "", trained);
-    add(out, llama ? "<|start_header_id|>" : "<|im_start|>", trained);
-    add(out, role, trained);
-    add(out, llama ? "<|end_header_id|>\n\n" : "\n", trained);
+    if (t->style == CHAT_MISTRAL) return add(out, role[0] == 'u' ? "[INST]" : "", weight);
+    add(out, llama ? "<|start_header_id|>" : "<|im_start|>", weight);
+    add(out, role, weight);
+    add(out, llama ? "<|end_header_id|>\n\n" : "\n", weight);
 }
 
 // The gap after a turn. Like a turn's beginning, only SmolLM3's own marks train it.
-static void add_gap(Parts *out, const ChatTemplate *t, bool trained) {
-    add(out, t->style <= CHAT_SMOLLM3 ? "\n" : "", trained && t->style == CHAT_SMOLLM3);
+static void add_gap(Parts *out, const ChatTemplate *t, float weight) {
+    add(out, t->style <= CHAT_SMOLLM3 ? "\n" : "", t->style == CHAT_SMOLLM3 ? weight : 0);
 }
 
 static void add_turn(Parts *out, const ChatTemplate *t, const Message *m) {
     const bool question = t->style == CHAT_MISTRAL && m->role[0] == 'u';
-    open_turn(out, t, m->role, m->trained && t->style == CHAT_SMOLLM3);
-    add(out, m->text, m->trained);
-    add(out, question ? "[/INST]" : t->end, m->trained);
-    add_gap(out, t, m->trained);
+    open_turn(out, t, m->role, t->style == CHAT_SMOLLM3 ? m->weight : 0);
+    add(out, m->text, m->weight);
+    add(out, question ? "[/INST]" : t->end, m->weight);
+    add_gap(out, t, m->weight);
 }
 
 #define NO_THOUGHTS "<think>\n\n</think>\n"
@@ -431,7 +441,7 @@ static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Err
     for (size_t i = 0; i < m->n; i++) {
         Message *message = &m->items[i];
         const bool answer = message->role[0] == 'a';
-        any |= message->trained;
+        any |= message->weight != 0;
         if (t->style == CHAT_LLAMA) strip(message->text, true);
         if (i == 0) begin_chat(out, t, system);
         if (i == 0 && system) continue;
@@ -441,18 +451,19 @@ static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Err
                                          message->text + strspn(message->text, "\n"), ""));
         add_turn(out, t, message);
     }
-    return any || bad_input(bad, "expected an answer that is trained, found none");
+    return any || error_set(bad, EXIT_BAD_INPUT, "--train-on all trains every turn",
+                            "expected an answer that is trained, found none");
 }
 
 bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Parts *out,
                  Error *bad) {
     Messages m = {0};
     bool ok = read_record(&m, record, bad);
-    for (size_t i = 0; i < m.n; i++) m.items[i].trained |= train_all;
+    for (size_t i = 0; i < m.n && train_all; i++) m.items[i].weight = 1;
     ok = ok && write_chat(out, t, &m, bad);
     if (ok && train_all) {  // including the text between messages
         out->num_parts = 1;
-        out->parts[0] = (Part){out->n, true};
+        out->parts[0] = (Part){out->n, 1};
     }
     for (size_t i = 0; i < m.n; i++) free(m.items[i].text);
     free(m.items);

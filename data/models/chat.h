@@ -11,7 +11,7 @@
 // A text in parts, some of which are trained on
 typedef struct {
     uint64_t end;  // in the text of all parts
-    bool trained;
+    float weight;  // of its targets; 0: it is not trained on
 } Part;
 
 typedef struct {
@@ -21,8 +21,11 @@ typedef struct {
     size_t num_parts, capacity, part_capacity;
 } Parts;
 
-void parts_add(Parts *p, const char *text, size_t n, bool trained);
+void parts_add(Parts *p, const char *text, size_t n, float weight);
 void parts_free(Parts *p);
+
+// *weight *=  the number; NULL: 1
+bool read_weight(const json_t *number, float *weight, Error *bad);
 
 typedef enum {
     CHAT_CHATML,  // SmolLM2, Qwen2, Qwen2.5
@@ -65,7 +68,8 @@ extern const char *const record_kind_names[NUM_RECORD_KINDS];
 RecordKind record_kind(const json_t *record);
 
 // Renders a record of one of the four kinds of chats. Answers are trained on, including the token
-// that ends them, but not messages with "weight": 0 or in a prompt; with train_all, everything is.
+// that ends them, with the "weight" of the message (0: not) but not in a prompt; with train_all,
+// everything is.
 // *bad says why a record cannot be rendered.
 bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Parts *out,
                  Error *bad);

@@ -126,10 +126,15 @@ bool benchmark_open(Benchmark *b, const Options *o, const char *tokenizer, int32
                          "%s: expected at most %d ids, found %d", b->tokenizer.file, vocab_size,
                          b->tokenizer.vocab_size);
     b->bpe = bpe_open(&b->tokenizer, err);
-    if (!b->bpe || !path_list_expand(&b->files, o->bench, &search, err)) return false;
+    if (!b->bpe) return false;
     b->encoder = bpe_encoder_open(b->bpe);
-    for (size_t i = 0; i < b->files.n; i++)
-        if (!read_file(b, i, err)) return false;
+    bool ok = path_list_expand(&b->files, o->bench, &search, err);
+    for (size_t i = 0; ok && i < b->files.n; i++) ok = read_file(b, i, err);
+    if (!ok && err->code == EXIT_BAD_INPUT)
+        text_copy(err->hint, sizeof err->hint,
+                  "data/prepare.py --bench NAME --out FILE.jsonl makes a file of lines "
+                  "{\"context\": \"...\", \"choices\": [\"...\", \"...\"], \"answer\": 0}");
+    if (!ok) return false;
     b->log_likelihoods = host_calloc(b->num_choices, sizeof(double), "choices");
     b->fingerprint = fnv1a(fnv1a(FNV1A_START, b->tokens, b->num_tokens * sizeof(int32_t)),
                            b->targets, b->num_tokens * sizeof(int32_t));
@@ -151,7 +156,7 @@ static void score(Benchmark *b, ModelFace model) {
     for (size_t i = 0; i < b->num_choices; first += (size_t)b->choices[i++].rows) {
         const int32_t rows = b->choices[i].rows;
         DocView *doc = scorer_next(&s, rows, &b->log_likelihoods[i]);
-        if (doc) *doc = (DocView){b->tokens + first, rows, -1, b->targets + first};
+        if (doc) *doc = (DocView){b->tokens + first, rows, -1, b->targets + first, NULL, 0};
         if (doc == s.docs && model.rank == 0)
             line_show(stderr, "bench: %zu of %zu choices", i, b->num_choices);
     }

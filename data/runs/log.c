@@ -12,6 +12,7 @@
 #include "../base/json.h"
 #include "../base/memory.h"
 #include "../batches/mixture.h"
+#include "run_options.h"
 
 // ---- log.jsonl ----------------------------------------------------------------------------------
 
@@ -145,6 +146,7 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
                size_t device_bytes, char **command, int64_t step, const LlamaConfig *config,
                const DataSummary *train, const DataSummary *val, const Option *options) {
     char host[256] = "";
+    if (log->open) run_options_write(log->path, strcmp(event, "resume") == 0);
     json_t *words = json_array();
     gethostname(host, sizeof host - 1);
     while (*command) json_array_append_new(words, json_text(*command++));
@@ -174,7 +176,7 @@ bool loss_is_spike(LossTrend *t, double loss) {
 }
 
 static double fill_of(const StepPlan *p) {
-    return (double)p->real_tokens / (double)p->buffer_tokens;
+    return (double)p->computed_tokens / (double)p->buffer_tokens;
 }
 
 // "1:02:03" or "2:03", in `text`
@@ -223,7 +225,8 @@ static void step_text(char text[LINE_BYTES], const RunTotals *t, const StepRepor
 }
 
 static void show_step(const RunTotals *t, const StepReport *r, const StepPlan *p) {
-    const size_t columns = (size_t)terminal_width(stdout);
+    const int width = terminal_width(stdout);
+    const size_t columns = width > 2 ? (size_t)width - 2 : 0;  // room for ^C
     const bool due = r->lines_every > 0 && (r->pauses || r->step % r->lines_every == 0),
                stays = due || r->skipped || r->spike;
     char text[LINE_BYTES], *last;
@@ -255,6 +258,7 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
         {"useful_tflops", r->useful_flops > 0 ? json_float(r->useful_flops / r->ms * 1e-9) : NULL},
         {"fill", json_float(fill_of(p))},
         {"real_tokens", json_integer(p->real_tokens)},
+        {"computed_tokens", json_integer(p->computed_tokens)},
         {"targets", json_integer(p->num_targets)},
         {"docs", json_integer(p->num_stream)},
         {"longest_doc", json_integer(p->longest_segment)},

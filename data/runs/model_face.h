@@ -19,8 +19,8 @@ typedef struct {
     // logits (n, V) =  those of rows (n, ascending); keeps the keys and values of the batch
     void (*next_logits)(LlamaModel *model, const Batch *batch, const int32_t *rows, int32_t n,
                         float *logits);
-    // zeroes the gradients; losses are divided by num_targets
-    void (*begin_step)(LlamaModel *model, int64_t num_targets);
+    // zeroes the gradients; losses are divided by weight_sum
+    void (*begin_step)(LlamaModel *model, double weight_sum);
     // losses (T) =, 0 where there is no target, and logits (T, V) =, if not NULL. train: adds the
     // batch's gradients to the model's
     void (*pass)(LlamaModel *model, const Batch *batch, bool train, float *losses, float *logits);

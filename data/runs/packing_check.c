@@ -19,10 +19,13 @@ static void compare(double *largest, const float *a, const float *b, int64_t n) 
 }
 
 // Document d of the packed batch as a batch of its own. Its targets are the next tokens, not those
-// of the packed batch, which may be wrong; a mask is taken over.
+// of the packed batch, which may be wrong; a mask and weights are taken over.
 static void batch_alone(Batch *alone, const Batch *packed, int32_t d) {
     const int32_t first = packed->cu_seqlens[d], n = packed->cu_seqlens[d + 1] - first;
-    const DocView doc = {packed->tokens + first, n, n ? packed->targets[first + n - 1] : -1, NULL};
+    const DocView doc = {.tokens = packed->tokens + first,
+                         .length = n,
+                         .next_token = n ? packed->targets[first + n - 1] : -1,
+                         .weights = packed->weights + first};
     batch_pack(alone, &doc, 1);
     for (int32_t t = 0; packed->masked && t < n; t++)
         if (packed->targets[first + t] < 0) alone->targets[t] = -1;
@@ -40,25 +43,35 @@ static void compare_grads(PackingDelta *delta, const float *packed, const float 
     delta->grad_norm = sqrt(norm2);
 }
 
-PackingDelta packing_check(ModelFace m, const Batch *packed, float *losses_alone) {
-    const size_t T = (size_t)packed->total_tokens, V = (size_t)m.vocab_size;
-    float *logits = host_calloc(2 * T * V, sizeof(float), "logits"), *logits_alone = logits + T * V;
+PackingDelta packing_check(ModelFace m, const Batch *batch, const Batch *docs,
+                           float *losses_alone) {
+    const size_t T = (size_t)batch->total_tokens, most = T + (size_t)docs->max_seqlen;
+    const int64_t V = m.vocab_size;
+    float *logits = host_calloc(most * (size_t)V, sizeof(float), "logits"),
+          *logits_alone = logits + T * (size_t)V;
     float *losses = host_calloc(T, sizeof(float), "losses");
     float *grads = host_calloc(2 * m.num_grads, sizeof(float), "gradients");
     Batch alone;
     PackingDelta delta = {0};
-    batch_init(&alone, packed->total_tokens, 1);
-    m.begin_step(m.model, packed->num_targets);
-    m.pass(m.model, packed, true, losses, logits);
+    batch_init(&alone, docs->max_seqlen, 1);
+    m.begin_step(m.model, docs->num_targets);
+    m.pass(m.model, batch, true, losses, logits);
     m.get_grads(m.model, grads, 0, m.num_grads);
-    m.begin_step(m.model, packed->num_targets);
-    for (int32_t d = 0; d < packed->num_segments; d++) {
-        const int64_t first = packed->cu_seqlens[d], rows = packed->cu_seqlens[d + 1] - first;
+    m.begin_step(m.model, docs->num_targets);
+    for (int32_t d = 0; d < docs->num_segments; d++) {
+        const int32_t first = docs->cu_seqlens[d], rows = docs->cu_seqlens[d + 1] - first,
+                      shared = batch->shared_len[d];
         if (rows == 0) continue;
-        batch_alone(&alone, packed, d);
+        batch_alone(&alone, docs, d);
         m.pass(m.model, &alone, true, losses_alone + first, logits_alone);
-        compare(&delta.loss, losses + first, losses_alone + first, rows);
-        compare(&delta.logit, logits + (size_t)first * V, logits_alone, rows * (int64_t)V);
+        for (int32_t t = 0; t < rows; t++) {
+            const int64_t row =
+                t < shared ? batch->shared_first[d] + t : batch->cu_seqlens[d] + t - shared;
+            // else it may be the target of another document: the gradient shows a wrong one
+            if (alone.targets[t] >= 0)
+                compare(&delta.loss, losses + row, losses_alone + first + t, 1);
+            compare(&delta.logit, logits + row * V, logits_alone + t * V, V);
+        }
     }
     m.get_grads(m.model, grads + m.num_grads, 0, m.num_grads);
     compare_grads(&delta, grads, grads + m.num_grads, m.num_grads);
@@ -90,7 +103,7 @@ bool packing_replay(ModelFace m, Parameters p, const StepData *data, int64_t ste
     uint32_t *crcs = host_calloc(2 * (size_t)p.num, sizeof *crcs, "checksums");
     const Parameter *different = NULL;
     for (int pass = 0; pass < 2 && data->num_micro > 0; pass++) {
-        m.begin_step(m.model, data->plan.num_targets);
+        m.begin_step(m.model, data->plan.weight_sum);
         for (int i = 0; i < data->num_micro; i++)
             m.pass(m.model, &data->micro[i], true, NULL, NULL);
         grad_crcs(m, p, crcs + pass * p.num);
@@ -136,15 +149,18 @@ static bool write_kit(const char *path, const Batch *b, const float *losses, dou
     return ok;
 }
 
-bool packing_report(ModelFace m, const Batch *b, bool bf16, const char *kit, Error *err) {
-    float *losses = host_calloc((size_t)b->total_tokens, sizeof *losses, "losses");
-    const PackingDelta delta = packing_check(m, b, losses), *d = &delta;
+bool packing_report(ModelFace m, const Batch *batch, const Batch *docs, bool bf16, const char *kit,
+                    Error *err) {
+    float *losses = host_calloc((size_t)docs->total_tokens, sizeof *losses, "losses");
+    const PackingDelta delta = packing_check(m, batch, docs, losses), *d = &delta;
     const bool good = packing_is_rounding(d, bf16),
-               written = !kit[0] || write_kit(kit, b, losses, d->grad_norm, err);
+               written = !kit[0] || write_kit(kit, docs, losses, d->grad_norm, err);
     free(losses);
     if (!written) return false;
-    printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_segments,
-           b->total_tokens);
+    printf("\n%d documents, %d tokens, %s", docs->num_segments, docs->total_tokens,
+           layout_name(batch->layout));
+    if (batch->num_shared) printf(" in %d rows", batch->total_tokens);
+    printf(" against each alone:\n");
     printf("  max |delta| of a token's loss  %.3g%s\n", d->loss,
            d->loss == 0 ? "  (bit for bit)" : "");
     printf("  max |delta| of a logit         %.3g%s\n", d->logit,

@@ -1,4 +1,4 @@
-// Does packing change a result? The documents of one batch, packed and each alone. Does a machine
+// Does packing change a result? The documents of one batch, together and each alone. Does a machine
 // compute it twice with the same bits?
 #pragma once
 
@@ -12,8 +12,10 @@ typedef struct {
     double loss, logit, grad, grad_error, grad_norm;
 } PackingDelta;
 
-// losses_alone (T) =  the losses of each document alone, in packed order
-PackingDelta packing_check(ModelFace model, const Batch *packed, float *losses_alone);
+// batch: packed or shared; docs: the same documents in the same order, packed
+// losses_alone (T of docs) =  the losses of each document alone, in packed order
+PackingDelta packing_check(ModelFace model, const Batch *batch, const Batch *docs,
+                           float *losses_alone);
 
 // Losses and logits must agree to rounding of one row's sums, gradients to that of a sum over T
 // rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
@@ -25,4 +27,5 @@ bool packing_replay(ModelFace model, Parameters p, const StepData *data, int64_t
 
 // Checks the batch and prints how it differs; exit 11 where that is more than rounding. kit: a new
 // file for dev/referee.py, "": none.
-bool packing_report(ModelFace model, const Batch *packed, bool bf16, const char *kit, Error *err);
+bool packing_report(ModelFace model, const Batch *batch, const Batch *docs, bool bf16,
+                    const char *kit, Error *err);

@@ -120,6 +120,7 @@ static void open_datasets(Data *d, const Options *o, int32_t vocab_size) {
     for (int32_t i = 0; !o->val && i < d->train.sources.n; i++)
         if (!has_validation(d->train.sources.list[i].spec)) return;
     must(dataset_open(&d->val, o->val ? o->val : o->train, &options, &err), &err);
+    d->val.weighted = false;  // validation counts every target once
     d->has_val = true;
 }
 
@@ -188,6 +189,9 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConf
     const PlanSettings *plan = &d->loader_settings.plan;
     must(data_summary(&d->train_summary, &d->train, plan, &err), &err);
     if (d->has_val) must(data_summary(&d->val_summary, &d->val, plan, &err), &err);
+    double epoch_steps = 0;
+    must(d->train.sources.n > 1 || plan_epoch(plan, &d->train_summary, &epoch_steps, &err), &err);
+    run_options_count_steps(epoch_steps, d->train.num_docs);
     for (int32_t i = 0; d->has_val && i < d->val.sources.n; i++) load_validation(d, o, i);
     if (o->bench)
         must(benchmark_open(&d->bench, o, d->has_tokenizer ? d->tokenizer.file : o->model,
@@ -200,6 +204,7 @@ void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vo
     const DatasetOptions options =
         data_options(o, has_validation(path) ? "val" : "train", vocab_size);
     must(dataset_open(val, path, &options, &err), &err);
+    val->weighted = false;
     check_tokenizers(o, path, val->tokenizer_hash, 0);
 }
 

@@ -180,7 +180,7 @@ static int32_t group_pack(TextWriter *w, Text **growing, int32_t *rows) {
         Text *text = &w->group[i];
         if (!text_can_grow(w, text)) continue;
         const int32_t done = text->num_cached;
-        docs[n] = (DocView){text->tokens + done, text->length - done, -1, NULL};
+        docs[n] = (DocView){text->tokens + done, text->length - done, -1, NULL, NULL, 0};
         b->decode |= done > 0;
         growing[n++] = text;
     }

@@ -22,6 +22,7 @@ void dataset_close(Dataset *ds) {
         free(ds->shards[i].doc_ends);
         free(ds->shards[i].block_crcs);
         free(ds->shards[i].mask);
+        free(ds->shards[i].weights);
         free(ds->shards[i].path);
     }
     free(ds->shards);
@@ -81,6 +82,7 @@ static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *opt
     ds->num_tokens += s->num_tokens;
     ds->num_empty += s->num_empty;
     ds->masked |= s->mask != NULL;
+    ds->weighted |= s->weights != NULL;
     ds->num_targets += s->mask ? s->num_targets : s->num_tokens - s->num_docs;
     const uint64_t facts[] = {s->file.size_bytes, s->checksum, (uint64_t)s->num_docs};
     const char *name = basename(s->path);
@@ -142,7 +144,9 @@ size_t dataset_num_unchecked(const Dataset *ds) {
 void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
     const size_t unchecked = dataset_num_unchecked(ds);
     char targets[64] = "", empty[64] = "", scanned[96] = "", sums[96] = "";
-    if (ds->masked) snprintf(targets, sizeof targets, ", %ld of them targets", ds->num_targets);
+    if (ds->masked)
+        snprintf(targets, sizeof targets, ", %ld of them targets%s", ds->num_targets,
+                 ds->weighted ? " with weights" : "");
     if (ds->num_empty > 0)
         snprintf(empty, sizeof empty, ", %ld empty one%s left out", ds->num_empty,
                  text_plural(ds->num_empty));
@@ -253,6 +257,14 @@ int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, in
     const Shard *s = dataset_find(ds, doc, &start, &end);
     assert(offset >= 1 && n >= 0 && n <= end - start - offset);
     return s->mask ? mask_count(s->mask, start + offset, start + offset + n) : n;
+}
+
+float dataset_weight(const Dataset *ds, int64_t doc, int64_t offset) {
+    int64_t start, end;
+    const Shard *s = dataset_find(ds, doc, &start, &end);
+    assert(offset >= 1 && offset < end - start);
+    if (s->weights) return s->weights[start + offset];
+    return !s->mask || mask_bit(s->mask, start + offset);
 }
 
 void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n,

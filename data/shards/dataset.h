@@ -31,6 +31,7 @@ typedef struct {
     int64_t num_tokens;       // of all documents
     int64_t num_empty;        // documents that were skipped
     bool masked;              // a shard has a loss mask
+    bool weighted;            // targets have weights, unless this is set to false
     int64_t num_targets;      // tokens in the masks; of shards without one, all that have a token
                               // before them in their document
     int32_t vocab_size;       // every id is below it: the shards', else the model's, else INT32_MAX
@@ -73,6 +74,9 @@ bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *
 // How many of the tokens [offset, offset + n) of a document are targets; offset >= 1. All of them,
 // unless its shard has a mask.
 int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, int64_t n);
+
+// The weight of a token of a document as a target; 0: it is none
+float dataset_weight(const Dataset *ds, int64_t doc, int64_t offset);
 
 // Replaces by -1 those of the tokens [offset, offset + n) of a document, (n), that are not targets.
 void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n,

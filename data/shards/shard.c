@@ -1,5 +1,6 @@
 #include "shard.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +71,8 @@ static unsigned char *read_beside(const Shard *s, const Beside *b, const ShardHe
     const uint64_t end = *size - 4;  // of the bytes that the checksum covers
     uint32_t found, expected;
     if (*size < b->head_bytes + 4 || memcmp(text, b->magic, 8) != 0 ||
-        shard_word(text + 8, 4) != b->version)
+        (shard_word(text + 8, 4) != b->version &&
+         (b != &mask_file || shard_word(text + 8, 4) != MASK_WITH_WEIGHTS)))
         damaged_file(err, "%s: expected %s version %u", path, b->name, b->version);
     else if ((found = crc32c(0, text, end)) != (expected = (uint32_t)shard_word(text + end, 4)))
         damaged_file(err, "%s: expected checksum %08x, found %08x", path, expected, found);
@@ -125,12 +127,21 @@ static bool read_mask(Shard *s, const ShardHeader *h, Error *err) {
     char path[IO_PATH_MAX];
     uint64_t size;
     s->mask = read_beside(s, &mask_file, h, counts, 1, path, &size, err);
-    if (!s->mask ||
-        !check_size(path, size, mask_file.head_bytes + bytes + 4, "from the shard's header", err))
+    if (!s->mask) return false;
+    const bool weighted = shard_word(s->mask + 8, 4) == MASK_WITH_WEIGHTS;
+    const uint64_t weight_bytes = weighted ? counts[0] * sizeof(float) : 0;
+    if (!check_size(path, size, mask_file.head_bytes + bytes + weight_bytes + 4,
+                    "from the shard's header", err))
         return false;
     const uint64_t ones = shard_word(s->mask + 24, 8);
     s->token_sum = crc32c(s->token_sum, s->mask, size - 4);
+    if (weighted) s->weights = host_calloc((size_t)n, sizeof(float), "weights");
+    if (weighted) memcpy(s->weights, s->mask + mask_file.head_bytes + bytes, weight_bytes);
     memmove(s->mask, s->mask + mask_file.head_bytes, bytes);
+    for (int64_t i = 0; weighted && i < n; i++)
+        if (!isfinite(s->weights[i]) || (s->weights[i] != 0) != mask_bit(s->mask, i))
+            return damaged_file(err, "%s: token %ld: expected a weight for a target only, found %g",
+                                path, i, (double)s->weights[i]);
     s->num_targets = mask_count(s->mask, 0, n);
     if (ones != (uint64_t)s->num_targets)
         return damaged_file(err, "%s: expected %lu ones, found %ld", path, ones, s->num_targets);

@@ -15,6 +15,7 @@ enum {
     FLAG_EOS_LAST = 2,
     FLAG_MASK = 4,
     INDEX_MAX_BLOCK = 1 << 20,  // tokens
+    MASK_WITH_WEIGHTS = 2,      // version of NAME.mask: n floats follow the bits
 };
 
 typedef struct {
@@ -57,7 +58,8 @@ struct Shard {
     uint32_t *block_crcs;          // CRC32C of each block; NULL: none; owned
     uint32_t token_sum;   // CRC of those checksums, or of the scanned tokens; and of the mask
     unsigned char *mask;  // (num_tokens) bits: is the token a target? NULL: no mask; owned
-    int64_t num_targets;  // ones in it
+    float *weights;       // (num_tokens) finite, 0 where the bit is; NULL: all 1; owned
+    int64_t num_targets;  // ones in the mask
     int64_t first_doc;    // number of its first document, set by the data set
 };
 

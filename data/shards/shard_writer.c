@@ -22,7 +22,7 @@ static bool shard_writer_open(ShardWriter *w, Error *err) {
     w->num_ends = w->num_crcs = 0;
     w->block_crc = 0;
     w->block_bytes = 0;
-    w->masked = false;
+    w->masked = w->weighted = false;
     w->all_bos = w->all_eos = true;
     return path_printf(path, sizeof path, err, "%s/%s_%05d.bin", w->dir, w->split,
                        w->num_shards++) &&
@@ -48,18 +48,26 @@ static bool write_tokens(ShardWriter *w, const unsigned char *p, uint64_t n, Err
     return true;
 }
 
-static void add_mask(ShardWriter *w, const unsigned char *targets, uint64_t first, uint64_t n) {
-    w->mask = host_grow(w->mask, &w->mask_capacity, (first + n + 7) / 8, 1, "a loss mask");
-    for (uint64_t i = 0; i < n; i++) {
-        const uint64_t bit = first + i;
-        if (bit % 8 == 0) w->mask[bit / 8] = 0;
-        w->mask[bit / 8] |= (unsigned char)((targets ? targets[i] : i > 0) << bit % 8);
+static void add_mask(ShardWriter *w, const float *weights, uint64_t first, uint64_t n) {
+    const uint64_t end = first + n;
+    uint64_t kept = w->weighted ? first : 0;  // weights so far; before that, the mask is enough
+    w->mask = host_grow(w->mask, &w->mask_capacity, (end + 7) / 8, 1, "a loss mask");
+    for (uint64_t i = first; i < end; i++) {
+        const float weight = weights ? weights[i - first] : i > first;
+        if (i % 8 == 0) w->mask[i / 8] = 0;
+        w->mask[i / 8] |= (unsigned char)((weight != 0) << i % 8);
+        w->weighted |= weight != 0 && weight != 1;
     }
-    w->masked |= targets != NULL;
+    w->masked |= weights != NULL;
+    if (!w->weighted) return;
+    w->weights = host_grow(w->weights, &w->weight_capacity, end, sizeof(float), "weights");
+    for (; kept < end; kept++)
+        w->weights[kept] =
+            kept >= first && weights ? weights[kept - first] : mask_bit(w->mask, (int64_t)kept);
 }
 
-bool shard_writer_add(ShardWriter *w, const unsigned char *tokens, uint64_t n,
-                      const unsigned char *targets, Error *err) {
+bool shard_writer_add(ShardWriter *w, const unsigned char *tokens, uint64_t n, const float *weights,
+                      Error *err) {
     const ShardVocabulary *v = &w->vocabulary;
     const size_t width = (size_t)shard_token_bytes(v);
     if (n > INT32_MAX)
@@ -72,7 +80,7 @@ bool shard_writer_add(ShardWriter *w, const unsigned char *tokens, uint64_t n,
     const uint64_t before = w->num_ends > 0 ? w->ends[w->num_ends - 1] : 0;
     w->ends = host_grow(w->ends, &w->end_capacity, w->num_ends + 1, 8, "document ends");
     w->ends[w->num_ends++] = before + n;
-    add_mask(w, targets, before, n);
+    add_mask(w, weights, before, n);
     w->all_bos &= (int32_t)shard_word(tokens, width) == v->bos;
     w->all_eos &= (int32_t)shard_word(tokens + (n - 1) * width, width) == v->eos;
     w->num_docs++;
@@ -103,7 +111,8 @@ static ShardHeader make_header(const ShardWriter *w) {
 static bool open_beside(const ShardWriter *w, FileWriter *f, const Beside *b, const ShardHeader *h,
                         const uint64_t *counts, Error *err) {
     char path[IO_PATH_MAX];
-    const uint32_t version_and_crc[] = {b->version, h->crc};
+    const bool weights = b == &mask_file && w->weighted;
+    const uint32_t version_and_crc[] = {weights ? MASK_WITH_WEIGHTS : b->version, h->crc};
     return path_printf(path, sizeof path, err, "%s/%s_%05d.%s", w->dir, w->split, w->num_shards - 1,
                        b->ending) &&
            writer_open(f, path, err) && writer_write(f, b->magic, 8, err) &&
@@ -130,7 +139,9 @@ static bool write_mask(const ShardWriter *w, const ShardHeader *h, Error *err) {
                    counts[] = {n, (uint64_t)mask_count(w->mask, 0, h->num_tokens)};
     FileWriter f;
     return open_beside(w, &f, &mask_file, h, counts, err) &&
-           writer_write(&f, w->mask, (n + 7) / 8, err) && close_sealed(&f, err);
+           writer_write(&f, w->mask, (n + 7) / 8, err) &&
+           (!w->weighted || writer_write(&f, w->weights, n * sizeof(float), err)) &&
+           close_sealed(&f, err);
 }
 
 bool shard_writer_close(ShardWriter *w, Error *err) {
@@ -146,4 +157,5 @@ void shard_writer_free(ShardWriter *w) {
     free(w->ends);
     free(w->crcs);
     free(w->mask);
+    free(w->weights);
 }

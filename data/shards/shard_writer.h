@@ -25,8 +25,10 @@ typedef struct {
     uint32_t *crcs;  // (num_crcs) of its complete blocks
     size_t num_crcs, crc_capacity;
     unsigned char *mask;  // a bit for each of its tokens: is it a target?
-    size_t mask_capacity;
-    bool masked, all_bos, all_eos;  // a document has a mask; all begin with BOS, end with EOS
+    float *weights;       // of each of its tokens; 0: no target
+    size_t mask_capacity, weight_capacity;
+    bool masked, weighted;  // a document has a mask; a target has a weight that is not 1
+    bool all_bos, all_eos;  // all begin with BOS, end with EOS
     uint32_t block_crc;
     uint64_t block_bytes;  // of the block that is not complete yet
 } ShardWriter;
@@ -35,11 +37,11 @@ typedef struct {
 void shard_writer_init(ShardWriter *w, const char *dir, const char *split,
                        const ShardVocabulary *v);
 
-// Adds a document: n tokens of shard_token_bytes each, n >= 1. targets (n): 1 for each token that
-// the loss is on, 0 for the first; NULL: all but the first. Failures are EXIT_DISK, as below, and
-// EXIT_BAD_INPUT for a document that no shard can hold.
-bool shard_writer_add(ShardWriter *w, const unsigned char *tokens, uint64_t n,
-                      const unsigned char *targets, Error *err);
+// Adds a document: n tokens of shard_token_bytes each, n >= 1. weights (n): 0 for each token that
+// the loss is not on, and for the first; NULL: 1 for all but the first. Failures are EXIT_DISK, as
+// below, and EXIT_BAD_INPUT for a document that no shard can hold.
+bool shard_writer_add(ShardWriter *w, const unsigned char *tokens, uint64_t n, const float *weights,
+                      Error *err);
 
 // Completes the last shard; it is then on disk.
 bool shard_writer_close(ShardWriter *w, Error *err);

@@ -19,7 +19,7 @@ enum {
 void unit_free(Unit *u) {
     free(u->records);
     free(u->tokens);
-    free(u->targets);
+    free(u->weights);
     free(u->documents);
 }
 
@@ -119,16 +119,17 @@ typedef struct {
     const unsigned char *bytes;
     uint64_t n;
     const Part *parts;  // none is empty, the last one ends at n; NULL: all of it is trained
+    float weight;       // of a record, on top of the parts'
     bool is_val;
 } Text;
 
-// Decides by content, so that copies of a document are on the same side.
-static bool is_validation(const Text *text, double val_frac) {
+// Where its content places it in [0, 1), so that copies of a document are on the same side.
+static double place_of(const Text *text) {
     unsigned char digest[32];
     uint64_t first;
     sha256(text->bytes, text->n, digest);
     memcpy(&first, digest, sizeof first);
-    return (double)__builtin_bswap64(first) * 0x1p-64 < val_frac;
+    return (double)__builtin_bswap64(first) * 0x1p-64;
 }
 
 // Finds a token in the text from *end on: bytes [*first, *end). These may include bytes that the
@@ -152,47 +153,52 @@ static bool find_token(const UnitOptions *options, const Text *text, int32_t id,
     return true;
 }
 
-// Marks which ids (n) are targets. Returns their number; -1: it cannot be told.
+// Sets the weights of ids (n), 0: no target. Returns the number of targets; -1: it cannot be told.
 static int64_t mark_targets(const UnitOptions *options, const Text *text, const int32_t *ids,
-                            size_t n, unsigned char *targets) {
+                            size_t n, float *weights) {
     int64_t count = 0;
     size_t part = 0, last;
     for (uint64_t i = 0, first, end = 0; i < n; i++) {
         if (!find_token(options, text, ids[i], &first, &end)) return -1;
         while (text->parts[part].end <= first) part++;
-        bool trained = text->parts[part].trained;
-        for (last = part; text->parts[last].end < end;) trained &= text->parts[++last].trained;
-        count += targets[i] = trained;
+        weights[i] = text->parts[part].weight;
+        for (last = part; text->parts[last].end < end;)
+            if (text->parts[++last].weight == 0) weights[i] = 0;
+        count += weights[i] != 0;
     }
     return count;
 }
 
-// For the byte tokenizer's EOS: is the text that it ends trained on?
-static bool ends_trained(const Text *text) {
+// For the byte tokenizer's EOS: the weight of the text that it ends
+static float weight_of_end(const Text *text) {
     uint64_t n = text->n;
     size_t part = 0;
     while (n > 0 && isspace(text->bytes[n - 1])) n--;
     while (text->parts[part].end < n) part++;
-    return text->parts[part].trained;
+    return text->parts[part].weight;
 }
 
-// Marks the ids from `first` on, those of a text in parts.
+// Weighs the ids from `first` on, those of a text in parts or with a weight.
 static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
     size_t n;
     const ShardVocabulary *v = &u->options->vocabulary;
     const bool wrapped = u->options->tokenizer->byte_ids, begins = wrapped && v->bos >= 0,
                ends = wrapped && v->eos >= 0;
     const int32_t *ids = bpe_ids(u->encoder, &n) + first + begins;
-    u->targets = host_grow(u->targets, &u->target_capacity, n, 1, "a loss mask");
-    unsigned char *targets = u->targets + first;
+    u->weights = host_grow(u->weights, &u->weight_capacity, n, sizeof(float), "a loss mask");
+    float *weights = u->weights + first;
     n -= first;
-    int64_t count = mark_targets(u->options, text, ids, n - begins - ends, targets + begins);
+    int64_t count = 1;
+    for (size_t i = 0; i < n; i++) weights[i] = 1;
+    if (text->parts)
+        count = mark_targets(u->options, text, ids, n - begins - ends, weights + begins);
     if (count < 0)
         return error_set(bad, EXIT_BAD_INPUT, "write the characters in normal form C",
                          "expected text that the tokenizer does not normalize");
-    if (ends) count += targets[n - 1] = ends_trained(text);
-    if (!begins) count -= targets[0];
-    targets[0] = 0;  // nothing comes before it
+    if (text->parts && ends) count += (weights[n - 1] = weight_of_end(text)) != 0;
+    if (text->parts && !begins) count -= weights[0] != 0;
+    weights[0] = 0;  // nothing comes before it
+    for (size_t i = 0; i < n; i++) weights[i] *= text->weight;
     return count > 0 || bad_input(bad, "expected a part that is trained, found none");
 }
 
@@ -225,11 +231,14 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
         u->left_out.empty++;  // no byte has a token
         return true;
     }
-    if (text->parts && !mark_document(u, text, first, bad)) return false;
-    const bool is_val = text->is_val || is_validation(text, u->options->val_frac);
+    const bool masked = text->parts || text->weight != 1;
+    if (masked && !mark_document(u, text, first, bad)) return false;
+    const double place = place_of(text);
+    const bool is_val = text->is_val || place < u->options->val_frac;
+    if (place < u->least_place) u->least_place = place;
     u->documents = host_grow(u->documents, &u->document_capacity, u->num_documents + 1,
                              sizeof *u->documents, "documents");
-    u->documents[u->num_documents++] = (UnitDocument){first, end, is_val, text->parts != NULL};
+    u->documents[u->num_documents++] = (UnitDocument){first, end, is_val, masked};
     return true;
 }
 
@@ -264,11 +273,16 @@ static bool describe_bad_record(const json_t *record, const char *parse_error, E
     if (!json_is_object(record)) return bad_input(bad, "expected an object, found another value");
     if (text) return json_type_error(text, "text", "a string", bad);
     json_object_foreach((json_t *)record, key, item) text_list(keys, sizeof keys, key);
-    return error_set(bad, EXIT_BAD_INPUT,
-                     "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
-                     "expected text, messages, conversations, prompt and completion, instruction "
-                     "and output, or parts; found %s",
-                     keys[0] ? keys : "an empty object");
+    return error_set(
+        bad, EXIT_BAD_INPUT,
+        json_object_get(record, "chosen")
+            ? "TRL trains preferences; to train the chosen answers, name them completion"
+        : json_object_get(record, "question")
+            ? "name them prompt and completion for a chat of one turn"
+            : "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
+        "expected text, messages, conversations, prompt and completion, instruction "
+        "and output, or parts; found %s",
+        keys[0] ? keys : "an empty object");
 }
 
 // [["...", true], ...]
@@ -298,9 +312,11 @@ static bool read_chat(Unit *u, const json_t *record, Parts *parts, Error *bad) {
         return true;
     }
     if (chat_render(&options->chat, record, options->trains_on_all, parts, bad)) return true;
-    text_copy(bad->hint, sizeof bad->hint,
-              "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders what only a whole "
-              "template can, such as tools");
+    if (!bad->hint[0])
+        text_copy(
+            bad->hint, sizeof bad->hint,
+            "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders what only a whole "
+            "template can, such as tools");
     return false;
 }
 
@@ -308,8 +324,9 @@ static bool add_record(Unit *u, const json_t *record, const char *parse_error, E
     const json_t *value = json_object_get(record, "text");
     const RecordKind kind = record_kind(record);
     Parts parts = {0};
-    Text text = {.is_val = u->file->is_val};
-    bool ok = true;
+    Text text = {.is_val = u->file->is_val, .weight = 1};
+    bool ok = read_weight(json_member(record, "weight"), &text.weight, bad);
+    if (!ok) return false;
     if (kind == RECORD_OTHER)
         ok = describe_bad_record(record, parse_error, bad);
     else if (kind == RECORD_PARTS)
@@ -352,10 +369,13 @@ static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
 
 // ---- Units --------------------------------------------------------------------------------------
 
-// Where the last 1 % begins, at a line; n: the text is not cut.
+// Where the last 1 % begins, at a line, or without one at a character; n: the text is not cut.
 static uint64_t cut_at(const char *text, uint64_t n) {
-    const char *line = n < CUT_MIN_BYTES ? NULL : memchr(text + n - n / 100, '\n', n / 100 - 1);
-    return line ? (uint64_t)(line + 1 - text) : n;
+    uint64_t at = n - n / 100;
+    const char *line = n < CUT_MIN_BYTES ? NULL : memchr(text + at, '\n', n / 100 - 1);
+    if (n < CUT_MIN_BYTES) return n;
+    while (!line && at < n && (text[at] & 0xc0) == 0x80) at++;
+    return line ? (uint64_t)(line + 1 - text) : at;
 }
 
 static void encode_file(Unit *u) {
@@ -377,8 +397,11 @@ static void encode_file(Unit *u) {
                                 "write it as .jsonl with one document per line", &u->err);
     const uint64_t start = mark_bytes((char *)head),
                    end = bytes && u->options->cuts_files ? cut_at(bytes, n) : n;
-    const Text text = {.bytes = (unsigned char *)bytes + start, .n = end - start},
-               rest = {.bytes = (unsigned char *)bytes + end, .n = n - end, .is_val = true};
+    const Text text = {.bytes = (unsigned char *)bytes + start, .n = end - start, .weight = 1},
+               rest = {.bytes = (unsigned char *)bytes + end,
+                       .n = n - end,
+                       .is_val = true,
+                       .weight = 1};
     if (bytes) add_document(u, &text, NULL);
     if (bytes && end < n) add_document(u, &rest, NULL);
     free(bytes);
@@ -404,6 +427,7 @@ static void store_tokens(Unit *u) {
 void unit_encode(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     u->encoder = e;
     u->options = options;
+    u->least_place = 1;
     bpe_clear(e);
     if (u->file->kind == INPUT_TEXT)
         encode_file(u);

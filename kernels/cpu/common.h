@@ -41,8 +41,9 @@ static inline int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, uni
 // device.c: number of threads of this backend. omp_get_max_threads is right only in the thread that
 // called device_init.
 int cpu_threads(void);
-// device.c: does this CPU have the instruction set "avx512_bf16", "avx512", "avx2" or "portable"
-// (always)? "avx512" means F, DQ, VL and BW; "avx2" includes FMA.
+// device.c: does this CPU have the instruction set "amx_bf16", "avx512_bf16", "avx512", "avx2" or
+// "portable" (always)? "avx512" means F, DQ, VL and BW; "avx2" includes FMA. "amx_bf16" asks Linux
+// for the tile registers, which it grants to threads that start later.
 bool cpu_has(const char *set);
 
 // Sums run in SUM_LANES independent partial sums: the compiler may vectorise them without
@@ -71,7 +72,7 @@ static inline __attribute__((always_inline)) real dot_product(const floatX *x, c
                 "cpu backend: " __VA_ARGS__)
 
 // matmul.c: selects the best instruction set of this CPU, or for tests and benchmarks the one named
-// ("avx512", "avx2", "portable"); bf16: see DeviceOptions. Returns false, with the selection
+// ("avx512", "avx2", ...); bf16: see DeviceOptions. Returns false, with the selection
 // unchanged, if this CPU has no such set.
 bool matmul_select(const char *set, bool bf16);
 const char *matmul_describe(void);  // "avx512 8x48": instruction set and register tile

@@ -41,30 +41,34 @@ void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *ta
     for (int64_t t = 0; t < T; t++) {
         floatX max;
         real sum;
-        losses[t] = targets[t] < 0 ? 0 : row_loss(logits + t * V, targets[t], V, &max, &sum);
+        const floatX *x = logits + t * padded_vocab(V);
+        losses[t] = targets[t] < 0 ? 0 : row_loss(x, targets[t], V, &max, &sum);
     }
 }
 
 void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets,
-                                    const real *loss_scale, int64_t T, int64_t V) {
-    const real scale = *loss_scale;
+                                    const float *weights, const real *loss_scale, int64_t T,
+                                    int64_t V) {
+    const int64_t Vp = padded_vocab(V);
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < T; t++) {
-        floatX *x = logits + t * V, max;  // x (V)
+        floatX *x = logits + t * Vp, max;  // x (Vp)
         real sum;
         if (targets[t] < 0) {
             losses[t] = 0;
-            memset(x, 0, (size_t)V * sizeof(floatX));
+            memset(x, 0, (size_t)Vp * sizeof(floatX));
             continue;
         }
+        const real scale = weights ? *loss_scale * (real)weights[t] : *loss_scale;
         losses[t] = row_loss(x, targets[t], V, &max, &sum);
         softmax_scaled(x, max, scale / sum, V);
         x[targets[t]] -= scale;
+        memset(x + V, 0, (size_t)(Vp - V) * sizeof(floatX));
     }
 }
 
-void losses_sum(double *sum, const real *losses, int64_t T) {
+void losses_sum(double *sum, const real *losses, const float *weights, int64_t T) {
     double s = 0;
-    for (int64_t t = 0; t < T; t++) s += (double)losses[t];
+    for (int64_t t = 0; t < T; t++) s += (double)losses[t] * (weights ? (double)weights[t] : 1);
     *sum += s;
 }

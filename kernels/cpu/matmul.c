@@ -16,7 +16,9 @@
 // core streams weights at about 0.7 of its read bandwidth, against 0.25 through packed panels.
 //
 // bf16 rounds while packing: a word of a panel then holds two bf16 values adjacent in k, and the
-// tile is the same code with a dot product of pairs as its multiply-add and half the depth.
+// tile is the same code with a dot product of pairs as its multiply-add and half the depth. AMX
+// multiplies pairs in registers of 16 x 16 words: B's panels are the same, A's have 16 pairs of a
+// row together. For few rows the operands change places: weights are read in order.
 //
 // Blocking. All threads pack a part of B (NC x KC, 5 MB, in L3). Then each packs the rows of A (MC
 // x KC, 240 kB) of its own item, so that they stay in its L2, and multiplies them by one panel of B
@@ -42,7 +44,7 @@ enum {
     PACK_DEPTH = 64,          // columns of A or B packed at a time, panel by panel
     A_SIZE = 96 * 1024,       // elements of A packed at a time, at least MC * KC
     NC = 2048,                // rows of B packed at a time
-    MAX_TILE = 8 * 48,        // elements of the largest register tile
+    MAX_TILE = 32 * 32,       // elements of the largest register tile
     FEW_ROWS = 8,             // of A that share a pass over an unpacked B
     FEW_MOST = 16,            // rows of A: for more, packing B pays
     FEW_MAX_WIDTH = 16,       // rows of B that such a pass handles at a time
@@ -78,6 +80,9 @@ typedef struct {
     int few_width;
     // panel[k][i] = panel[2k][i] and panel[2k+1][i] as bf16 in one word; NULL: an fp32 set
     void (*round_pairs)(real *panel, int64_t pairs, int width);
+    // AMX, else NULL: the tiles of a panel of A, and their registers for this thread or for no one
+    void (*pack_tiles)(real *panel, Matrix x, real scale, int64_t rows, int64_t depth);
+    void (*configure)(bool on);
 } InstructionSet;
 
 #ifdef GRADCHECK
@@ -177,20 +182,57 @@ __attribute__((target("avx512f,avx512bf16"))) static void round_pairs_avx512_bf1
         }
     }
 }
+
+#define NAME(x) x##_amx
+#define MERGE_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define MERGE_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define TARGET __attribute__((target("avx512f,avx512bf16,amx-tile,amx-bf16")))
+#define VECTOR_LENGTH 16
+#define MR 32
+#define NV 2
+#define TILE_ZERO(t) _tile_zero(t)
+#define TILE_LOAD(t, p, stride) _tile_loadd(t, p, stride)
+#define TILE_STORE(t, p, stride) _tile_stored(t, p, stride)
+#define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+#define TILE_ROUND(to, from) \
+    _mm512_storeu_si512(     \
+        to, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps((from) + 16), _mm512_loadu_ps(from)))
+enum { AMX_MR = MR, AMX_NR = NV * VECTOR_LENGTH };
+#include "matmul_tile.h"
+
+__attribute__((target("amx-tile"))) static void configure_amx(bool on) {
+    static const struct {  // gcc 12 would drop the stores to a local one
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+    if (on) _tile_loadconfig(&config);
+    if (!on) _tile_release();  // so that the kernel need not keep them
+}
+#endif
+
+#ifdef AMX_MODEL
+#include AMX_MODEL  // of the tests: tile registers in C
 #endif
 
 static const InstructionSet instruction_sets[] = {
 // best first
 #ifdef X86
+    {"amx_bf16", tile_amx, AMX_MR, AMX_NR, pack_amx, NULL, 0, round_pairs_avx512_bf16,
+     pack_tiles_amx, configure_amx},
     {"avx512_bf16", tile_avx512_bf16, AVX512_BF16_MR, AVX512_BF16_NR, pack_avx512, NULL, 0,
-     round_pairs_avx512_bf16},
-    {"avx512", tile_avx512, AVX512_MR, AVX512_NR, pack_avx512, few_avx512, 16, NULL},
-    {"avx2", tile_avx2, AVX2_MR, AVX2_NR, pack_avx2, few_avx2, 8, NULL},
+     round_pairs_avx512_bf16, NULL, NULL},
+    {"avx512", tile_avx512, AVX512_MR, AVX512_NR, pack_avx512, few_avx512, 16, NULL, NULL, NULL},
+    {"avx2", tile_avx2, AVX2_MR, AVX2_NR, pack_avx2, few_avx2, 8, NULL, NULL, NULL},
 #endif
 #ifdef GRADCHECK
-    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, pack_portable, NULL, 0, NULL},
+    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, pack_portable, NULL, 0, NULL, NULL, NULL},
 #else
-    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, pack_portable, few_portable, 4, NULL},
+    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, pack_portable, few_portable, 4, NULL,
+     NULL, NULL},
+#endif
+#ifdef AMX_MODEL
+    MODEL_SET,
 #endif
 };
 enum { NUM_INSTRUCTION_SETS = sizeof(instruction_sets) / sizeof(instruction_sets[0]) };
@@ -204,17 +246,21 @@ static const InstructionSet *chosen;  // NULL until matmul_select
 static _Alignas(1 << 21) real packed_b[2][(size_t)NC * KC];
 
 // C (m, n) = addend + scale A (m, span) B (n, span)^T, the part of the product that is packed at
-// once. A panel is `stride` deep and may hold several blocks of kc.
+// once. A panel is `stride` deep and may hold several blocks of kc. Rows of C lie c_stride apart,
+// columns c_col; other columns than adjacent ones are for products of fewer columns than a tile.
 typedef struct {
     real *c;
     const real *addend, *a, *b;
-    int64_t c_stride, m, n, span, kc, stride;
+    int64_t c_stride, c_col, m, n, span, kc, stride;
     real scale;
 } Packed;
 
+// Depths of panels are multiples of this: of pairs, of tile registers.
+static int64_t depth_unit(void) { return chosen->pack_tiles ? 32 : 2; }
+
 // The tile of panel i of A and panel j of B over the whole span.
 static void compute_tile(const Packed *p, int64_t i, int64_t j) {
-    const int64_t first = i * chosen->mr * p->c_stride + j * chosen->nr;
+    const int64_t first = i * chosen->mr * p->c_stride + j * chosen->nr * p->c_col;
     real *c = p->c + first, spare[MAX_TILE];
     const real *addend = p->addend ? p->addend + first : NULL;
     int64_t rows = at_most(chosen->mr, p->m - i * chosen->mr),
@@ -224,15 +270,17 @@ static void compute_tile(const Packed *p, int64_t i, int64_t j) {
         const real *a = p->a + (i * p->stride + k) * chosen->mr;
         const real *b = p->b + (j * p->stride + k) * chosen->nr;
         int64_t depth = at_most(p->kc, p->span - k);
-        if (chosen->round_pairs) depth = ceil_div(depth, 2);
+        if (chosen->round_pairs) depth = round_up(depth, depth_unit()) / 2;
         const real *next = b + p->stride * chosen->nr + i * chosen->mr * chosen->nr * depth / MC;
         chosen->tile(whole ? c : spare, whole ? addend : NULL, whole ? p->c_stride : chosen->nr, a,
                      b, depth, next);
         for (int64_t r = 0; r < rows && !whole; r++) {
             const int64_t row = r * p->c_stride;
             const real *from = spare + r * chosen->nr;
-            for (int64_t s = 0; s < cols; s++)
-                c[row + s] = addend ? addend[row + s] + from[s] : from[s];
+            for (int64_t s = 0; s < cols; s++) {
+                const int64_t at = row + s * p->c_col;
+                c[at] = addend ? addend[at] + from[s] : from[s];
+            }
         }
     }
 }
@@ -240,13 +288,14 @@ static void compute_tile(const Packed *p, int64_t i, int64_t j) {
 // Packs scale * x(i, k), i < rows, k < depth, into panels of `width` rows that are `stride` deep.
 static void pack_panels(real *packed, Matrix x, real scale, int64_t rows, int width, int64_t depth,
                         int64_t stride) {
+    const int64_t full = round_up(depth, depth_unit());
     chosen->pack(packed, x, rows, width, depth, stride);
     for (int64_t i = 0; i < rows && (chosen->round_pairs || scale != 1); i += width) {
         real *panel = packed + i * stride;
         for (int64_t k = 0; k < depth * width && scale != 1; k++) panel[k] *= scale;
         if (!chosen->round_pairs) continue;
-        if (depth % 2) memset(panel + depth * width, 0, (size_t)width * sizeof(real));
-        chosen->round_pairs(panel, ceil_div(depth, 2), width);
+        memset(panel + depth * width, 0, (size_t)((full - depth) * width) * sizeof(real));
+        chosen->round_pairs(panel, full / 2, width);
     }
 }
 
@@ -258,6 +307,19 @@ static void pack_b(real *packed, Matrix b, const Packed *p) {
         int64_t j = item % panels * width, k = item / panels * p->kc;
         pack_panels(packed + j * p->stride + k * width, at(b, j, k), 1, at_most(width, p->n - j),
                     (int)width, at_most(p->kc, p->span - k), p->stride);
+    }
+}
+
+// Packs the rows of A of an item.
+static void pack_a(real *packed, Matrix a, const Packed *p) {
+    const int mr = chosen->mr;
+    for (int64_t k = 0; k < p->span; k += p->kc) {
+        const int64_t depth = at_most(p->kc, p->span - k);
+        if (!chosen->pack_tiles || a.col != 1)
+            pack_panels(packed + k * mr, at(a, 0, k), p->scale, p->m, mr, depth, p->stride);
+        for (int64_t i = 0; i < p->m && chosen->pack_tiles; i += mr)
+            chosen->pack_tiles(packed + i * p->stride + k * mr, at(a, i, k), p->scale,
+                               at_most(mr, p->m - i), depth);
     }
 }
 
@@ -277,9 +339,7 @@ static void compute_packed(Packed p, Matrix a, int64_t mc, int64_t m) {
         const int64_t i = item / pieces * mc, j0 = item % pieces * cols;
         p.m = at_most(mc, m - i);
         p.c = c + i * p.c_stride, p.addend = addend ? addend + i * p.c_stride : NULL;
-        for (int64_t k = 0; k < p.span && packed != i; k += p.kc)
-            pack_panels(packed_a + k * chosen->mr, at(a, i, k), p.scale, p.m, chosen->mr,
-                        at_most(p.kc, p.span - k), p.stride);
+        if (packed != i) pack_a(packed_a, at(a, i, 0), &p);
         packed = i;
         for (int64_t j = j0; j < at_most(j0 + cols, tiles_n); j++)
             for (int64_t t = 0; t * chosen->mr < p.m; t++) compute_tile(&p, t, j);
@@ -288,7 +348,7 @@ static void compute_packed(Packed p, Matrix a, int64_t mc, int64_t m) {
 
 // The depth of a block; depends only on the whole depth.
 static int64_t block_depth(int64_t depth) {
-    return round_up(ceil_div(depth, ceil_div(depth, KC)), 2);
+    return round_up(ceil_div(depth, ceil_div(depth, KC)), depth_unit());
 }
 
 // C (m, n) = addend + A (m, depth) B (n, depth)^T for few rows of A: takes about as long as reading
@@ -313,30 +373,32 @@ static void multiply_few(real *c, const real *addend, const real *a, const real 
     }
 }
 
-// C (m, n) = addend + scale A (m, depth) B (n, depth)^T; rows of C and addend lie c_stride apart.
-static void multiply(real *c, const real *addend, int64_t c_stride, real scale, Matrix a, Matrix b,
-                     int64_t m, int64_t n, int64_t depth) {
+// C (m, n) = addend + scale A (m, depth) B (n, depth)^T; c_stride, c_col: those of C and addend
+static void multiply(real *c, const real *addend, int64_t c_stride, int64_t c_col, real scale,
+                     Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth) {
     if (!chosen) matmul_select(NULL, false);
     const int64_t mc = MC / chosen->mr * chosen->mr, kc = block_depth(depth);
     const int64_t nc = at_most(NC / chosen->nr * chosen->nr, round_up(n, chosen->nr));
     const int64_t span = kc * at_most(A_SIZE / (mc * kc), NC * KC / (nc * kc));
     bool worth_threads = (double)m * (double)n * (double)depth > WORTH_THREADS;
-    assert(chosen->mr * chosen->nr <= MAX_TILE);
+    assert(chosen->mr * chosen->nr <= MAX_TILE && (c_col == 1 || n < chosen->nr));
 #pragma omp parallel if (worth_threads)
     {
-        Packed p = {.c_stride = c_stride, .kc = kc, .scale = scale};
+        Packed p = {.c_stride = c_stride, .c_col = c_col, .kc = kc, .scale = scale};
         int turn = 0;
+        if (chosen->configure) chosen->configure(true);
         for (int64_t j = 0; j < n; j += nc) {
             for (int64_t k = 0; k < depth; k += span, turn ^= 1) {
                 p.n = at_most(nc, n - j), p.span = at_most(span, depth - k);
-                p.b = packed_b[turn], p.stride = round_up(p.span, 2);
+                p.b = packed_b[turn], p.stride = round_up(p.span, depth_unit());
                 const real *sum = k > 0 ? c : addend;  // so far
-                p.c = c + j, p.addend = sum ? sum + j : NULL;
+                p.c = c + j * c_col, p.addend = sum ? sum + j * c_col : NULL;
                 pack_b(packed_b[turn], at(b, j, k), &p);
 #pragma omp barrier  // packing is done, and no thread still reads the buffer to be packed next
                 compute_packed(p, at(a, 0, k), mc, m);
             }
         }
+        if (chosen->configure) chosen->configure(false);
     }
 }
 
@@ -347,7 +409,8 @@ static const InstructionSet *find_set(const char *name, bool bf16) {
     for (int i = 0; i < NUM_INSTRUCTION_SETS; i++) {
         const InstructionSet *set = &instruction_sets[i];
         if (name && strcmp(name, set->name) != 0) continue;
-        if ((set->round_pairs != NULL) == bf16 && cpu_has(set->name)) return set;
+        if ((set->round_pairs != NULL) != bf16) continue;
+        if (cpu_has(set->name) || strstr(set->name, "model")) return set;
     }
     return NULL;
 }
@@ -373,7 +436,7 @@ static void gemm(real *c, const real *addend, Matrix a, Matrix b, int64_t m, int
                  int64_t depth) {
     for (int64_t i = 0; i < m * n && depth == 0; i++) c[i] = addend ? addend[i] : 0;
     if (m == 0 || n == 0 || depth == 0) return;
-    multiply(c, addend, n, 1, a, b, m, n, depth);
+    multiply(c, addend, n, 1, 1, a, b, m, n, depth);
 }
 
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
@@ -386,6 +449,8 @@ void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, con
     if (!chosen) matmul_select(NULL, false);
     if (chosen->few && T <= FEW_MOST && N >= chosen->few_width && K > 0)
         multiply_few(out, resid, inp, weight, T, N, K);
+    else if (chosen->pack_tiles && T <= FEW_MOST && T > 0 && K > 0)  // the transpose
+        multiply(out, resid, 1, N, 1, (Matrix){weight, K, 1}, (Matrix){inp, K, 1}, N, T, K);
     else
         gemm(out, resid, (Matrix){inp, K, 1}, (Matrix){weight, K, 1}, T, N, K);
 }
@@ -405,17 +470,17 @@ void matmul_forward_columns(floatX *out, const floatX *resid, const floatX *inp,
                             const floatX *weight, float scale, int64_t T, int64_t K, int64_t N,
                             int64_t inp_stride, int64_t out_stride) {
     if (T == 0) return;
-    multiply(out, resid, out_stride, scale, (Matrix){inp, inp_stride, 1}, (Matrix){weight, K, 1}, T,
-             N, K);
+    multiply(out, resid, out_stride, 1, scale, (Matrix){inp, inp_stride, 1}, (Matrix){weight, K, 1},
+             T, N, K);
 }
 
 void matmul_backward_columns(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,
                              const floatX *weight, float scale, bool accumulate, int64_t T,
                              int64_t K, int64_t N, int64_t inp_stride, int64_t out_stride) {
     if (T == 0) return;
-    multiply(dinp, NULL, inp_stride, scale, (Matrix){dout, out_stride, 1}, (Matrix){weight, 1, K},
-             T, K, N);
+    multiply(dinp, NULL, inp_stride, 1, scale, (Matrix){dout, out_stride, 1},
+             (Matrix){weight, 1, K}, T, K, N);
     if (dweight)
-        multiply(dweight, accumulate ? dweight : NULL, K, scale, (Matrix){dout, 1, out_stride},
+        multiply(dweight, accumulate ? dweight : NULL, K, 1, scale, (Matrix){dout, 1, out_stride},
                  (Matrix){inp, 1, inp_stride}, N, K, T);
 }

@@ -1,9 +1,14 @@
 // The register tile of matmul.c for one instruction set, included once per set with these defined:
 //   NAME(x)                 adds the set's suffix: functions tile, and where the macros that they
-//                           need are defined, pack (MERGE_*) and few (FOURS, ZIP_*, PAIRS)
+//                           need are defined, pack (MERGE_*), few (FOURS, ZIP_*, PAIRS) and, for
+//                           tile registers, pack_tiles (TILE_*)
 //   TARGET                  attribute that allows the instructions
 //   VECTOR_LENGTH, MR, NV   the tile is MR rows by NV vectors of VECTOR_LENGTH columns of C
 //   FMA(a, b, c)            a * b + c, scalar a, vectors b and c; one rounding if the CPU has FMA
+//   TILE_ZERO(t), TILE_LOAD, TILE_STORE(t, p, stride), TILE_DOT(c, a, b)
+//                           instead of FMA: tile registers 0 to 7 of 16 rows of 16 words, stride
+//                           in bytes; c += a b, where words of a and b are pairs of bf16
+//   TILE_ROUND(to, from)    16 words: 32 values as pairs
 //   FOURS(p, step)          a vector of quadruples, the one at p, then p + step, p + 2 * step ...
 //   ZIP_LOW, ZIP_HIGH(a, b) in each quadruple: a0 b0 a1 b1, a2 b2 a3 b3
 //   PAIRS(a, b, which)      in each quadruple: a0 a1 b0 b1 (which 0x44), a2 a3 b2 b3 (0xee)
@@ -13,6 +18,7 @@
 typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
 typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
 
+#ifdef FMA
 // sum += the products of the next `depth`, a constant, so that a and b advance once for all of
 // them: on Intel each pointer addition costs a multiply-add slot.
 TARGET static inline __attribute__((always_inline)) void NAME(multiply_add)(vec (*sum)[NV],
@@ -58,6 +64,7 @@ TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, con
         }
     }
 }
+#endif
 
 #ifdef MERGE_LOW
 // Transposes n (a power of 2) rows of VECTOR_LENGTH: lane k of row i, stored at to[k * width + i].
@@ -136,6 +143,59 @@ TARGET static void NAME(pack)(real *packed, Matrix x, int64_t rows, int width, i
 }
 #endif
 
+#ifdef TILE_DOT
+// The same as the tile above in 2 x 2 tile registers, where a has, for each 16 pairs of the depth,
+// MR rows of 16 pairs. A chain is here: even and odd members of 16 pairs apart, then their sum.
+TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
+                              const real *RESTRICT b, int64_t depth, const real *next) {
+    enum { NR = NV * VECTOR_LENGTH };
+    _Alignas(64) real sum[MR * NR];
+    real *to = addend ? sum : c;
+    const int64_t stride = addend ? NR : c_stride, bytes = stride * (int64_t)sizeof(real);
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    for (; depth > 0; depth -= 16, a += 16 * MR, b += 16 * NR, next += 16 * MR * NR / MC) {
+        for (int i = 0; i < 16 * MR * NR / MC; i += 16) __builtin_prefetch(next + i, 0, 2);
+        TILE_LOAD(4, a, 64);
+        TILE_LOAD(6, b, NR * sizeof(real));
+        TILE_DOT(0, 4, 6);
+        TILE_LOAD(7, b + 16, NR * sizeof(real));
+        TILE_DOT(1, 4, 7);
+        TILE_LOAD(5, a + 16 * 16, 64);
+        TILE_DOT(2, 5, 6);
+        TILE_DOT(3, 5, 7);
+    }
+    TILE_STORE(0, to, bytes);
+    TILE_STORE(1, to + 16, bytes);
+    TILE_STORE(2, to + 16 * stride, bytes);
+    TILE_STORE(3, to + 16 * stride + 16, bytes);
+    for (int i = 0; i < MR && addend; i++)
+        for (int j = 0; j < NR; j++)
+            c[i * c_stride + j] = addend[i * c_stride + j] + sum[i * NR + j];
+}
+
+// panel (ceil(depth / 32), MR, 16) pairs of scale * x(i, k), zeros elsewhere. Rows are read as they
+// lie; of a transpose, panel holds the pairs by column already, scaled.
+TARGET static void NAME(pack_tiles)(real *panel, Matrix x, real scale, int64_t rows,
+                                    int64_t depth) {
+    for (int64_t k = 0; k < depth; k += 32, panel += 16 * MR) {
+        real block[16 * MR], row[32];
+        if (x.col != 1) memcpy(block, panel, sizeof block);
+        for (int i = 0; i < MR && x.col != 1; i += 16)
+            NAME(pack_part)(panel + i * 16, 16, block + i, MR, 16, 16);
+        for (int i = 0; i < MR && x.col == 1; i++) {
+            const int64_t n = i < rows ? at_most(depth - k, 32) : 0;
+            for (int q = 0; q < 32 && n == 32; q++) row[q] = scale * x.p[i * x.row + k + q];
+            for (int q = 0; q < 32 && n < 32; q++)
+                row[q] = q < n ? scale * x.p[i * x.row + k + q] : 0;
+            TILE_ROUND(panel + i * 16, row);
+        }
+    }
+}
+#endif
+
 #ifdef FOURS
 // c (rows, VECTOR_LENGTH) += a (rows, depth) b (VECTOR_LENGTH, depth)^T, with b read in place and
 // transposed in registers, four of the depth at a time. Every sum is the tile's chain: blocks of kc
@@ -198,3 +258,8 @@ TARGET static void NAME(few)(real *RESTRICT c, const real *RESTRICT a, const rea
 #undef MR
 #undef NV
 #undef FMA
+#undef TILE_ZERO
+#undef TILE_LOAD
+#undef TILE_STORE
+#undef TILE_DOT
+#undef TILE_ROUND

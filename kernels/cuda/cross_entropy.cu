@@ -1,7 +1,6 @@
 // Cross-entropy over a chunk of tokens, one block per row. A first pass keeps a running maximum and
 // the sum of exp(x - maximum) (arXiv 1805.02867); a second turns the logits into their gradient in
-// place, reading them from L2. Rows of odd length can start anywhere, so each is walked as a few
-// single logits up to a 16-byte border, then vectors, then the rest.
+// place, reading them from L2. A row is walked in vectors, its last few logits one by one.
 
 #include "common.cuh"
 
@@ -32,18 +31,11 @@ __device__ __forceinline__ void add_logits(SoftmaxSum *s, const float (&x)[N]) {
     for (int i = 0; i < N; i++) s->sum += __expf(x[i] - s->max);
 }
 
-// Logits before the first 16-byte border of the row
-__device__ __forceinline__ int64_t row_head(const floatX *x, int64_t V) {
-    const int64_t head = (int64_t)(-(intptr_t)x & 15) / (int64_t)sizeof(floatX);
-    return head < V ? head : V;
-}
-
 __device__ __forceinline__ SoftmaxSum thread_sum(const floatX *x, int64_t V) {
     SoftmaxSum s = {-FLT_MAX, 0};
-    const int64_t head = row_head(x, V), tail = head + (V - head) / 8 * 8;
-    if (threadIdx.x < head) add_logits(&s, {(float)x[threadIdx.x]});
+    const int64_t tail = V / 8 * 8;
 #pragma unroll 4
-    for (int64_t v = head + 8 * threadIdx.x; v < tail; v += 8 * blockDim.x) {
+    for (int64_t v = 8 * threadIdx.x; v < tail; v += 8 * blockDim.x) {
         float a[8];
         load8(a, x + v);
         add_logits(&s, a);
@@ -79,13 +71,12 @@ __device__ __forceinline__ SoftmaxSum block_sum(SoftmaxSum s, SoftmaxSum *warps)
     return warps[0];
 }
 
-// x[v] = value(v, x[v]) along the row
+// x[v] = value(v, x[v]) along the row, and 0 behind it
 template <class F>
 __device__ __forceinline__ void map_row(floatX *x, int64_t V, F value) {
-    const int64_t head = row_head(x, V), tail = head + (V - head) / 8 * 8;
-    if (threadIdx.x < head) x[threadIdx.x] = (floatX)value(threadIdx.x, (float)x[threadIdx.x]);
+    const int64_t tail = V / 8 * 8;
 #pragma unroll 4
-    for (int64_t v = head + 8 * threadIdx.x; v < tail; v += 8 * blockDim.x) {
+    for (int64_t v = 8 * threadIdx.x; v < tail; v += 8 * blockDim.x) {
         float a[8];
         load8(a, x + v);
 #pragma unroll
@@ -93,17 +84,17 @@ __device__ __forceinline__ void map_row(floatX *x, int64_t V, F value) {
         store8(x + v, a);
     }
     const int64_t v = tail + threadIdx.x;
-    if (v < V) x[v] = (floatX)value(v, (float)x[v]);
+    if (v < padded_vocab(V)) x[v] = (floatX)(v < V ? value(v, (float)x[v]) : 0.0f);
 }
 
 template <bool GRADIENT>
 __global__ void __launch_bounds__(MAX_WARPS *WARP)
-    cross_entropy_kernel(real *losses, floatX *logits, const int32_t *targets,
+    cross_entropy_kernel(real *losses, floatX *logits, const int32_t *targets, const float *weights,
                          const float *loss_scale, int64_t V) {
     __shared__ SoftmaxSum warps[MAX_WARPS];
     const int64_t t = blockIdx.x;
     const int32_t target = targets[t];
-    floatX *x = logits + t * V;  // (V)
+    floatX *x = logits + t * padded_vocab(V);  // (Vp)
     if (target < 0) {
         if (threadIdx.x == 0) losses[t] = 0;
         if (GRADIENT) map_row(x, V, [](int64_t, float) { return 0.0f; });
@@ -115,7 +106,7 @@ __global__ void __launch_bounds__(MAX_WARPS *WARP)
     const SoftmaxSum s = block_sum(thread_sum(x, V), warps);
     if (threadIdx.x == 0) losses[t] = logf(s.sum) + (s.max - target_logit);
     if (!GRADIENT) return;
-    const float one = *loss_scale, scale = one / s.sum;
+    const float one = weights ? *loss_scale * weights[t] : *loss_scale, scale = one / s.sum;
     map_row(x, V, [=](int64_t v, float a) {
         return __expf(a - s.max) * scale - (v == target ? one : 0.0f);
     });
@@ -133,14 +124,16 @@ void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *ta
                            int64_t V) {
     if (T == 0) return;
     cross_entropy_kernel<false><<<(unsigned)T, threads_for(V), 0, cuda_stream()>>>(
-        losses, const_cast<floatX *>(logits), targets, (const float *)nullptr, V);
+        losses, const_cast<floatX *>(logits), targets, (const float *)nullptr,
+        (const float *)nullptr, V);
     LAUNCH_CHECK("cross_entropy_kernel");
 }
 
 void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets,
-                                    const real *loss_scale, int64_t T, int64_t V) {
+                                    const float *weights, const real *loss_scale, int64_t T,
+                                    int64_t V) {
     if (T == 0) return;
-    cross_entropy_kernel<true>
-        <<<(unsigned)T, threads_for(V), 0, cuda_stream()>>>(losses, logits, targets, loss_scale, V);
+    cross_entropy_kernel<true><<<(unsigned)T, threads_for(V), 0, cuda_stream()>>>(
+        losses, logits, targets, weights, loss_scale, V);
     LAUNCH_CHECK("cross_entropy_kernel");
 }

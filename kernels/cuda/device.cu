@@ -189,11 +189,10 @@ static const char *refuse(const char *key, const char *expected, int found) {
     return failure;
 }
 
-const char *device_refuses(int C, int F, int V, int D) {
+const char *device_refuses(int C, int F, int D) {
     if (C % 8) return refuse("hidden_size", "a multiple of 8", C);
     if (C > ROW_MAX_COLUMNS) return refuse("hidden_size", "at most 16384", C);
     if (F % 8) return refuse("intermediate_size", "a multiple of 8", F);
-    if (V % 8) return refuse("vocab_size", "a multiple of 8", V);
     return D == 64 || D == 128 ? NULL : refuse("head_dim", "64 or 128", D);
 }
 

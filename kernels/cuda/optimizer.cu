@@ -36,19 +36,21 @@ __global__ void squares_kernel(double *partial, const real *__restrict__ x, size
     if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = s;
 }
 
-// A block for each sum: a few hundred kilobytes at most
+// A block for each sum: a few hundred kilobytes at most. weights (n), NULL: all 1
 template <class R>
-__global__ void add_all_kernel(double *sum, const R *__restrict__ x, int64_t n) {
+__global__ void add_all_kernel(double *sum, const R *__restrict__ x, const float *weights,
+                               int64_t n) {
     double s = 0;
 #pragma unroll 8
-    for (int64_t i = threadIdx.x; i < n; i += BLOCK) s += (double)x[blockIdx.x * n + i];
+    for (int64_t i = threadIdx.x; i < n; i += BLOCK)
+        s += (double)x[blockIdx.x * n + i] * (weights ? (double)weights[i] : 1);
     s = block_sum(s);
     if (threadIdx.x == 0) sum[blockIdx.x] += s;
 }
 
-void losses_sum(double *sum, const real *losses, int64_t T) {
+void losses_sum(double *sum, const real *losses, const float *weights, int64_t T) {
     if (T == 0) return;
-    add_all_kernel<real><<<1, BLOCK, 0, cuda_stream()>>>(sum, losses, T);
+    add_all_kernel<real><<<1, BLOCK, 0, cuda_stream()>>>(sum, losses, weights, T);
     LAUNCH_CHECK("add_all_kernel");
 }
 
@@ -58,7 +60,8 @@ void add_squares(double *sums, const real *x, size_t n, int64_t num, size_t stri
     double *partial = (double *)cuda_scratch() + num;
     squares_kernel<<<dim3(blocks, (unsigned)num), BLOCK, 0, cuda_stream()>>>(partial, x, n, stride);
     LAUNCH_CHECK("squares_kernel");
-    add_all_kernel<double><<<(unsigned)num, BLOCK, 0, cuda_stream()>>>(sums, partial, blocks);
+    add_all_kernel<double>
+        <<<(unsigned)num, BLOCK, 0, cuda_stream()>>>(sums, partial, nullptr, blocks);
     LAUNCH_CHECK("add_all_kernel");
 }
 

@@ -1,0 +1,25 @@
+// What segments of a step have in common from their first token on, in whole tiles of attention.
+//
+// Two segments share 128 k tokens if they also have the token after these in common: each of them
+// then has one target. What is equal is decided by 64-bit hashes, made when a step is planned: of
+// any shards, without another file beside them, and for as many ranks as there are.
+#pragma once
+
+#include "stream.h"
+
+typedef struct {
+    uint64_t *hashes;  // of each segment's first 128 k + 1 tokens, for k = 1, 2, ...
+    size_t *first;     // (n + 1) of each segment, into hashes
+    int32_t *tokens;
+    size_t hash_capacity, first_capacity, token_capacity;
+} Prefixes;
+
+// Reads the n segments.
+bool prefixes_read(Prefixes *p, const DocIndex *index, const Segment *segments, int64_t n,
+                   Error *err);
+void prefixes_free(Prefixes *p);
+
+// Sorts ids (n) so that segments which begin alike stand together, and sets shared (n): how many
+// tokens each has in common with the last one before it that has 0 there; these numbers fall.
+// Returns the sum of shared.
+int64_t prefixes_share(const Prefixes *p, int32_t *ids, int32_t *shared, int64_t n);

@@ -1,0 +1,114 @@
+// For kernels/cpu/matmul.c: AMX's tile registers in C, after the operation of TDPBF16PS in Intel's
+// manual, and the instruction set that uses them, so that tiles are tested on every processor.
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+static _Thread_local uint32_t model_tiles[8][16][16];  // [register][row][word]
+static _Thread_local bool model_configured;
+
+static void model_configure(bool on) { model_configured = on; }
+
+static void model_zero(int t) {
+    if (!model_configured) abort();
+    memset(model_tiles[t], 0, sizeof model_tiles[t]);
+}
+
+static void model_load(int t, const void *from, int64_t stride) {
+    for (int i = 0; i < 16; i++) memcpy(model_tiles[t][i], (const char *)from + i * stride, 64);
+}
+
+static void model_store(int t, void *to, int64_t stride) {
+    for (int i = 0; i < 16; i++) memcpy((char *)to + i * stride, model_tiles[t][i], 64);
+}
+
+static inline float model_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// Denormals are zeros, as an input and as a result.
+static inline float model_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+
+// x y + sum, rounded once. The product of two bf16 is exact unless it is out of a float's range.
+static inline float model_fma(float x, float y, float sum) {
+    const float product = x * y;
+    const bool exact = fabsf(product) >= 0x1p-126f && fabsf(product) <= FLT_MAX;
+    return model_flush(exact || x == 0 || y == 0 ? product + sum : fmaf(x, y, sum));
+}
+
+// c += a b: sums of the even and of the odd members of pairs, in order and from zero, then
+// c + (even + odd); each step is rounded once, to nearest even. Not sanitized: it takes most time.
+__attribute__((no_sanitize("address"), no_sanitize("undefined"))) static void model_dot(int c,
+                                                                                        int a,
+                                                                                        int b) {
+    float low[16][16], high[16][16];  // of b
+    for (int k = 0; k < 16; k++)
+        for (int n = 0; n < 16; n++) {
+            low[k][n] = model_flush(model_float(model_tiles[b][k][n] << 16));
+            high[k][n] = model_flush(model_float(model_tiles[b][k][n] & 0xffff0000));
+        }
+    for (int m = 0; m < 16; m++) {
+        float even[16] = {0}, odd[16] = {0};
+        for (int k = 0; k < 16; k++) {
+            const uint32_t pair = model_tiles[a][m][k];
+            const float x = model_flush(model_float(pair << 16)),
+                        next = model_flush(model_float(pair & 0xffff0000));
+            for (int n = 0; n < 16; n++) even[n] = model_fma(x, low[k][n], even[n]);
+            for (int n = 0; n < 16; n++) odd[n] = model_fma(next, high[k][n], odd[n]);
+        }
+        for (int n = 0; n < 16; n++) {
+            const float before = model_flush(model_float(model_tiles[c][m][n])),
+                        after = model_flush(before + model_flush(even[n] + odd[n]));
+            memcpy(&model_tiles[c][m][n], &after, sizeof after);
+        }
+    }
+}
+
+// As VCVTNE2PS2BF16 rounds
+static inline uint32_t model_bf16(float x) {
+    uint32_t bits;
+    x = model_flush(x);
+    memcpy(&bits, &x, sizeof bits);
+    if (x != x) return bits >> 16 | 0x40;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+static inline void model_pair(real *to, float even, float odd) {
+    const uint32_t word = model_bf16(even) | model_bf16(odd) << 16;
+    memcpy(to, &word, sizeof word);
+}
+
+static void model_round(real *to, const real *from) {
+    for (int i = 0; i < 16; i++) model_pair(to + i, (float)from[2 * i], (float)from[2 * i + 1]);
+}
+
+static void round_pairs_model(real *panel, int64_t pairs, int width) {
+    for (int64_t k = 0; k < pairs; k++)
+        for (int i = 0; i < width; i++) {
+            const real *even = panel + 2 * k * width + i;
+            model_pair(panel + k * width + i, (float)even[0], (float)even[width]);
+        }
+}
+
+#define NAME(x) x##_model
+#define MERGE_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define MERGE_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define TARGET
+#define VECTOR_LENGTH 16
+#define MR 32
+#define NV 2
+#define TILE_ZERO(t) model_zero(t)
+#define TILE_LOAD(t, p, stride) model_load(t, p, stride)
+#define TILE_STORE(t, p, stride) model_store(t, p, stride)
+#define TILE_DOT(c, a, b) model_dot(c, a, b)
+#define TILE_ROUND(to, from) model_round(to, from)
+enum { MODEL_MR = MR, MODEL_NR = NV * VECTOR_LENGTH };
+#include "../kernels/cpu/matmul_tile.h"
+#define MODEL_SET                                                                                 \
+    {                                                                                             \
+        "amx_model_bf16", tile_model, MODEL_MR, MODEL_NR, pack_model, NULL, 0, round_pairs_model, \
+            pack_tiles_model, model_configure                                                     \
+    }
