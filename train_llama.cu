@@ -595,8 +595,8 @@ static void finish(Run *run, const DeviceRoom *room) {
     Error err = {0};
     data_summary_print_left_out(&run->data->train_summary);
     if (run->stopped_by) {
-        printf("stopped by signal %d; --resume continues from step %ld\n", run->stopped_by,
-               run->state.cursor.step);
+        printf("stopped by signal %d; %s --resume --out %s continues from step %ld\n",
+               run->stopped_by, run->argv[0], run->o->out, run->state.cursor.step);
         comm_finalize();
         exit(EXIT_RESUMABLE);
     }
@@ -653,17 +653,18 @@ static int compare_doubles(const void *a, const void *b) {
 
 // The median of --compare's steps after one that is not timed; lr 0: full steps that leave the
 // weights unchanged
-static double time_steps(LlamaModel *m, const StepData *data, const Options *o,
+static double time_steps(LlamaModel *m, const StepData *data, const Options *o, const char *name,
                          StepScalars *scalars) {
     const AdamW frozen = {.beta1 = ADAMW_BETA1, .beta2 = ADAMW_BETA2, .eps = ADAMW_EPS, .t = 1};
     const int n = o->compare;
     double *ms = host_calloc((size_t)n, sizeof *ms, "timings");
-    llama_train_step(m, data, frozen, o->grad_clip);  // warm-up
-    for (int i = 0; i < n; i++) {
+    for (int i = -1; i < n; i++) {
+        line_show(stderr, "%s: step %d of %d ...", name, i + 2, n + 1);
         const double start_ms = now_ms();
         *scalars = llama_train_step(m, data, frozen, o->grad_clip);
-        ms[i] = now_ms() - start_ms;
+        if (i >= 0) ms[i] = now_ms() - start_ms;
     }
+    line_erase(stderr);
     qsort(ms, (size_t)n, sizeof *ms, compare_doubles);
     const double median_ms = ms[n / 2];
     free(ms);
@@ -693,9 +694,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     llama_plan(&m, &planned->config, model);
     must(llama_allocate(&m, &err), &err);
     load_or_init(&m, weights, o);
-    line_show(stdout, "%s: %d steps ...", layout_name(layout), 1 + o->compare);
-    const double median_ms = time_steps(&m, &data, o, &scalars);
-    line_erase(stdout);
+    const double median_ms = time_steps(&m, &data, o, layout_name(layout), &scalars);
     const StepPlan *plan = &data.plan;
     if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
     const double real_tokens = (double)plan->real_tokens,
@@ -721,11 +720,11 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
         compare_layout(layouts[i], o, d, planned, weights, &packed_pairs);
     printf(
-        "The same documents, weights and kernels in every row; the median of %d steps. TFLOP/s "
+        "The same documents, weights and kernels in every row; the median of %d step%s. TFLOP/s "
         "counts useful work:\n"
         "real tokens, and pairs inside documents. rows differs in loss because there attention "
         "crosses documents.\nWhat documents begin with in common, shared computes once.\n",
-        o->compare);
+        o->compare, text_plural(o->compare));
 }
 
 // ---- --check-packing: the documents of one micro-batch, packed and each alone -------------------

@@ -73,7 +73,7 @@ part_runs() {
 # 200 steps packed and padded, and at the same time the CPU backend for the first 20
 long_run() {
     local common=(--model smollm2-135m --train "$work/shards" --max-seqlen 512
-        --micro-batch-tokens 2048 --lr 3e-4 --schedule constant --val-every 0 --num-samples 0
+        --micro-batch-tokens 2048 --lr 3e-4 --schedule constant --warmup-steps 20 --val-every 0 --num-samples 0
         --boundary-token 0) layout
     dev/bench.py --write "$work/shards" --dist r65 --tokens 409600 --cap 512 --vocab 49152 || return
     mkdir "$work/first"

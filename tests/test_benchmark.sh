@@ -113,6 +113,7 @@ JSONL
 : > empty.jsonl
 expect no_questions 3 'empty.jsonl: expected questions, found none' "$train" --model model --eval --bench empty.jsonl
 expect no_file 3 'none.jsonl: expected' "$train" --model model --eval --bench none.jsonl
+has what_makes_one '^hint: data/prepare.py --bench NAME .*"answer": 0}$' out.txt
 expect no_tokenizer 3 'tokenizer.json' "$train" --model "$root/tests/golden/gqa3_tied" --eval --bench plain.jsonl
 cp -r model small && sed -i 's/"vocab_size": 344/"vocab_size": 300/' small/config.json
 expect other_vocabulary 9 'expected at most 300 ids' "$train" --model small --from-scratch --eval --bench plain.jsonl

@@ -173,10 +173,17 @@ sed 's/"intermediate_size": 40/"intermediate_size": 48/' tiny/config.json > out.
 mkdir more_ends && sed 's/"eos_token_id": 257/"eos_token_id": [257, 10], "pad_token_id": 0/' tiny/config.json > more_ends/config.json
 expect resume_with_more_end_tokens 0 'start +b/step-' "${resume[@]/tiny/more_ends}" --out b --dry-run
 expect resume_with_another_model 9 'config.json' "${resume[@]/tiny/tiny2}" --out a
-expect resume_from_another_directory 3 'error: ' "${resume[@]/--resume/--resume=corpus}" --out a
+expect resume_from_another_directory 3 'hint: a has step-00000008, step-00000006, step-00000003' "${resume[@]/--resume/--resume=corpus}" --out a
+expect resume_from_a_removed_step 3 '^hint: k has step-00000006, step-00000005$' "${run[@]}" --resume=k/step-00000002 --out a
+expect resume_from_nothing 3 '^error: nope: expected a checkpoint or a run, found nothing$' "${run[@]}" --resume=nope --out new
+has there_is_none '^hint: there is no checkpoint in new$' out.txt
+expect resume_from_the_log 3 '^error: k/log.jsonl: expected a checkpoint or a run, found neither$' "${run[@]}" --resume=k/log.jsonl --out a
+expect a_run_as_model 3 '^hint: --model a/final$' "$train" --model a --generate
+expect a_run_without_a_model 3 '^hint: --model killed/step-' eval 'mkdir killed && touch killed/log.jsonl && "$train" --model killed "${data[@]}"'
 
 # ---- usage ------------------------------------------------------------------------------------------------
-expect longest_document_does_not_fit 2 'micro-batch-tokens' "${run[@]}" --max-seqlen 1024
+expect longest_document_does_not_fit 2 'micro-batch-tokens 512: expected at least --max-seqlen 1024' "${run[@]}" --max-seqlen 1024
+expect a_longer_one_alone_raises_the_buffer 0 '^plan .* of 8192 tokens a step' "$train" --train corpus --max-seqlen 8192 --dry-run
 expect batch_is_not_a_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000
 expect out_holds_another_run 2 'found a run' "${run[@]}" --out a
 expect out_is_a_file 2 'hint: give another directory' "${resume[@]}" --out tiny/config.json
@@ -199,7 +206,7 @@ expect weights_as_model 3 'hint: give the directory that contains it' "$train" -
 expect no_weights 3 'hint: .*save_pretrained converts' "$train" --model tiny "${data[@]}" --out n2
 expect no_training_data 3 'hint: scripts/quickstart.sh' "$train" --dry-run
 expect no_temporary_directory 4 'none: cannot create a directory' env TMPDIR=none "$train" --train "$root/README.md" --dry-run
-expect a_model_of_the_hub 3 'hint: hf download org/name --local-dir org/name' "$train" --model org/name
+expect a_model_of_the_hub 3 'hint: scripts/get_model.sh org/name gets it from the hub' "$train" --model org/name
 
 # ---- the output directory: errors of a disk are in tests/test_faults.c -------------------------------------
 start_long nohup "${run[@]}" --out lock --steps 100000

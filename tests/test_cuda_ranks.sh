@@ -138,5 +138,5 @@ faulty() {      # faulty NAME FAULT EXIT_CODE PATTERN OPTIONS...
 faulty spin spin:1:backward:2 8 '^error: ranks: rank 1 on .* stuck for .* in backward of step 2'
 faulty stop stop:1:forward:2 8 '^error: ranks: rank 0 on .* has waited for others .* of step 2'
 faulty leave stop:1:leave:0 8 '^error: ranks: rank 0 on .* has waited for others .* in leave' --heartbeat-seconds 5
-faulty signal signal:1:backward:2 75 '--resume continues from step 3'
+faulty signal signal:1:backward:2 75 'continues from step 3'
 finish

@@ -104,7 +104,7 @@ assert data["documents_without_target"] == (data["documents"] + 3) // 4
 val = open("masked/val_00000.mask", "rb").read()
 assert [l["targets"] for l in events("masked.run", "val")] == [struct.unpack_from("<Q", val, 24)[0]] * 2
 trained = data["tokens"] - data["tokens_left_out"]
-epoch = float(re.search(r"^plan .* about ([0-9.]+) steps an epoch$", open("said.txt").read(), re.M).group(1))
+epoch = float(re.search(r"^epochs .* about ([0-9.]+) steps an epoch$", open("said.txt").read(), re.M).group(1))
 assert 0.99 * trained / 1024 < epoch < 0.93 * data["tokens"] / 1024, (epoch, data)
 PY
 # every target is in one of the two masks: the sums of the losses add up
@@ -190,7 +190,7 @@ has another_eos_of_a_built_in_model \
 # ---- ranks ---------------------------------------------------------------------------------------------
 if with_ranks ranks "$release"; then
     said another_tokenizer_allowed_on_two_ranks 0 '^warning: corpus: .*other/tokenizer.json' "${mpi[@]}" -n 2 \
-        "$release" "${options[@]}" --train corpus --batch-tokens 1024 --dry-run --model other --allow-other-tokenizer
+        "$release" "${options[@]}" --train corpus --batch-tokens 1024 --epochs 2 --dry-run --model other --allow-other-tokenizer
     check one_warning_of_two_ranks one_warning
 fi
 

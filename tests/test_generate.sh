@@ -148,6 +148,18 @@ if with_terminals terminals; then
     text kind_lines of kind --temperature 0 --chat --prompt $'of\nthe'
     cat two_lines.txt two_lines.txt kind_lines.txt > expected.txt
     same pasted_lines_are_one_message pasted.txt expected.txt
+    # Ctrl-D during an answer leaves after it
+    text ctrl_d talk '"> ", b"go\n", "go\r\n", 9, b"\4"' --model endless --from-scratch --sample-tokens 400
+    has after_its_answer '^[0-9]+ prompt tokens' err.txt
+    # what no model is told
+    script='"> ", b"/help\n", "/system TEXT: start over", "> ", b"/clear now\n", "/clear: no such command. Ctrl-C", "> ", '
+    script+='b"/system Be kind\n", "[a new conversation; system: Be kind]\r\n> ", b"/reset\n", "system: Be kind]\r\n> ", '
+    script+='b"/etc/x\n", "/etc/x\r\n", "!\r\n[cut off", "> ", b"/quit\n"'
+    text commands talk "$script" --model plain --from-scratch --chat
+    text path of kind --temperature 0 --chat --prompt /etc/x
+    same a_path_is_a_message commands.txt path.txt
+    text no_chat talk '"the text; Ctrl-D, /exit: leave", "> ", b"/reset\n", "/reset: no such command", "> ", b"\4"' --model tiny --from-scratch
+    lacks nothing_was_measured 'prompt tokens' err.txt
     text too_long talk '"> ", b"'"$(seq -s ' ' 40)"'\n", "raise --max-seqlen", "> ", b"\4"' --model tiny --from-scratch --max-seqlen 32
 fi
 

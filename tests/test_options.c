@@ -1,13 +1,14 @@
 // data/base/options.h: strict parsing, useful errors, help text within the line length.
 #include <math.h>
 
+#include "../data/base/file.h"
 #include "../data/base/json.h"
 #include "../data/base/options.h"
 #include "scratch.h"
 #include "test.h"
 
 static struct {
-    const char *train_data, *resume, *out;
+    const char *train_data, *resume, *out, *options;
     int layout, steps, any_int;
     int64_t seed, any_int64;
     float lr, any_float;
@@ -33,6 +34,8 @@ static Option table[] = {
            "the same bits every time"),
     OPTION("overlap", OPTION_FLAG, &o.overlap, "true", NULL, 0, 0, "communication during backward"),
     HINT("output-dir|-o", "it is --out"),
+    HINT("sav*", "nothing is saved"),
+    OPTION("options", OPTION_STRING, &o.options, NULL, NULL, 0, 0, "a file of options"),
     OPTION("no-bias", OPTION_FLAG, &o.no_bias, NULL, NULL, 0, 0,
            "a flag whose name begins with no-"),
     OPTION("any-int", OPTION_INT, &o.any_int, NULL, NULL, 0, 0, "any int"),
@@ -130,7 +133,9 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--any_int=3", "--any_int=3: unknown option", "did you mean --any-int?"},
         {"-o x", "-o: unknown option", "it is --out"},
         {"--out a b", "b: unexpected argument", "quote a pattern"},
-        {"--no-steps", "unknown option", ""},
+        {"--no-steps", "unknown option", "--help all"},
+        {"--save_total 3", "--save_total: unknown option", "nothing is saved"},
+        {"--sead 3", "--sead: unknown option", "did you mean --seed?"},
         {"--data x", "unknown option", ""},  // a group's title is not an option
         {"_", "unexpected argument", "--name value"},
         {"--steps", "--steps: expected a value", ""},
@@ -161,6 +166,59 @@ TEST(errors_have_a_cause_and_a_hint) {
         CHECK_MSG(!parse(bad[i][0], &err), "%s was accepted", bad[i][0]);
         CHECK_MSG(strstr(err.what, bad[i][1]), "%s: %s", bad[i][0], err.what);
         CHECK_MSG(strstr(err.hint, bad[i][2]) && err.hint[0], "%s: hint: %s", bad[i][0], err.hint);
+    }
+}
+
+// A file of options of this text, and a command line behind it
+static bool parse_file(const char *text, const char *line, Error *err) {
+    const char *path = scratch("options");
+    put_file(path, text, strlen(text));
+    return parse(printed("--options %s %s", path, line), err);
+}
+
+TEST(a_file_of_options) {
+    Error err;
+    const char *text =
+        "\xef\xbb\xbf# a comment\n\nsteps 5  # of them\n  --lr=1e-3\r\nlayout: rows\n"
+        "out = a b#c  \nseed 1\nseed 2\ndeterministic\nno-overlap\ntrain-data \" x\\n# y\"\n"
+        "any-int\t7";
+    CHECK_MSG(parse_file(text, "--seed 3 --overlap", &err), "%s", err.what);
+    CHECK(o.steps == 5 && o.lr == 1e-3f && o.layout == 2 && strcmp(o.out, "a b#c") == 0);
+    CHECK(o.seed == 3 && o.deterministic && o.overlap && o.any_int == 7);
+    CHECK(strcmp(o.train_data, " x\n# y") == 0 && !o.resume);
+    CHECK(option_given(table, "steps") == GIVEN_BY_FILE && !option_given(table, "resume"));
+    CHECK(option_given(table, "seed") == GIVEN_BY_COMMAND_LINE);
+    // what it writes reads back as the same, with and without defaults
+    json_auto_t *before = options_json(table);
+    for (int resolved = 0; resolved < 2; resolved++) {
+        AUTO_FREE char *written = NULL;
+        uint64_t n;
+        must_parse("");
+        CHECK(parse_file(text, "--seed 3 --overlap", &err));
+        MUST(options_write(table, "options|any-float", resolved, scratch("again"), &err));
+        written = file_read_all(scratch("again"), 1 << 16, &n, "", &err);
+        CHECK(written && !strstr(written, "resume") && !strstr(written, "options "));
+        unlink(scratch("again"));
+        CHECK(parse_file(written, "", &err));
+        json_auto_t *after = options_json(table);
+        CHECK_MSG(json_equal(before, after), "%s", written);
+    }
+}
+
+TEST(errors_in_a_file_of_options) {
+    static const char *const bad[][2] = {
+        {"steps 5\nstps 3", "options:2: --stps=3: unknown option"},
+        {"# \n\nsteps x", "options:3: --steps: expected a whole number, found \"x\""},
+        {"steps", "options:1: --steps: expected a value"},
+        {"out \"x", "options:1: \"x: expected a string"},
+        {"options options", "options:1: expected no --options"},
+        {"overlap yes", "options:1: --overlap: expected no value"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        put_file(scratch("options"), bad[i][0], strlen(bad[i][0]));
+        char *argv[] = {"program", "--options", (char *)scratch("options"), NULL};
+        const char *help;
+        REFUSED(EXIT_BAD_INPUT, bad[i][1], options_parse(table, 3, argv, &help, &err));
     }
 }
 

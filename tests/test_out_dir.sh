@@ -54,7 +54,7 @@ expect old_run 0 done "${run[@]}" --out o --steps 8 --save-every 2 --keep 3
 cp -r o old
 expect resume_and_overwrite 2 'overwrite' "${run[@]}" --out o --resume --overwrite
 expect overwrite 0 done "${run[@]}" --out o --steps 1 --lr 1e-4 --overwrite
-check overwrite_leaves_nothing_of_the_old_run test "$(names o)" = 'final log.jsonl step-00000001'
+check overwrite_leaves_nothing_of_the_old_run test "$(names o)" = 'final log.jsonl options step-00000001'
 mkdir m && cp -r old/final m
 expect overwrite_does_not_delete_its_own_model 2 'm/final' "$train" --model m/final --train corpus --max-seqlen 64 \
     --micro-batch-tokens 256 --out m --steps 1 --overwrite
@@ -133,6 +133,17 @@ if with_ranks bare_resume_on_two_ranks "$release"; then
     expect resume_of_one_rank_only 9 'differences in .*resume \(rank 1\)' "${mpi[@]}" -n 1 "${one[@]}" --resume : -n 1 "${one[@]}"
 fi
 
+# ---- --options: a run's own options start its twin ----------------------------------------------------------
+expect twin 0 done "$train" --options p/options --threads 1 --out twin
+same_state a_twin_has_the_same_bits {p,twin}/step-00000006
+same a_twin_has_the_same_options {p,twin}/options
+has what_was_given '^schedule cosine$' p/options
+lacks of_another_start '^(out|threads|resume|options)' p/options
+expect twin_of_a_resumed_run 0 '^step     6/6' "$train" --options q/options --threads 1 --out third --steps 6 --schedule cosine --deterministic
+same_state it_has_them_too {p,third}/step-00000006
+printf '# one more\n\nsteps 7\n' > more
+expect resumed_with_a_file 0 '^resume: --steps 6 -> 7$' "$train" --resume --out third --options more
+
 # ---- links, FIFOs and what others have in the directory --------------------------------------------------
 mkdir behind n3 n4 n5
 for f in final step tmp tokens; do cp -r old/step-00000008 behind/$f; done
@@ -141,9 +152,9 @@ for f in n n2 n6; do cp -r old $f && rm -r $f/final $f/step-00000004; done
 ln -s ../behind/final n/final && ln -s ../behind/step n/step-00000004 && ln -s n via
 cp -P n/final n/step-00000004 n2
 expect links_are_saved_over_and_pruned 0 done "${resume[@]}" --out via --steps 10 --save-every 1 --keep 1
-check links_are_replaced test "$(names n)" = 'final log.jsonl step-00000010' -a ! -L n/final
+check links_are_replaced test "$(names n)" = 'final log.jsonl options step-00000010' -a ! -L n/final
 expect links_are_overwritten 0 done "${run[@]}" --out n2 --steps 1 --overwrite
-check overwritten_links_are_replaced test "$(names n2)" = 'final log.jsonl step-00000001' -a ! -L n2/final
+check overwritten_links_are_replaced test "$(names n2)" = 'final log.jsonl options step-00000001' -a ! -L n2/final
 ln -s ../behind/tmp n6/step-00000009.tmp-1
 expect link_like_an_unfinished_save 0 done "${resume[@]}" --out n6 --steps 9
 ln -s ../behind/tokens n3/tokens
@@ -154,7 +165,7 @@ ln -s ../file n4/.lock
 expect lock_is_a_link 4 'n4/.lock: expected a regular file, found a symbolic link' "${run[@]}" --out n4 --steps 1
 ln -sf ../file n2/log.jsonl
 expect log_is_a_link 4 'n2/log.jsonl: expected a regular file, found a symbolic link' "${run[@]}" --out n2 --steps 1 --overwrite
-check nothing_behind_links_is_written test "$(cat file) $(names n2)" = 'mine final log.jsonl step-00000001'
+check nothing_behind_links_is_written test "$(cat file) $(names n2)" = 'mine final log.jsonl options step-00000001'
 rm n2/log.jsonl && mkfifo n2/log.jsonl n5/log.jsonl
 expect log_is_a_fifo 4 'n2/log.jsonl: expected a regular file, found another kind' "${resume[@]}" --out n2 --steps 2
 expect log_is_a_fifo_in_a_dry_run 4 'n5/log.jsonl: expected' "${run[@]}" --out n5 --steps 1 --resume --dry-run

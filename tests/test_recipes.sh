@@ -7,7 +7,7 @@ train=${TRAIN:-$root/build/cpu/train_llama}
 cd "$root" || exit 1
 
 recipes=(scripts/run_8gpu.sh scripts/slurm.sbatch scripts/mpijob.yaml scripts/finetune_chat.sh
-    scripts/continue_pretraining.sh scripts/mixture.sh scripts/train_until_done.sh scripts/finetune_lora.sh
+    scripts/continue_pretraining.sh scripts/mixture.sh scripts/train_until_done.sh
     scripts/score.sh)
 for f in scripts/*.sh scripts/slurm.sbatch; do
     expect "$(basename "$f")_parses" 0 '^$' bash -c 'bash -n "$1" && echo' sh "$f"
@@ -80,9 +80,11 @@ has fine_tuning_trains_the_answers 'of them targets' "$work/out.txt"
 lora_tune() {
     (cd "$work/tree" && ./train_llama --model chat --from-scratch --train chats.jsonl --steps 1 \
         --micro-batch-tokens 2048 --out lora-base > /dev/null &&
-        scripts/finetune_lora.sh lora-base/final chats.jsonl --dry-run)
+        scripts/finetune_chat.sh lora-base/final chats.jsonl --lora 16 --dry-run)
 }
 outcome lora_fine_tuning 0 '^lora +rank 16, scale 2' lora_tune
+has the_rate_of_what_is_trained '^lr +0.0002, weight decay 0: the defaults for new adapters' "$work/out.txt"
+has three_epochs_are_few_steps '^epochs  [0-9]+ in 1 step:' "$work/out.txt"
 # a stand-in for the hub's package
 mkdir "$work/hub"
 cat > "$work/hub/datasets.py" << 'PY'
@@ -97,7 +99,6 @@ while read -r usage pattern; do outcome "needs: $usage" 2 "$pattern" scripts/${u
 continue_pretraining.sh,. a model and texts
 mixture.sh,.,web:1 a model and two mixtures
 finetune_chat.sh,. a file of chats
-finetune_lora.sh,. a file of chats
 score.sh,chat,boolq a model and a benchmark
 USAGES
 
@@ -128,32 +129,46 @@ outcome no_wordnet 3 'index.noun: expected' chats "$work/tree"
 # ---- models ---------------------------------------------------------------------------------------------
 cd "$work" || exit 1
 get_model() { "$root/scripts/get_model.sh" "$@"; }
-from_a_hub() {  # a hub on this machine
-    local files=(config.json generation_config.json model.safetensors special_tokens_map.json
-        tokenizer.json tokenizer_config.json) folder port
-    folder=hub/HuggingFaceTB/SmolLM2-135M-Instruct/resolve/main
-    mkdir -p $folder && for f in "${files[@]}"; do echo "$f" > "$folder/$f"; done
-    python3 -u -m http.server --bind 127.0.0.1 --directory hub 0 > server.log 2>&1 &
-    server=$!
-    for _ in $(seq 100); do grep -q 'port [0-9]' server.log && break; sleep 0.1; done
-    port=$(sed -n 's/.*port \([0-9]*\).*/\1/p' server.log)
-    HF_ENDPOINT=http://127.0.0.1:$port get_model smollm2-135m-instruct got/model && diff -r got/model $folder
-    local status=$?
-    kill $server
-    return $status
-}
+repo=hub/org/small
+mkdir -p $repo hub/org/torch hub/HuggingFaceTB
+for f in config.json tokenizer.json chat_template.jinja LICENSE pytorch_model.bin model.safetensors.index.json \
+    model-00001-of-00002.safetensors model-00002-of-00002.safetensors; do seq 999 > $repo/$f && echo $f >> $repo/$f; done
+cp -r $repo hub/org/gated && rm hub/org/gated/model-00002* && touch hub/org/torch/config.json
+cp -r $repo hub/HuggingFaceTB/SmolLM2-135M-Instruct
+if command -v curl > /dev/null; then
+    python3 "$root/tests/hub.py" hub > hub.log & server=$!
+    await_line $server '^port' hub.log
+    HF_ENDPOINT=http://127.0.0.1:$(sed -n 's/^port //p' hub.log)
+    export HF_ENDPOINT
+    for part in 1 2; do
+        expect "a_download_stops_in_part_$part" 4 '^hint: run the same command again' get_model org/small got/small
+        check "nothing_is_there_after_part_$part" test "$(ls got)" = small.partial
+    done
+    expect and_goes_on 0 "^wrote got/small, from $HF_ENDPOINT/org/small, " get_model org/small got/small
+    check only_what_is_read diff -r -x pytorch_model.bin $repo got/small
+    check not_what_is_not_read test "$(ls -A got/small | wc -l) $(ls got)" = '7 small'
+    check only_the_rest_is_fetched test "$(grep -c 'cdn.*-00001-.* bytes=[1-9]' hub.log) $(grep -c /config.json hub.log)" = '1 1'
+    expect a_model_without_safetensors 3 'org/torch: expected safetensors, found none' get_model org/torch got/torch
+    expect a_gated_model 3 '^error: org/gated: the hub answers 401' get_model org/gated got/gated
+    HF_TOKEN=secret expect a_gated_model_with_a_token 0 '^wrote models/gated' get_model org/gated
+    expect no_such_model_there 3 '^error: org/none: the hub answers 401' get_model org/none got/none
+    mkdir got/again.partial && sed '1s/1/2/' $repo/model-00001-of-00002.safetensors > got/again.partial/model-00001-of-00002.safetensors
+    expect a_damaged_part 3 'expected [0-9]* bytes with SHA-256 [0-9a-f]*, found others' get_model org/small got/again
+    expect is_fetched_again 0 '^wrote got/again' get_model org/small got/again
+    expect a_model_by_a_short_name 4 'not all' get_model smollm2-135m-instruct got/short
+else skip a_hub 'curl is not installed'; fi
 nothing_reachable() {
     mkdir -p bin && printf '#!/bin/sh\necho no network >&2\nexit 1\n' > bin/python3 && chmod +x bin/python3
     PATH=$work/bin:$PATH HF_ENDPOINT=http://127.0.0.1:9 get_model smollm2-135m-instruct none/model
     [ $? -eq 4 ] && [ -z "$(ls -A none)" ]
 }
-if command -v curl > /dev/null; then check get_model_from_a_hub from_a_hub
-else skip get_model_from_a_hub 'curl is not installed'; fi
 check get_model_without_a_network nothing_reachable
-expect get_model_refuses_other_models 2 'expected the name of a model' get_model gpt5
+expect get_model_refuses_other_names 2 'expected the name of a model' get_model gpt5
 mkdir -p there
 expect get_model_refuses_a_directory_that_is_there 2 'there: exists already' \
     get_model smollm2-135m-instruct there
+
+[ -z "${server:-}" ] || kill $server
 
 # ---- the README's commands, as printed, on a small model ------------------------------------------------
 mkdir -p readme/smollm2 readme/bin && cd readme && uneven_texts my_texts 9 && tiny_model small 24 40 8

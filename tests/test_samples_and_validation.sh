@@ -112,11 +112,12 @@ check nothing_is_written_for_bad_weights test ! -e n
 # ---- the command line ------------------------------------------------------------------------------------
 # other trainers' options have a hint, which names options that exist
 "$train" --help-all > help.txt
-for option in epochs use-peft batch-size learning-rate learning_rate wandb tensorboard gradient-checkpointing export \
+for option in compile batch save-total-limit sample_packing val_set_size wandb_project muon dpo-beta -v rslora num-epochs num_train_epochs use-peft batch-size learning-rate learning_rate wandb tensorboard gradient-checkpointing export \
     model_name_or_path dataset device config tokenizer max_seq_length ctx-size context-length warmup_ratio \
     lr_scheduler_type optim dropout save_steps eval-steps logging_steps resume_from_checkpoint use_peft load_in_4bit \
     packing dtype bf16 job.config_file training.steps layers quiet log_interval gpus; do
-    "$train" --$option 1 > out.txt 2>&1
+    case $option in -*) ;; *) option=--$option ;; esac
+    "$train" $option 1 > out.txt 2>&1
     [ $? -eq 2 ] && grep '^hint: ' out.txt | grep -v 'lists all options' > hint.txt || echo "$option"
     for word in $(grep -oE -e '--[a-z][a-z-]*' hint.txt); do
         grep -qE -e "^  $word( |$)" help.txt || echo "$option: $word"
@@ -126,7 +127,7 @@ check options_of_other_trainers_have_a_hint test ! -s unknown.txt
 expect steps_with_an_exponent 0 'step +1/20 ' "${quiet[@]}" --out exponent --steps 2e1 --val-every 0
 outcome low_fill_is_reported 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro-batch-tokens' \
     "${quiet[@]}" --dry-run
-has steps_per_epoch_are_reported '^plan .*, about [12][0-9] steps an epoch$' out.txt
+has steps_per_epoch_are_reported '^epochs  [0-9.]+ in [0-9]+ steps: about [12][0-9] steps an epoch$' out.txt
 
 # ---- the report of a real log ------------------------------------------------------------------------------
 outcome report 0 '^wrote every/report.html: every/log.jsonl: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}$' \

@@ -11,16 +11,19 @@ only() { check "$1" "${run[@]}" --steps 0 --val-every 0 "${@:2}"; }
 # makes NAME PATTERN ARGUMENTS...: the same, and a line matches
 makes() { expect "$1" 0 "$2" "${run[@]}" --steps 0 --val-every 0 "${@:3}"; }
 # holds NAME DIR EXPECTED [SHARE]: byte shards of the documents of a JSON file, [[text as latin-1, mask or
-# null], ...], that share of them for validation
+# null], ...], that share of them for validation, but at least one of ten
 holds() {
     check_python "$@" << 'PY'
-import hashlib
+import hashlib, math
 directory, expected, share = (sys.argv[1:] + ["0.01"])[:3]
 documents = [(t.encode("latin-1"), mask) for t, mask in json.load(open(expected))]
 first = lambda text: int(hashlib.sha256(text).hexdigest()[:16], 16) / 2.0**64
+share = float(share)
+if share < 1 and len(documents) >= 10 and all(first(t) >= share for t, _ in documents):
+    share = math.nextafter(min(first(t) for t, _ in documents), 1)
 for split in "train", "val":
-    wanted = [([256, *t, 257], mask) for t, mask in documents if (first(t) < float(share)) == (split == "val")]
-    assert shards.read(directory, split) == wanted, (split, wanted[:9])
+    wanted = [([256, *t, 257], mask) for t, mask in documents if (first(t) < share) == (split == "val")]
+    assert shards.read(directory, split) == wanted, (split, str(wanted)[:99])
 PY
 }
 
@@ -162,10 +165,8 @@ lacks only_once ^texts out.txt
 check resumes_with_the_same_texts "${run[@]}" --resume --train notes.txt --out r --steps 3
 check the_same_texts_are_no_change test "$(grep ^resume: out.txt)" = 'resume: --steps 2 -> 3'
 seq 2 900 > notes.txt
-for steps in '2' '0 --overwrite'; do
-    expect "keeps_the_tokens_before_steps_${steps%% *}" 2 'trained on other texts than notes.txt has now' \
-        "${run[@]}" --train notes.txt --out r --steps $steps
-done
+expect keeps_the_tokens 2 'trained on other texts than notes.txt has now' "${run[@]}" --train notes.txt --out r --steps 2
+expect keeps_them_before_no_steps 0 '^texts   notes.txt -> /.*/unpad-' "${run[@]}" --train notes.txt --out r --steps 0 --overwrite
 same_shards they_are_kept r/tokens before
 expect train_on_needs_the_texts 2 '^error: --train-on: expected as in' "${run[@]}" --resume --out r --steps 4 --train-on all
 expect resumes_without_the_texts 0 '^done: r/final' "${run[@]}" --resume --out r --steps 4
@@ -217,6 +218,10 @@ gzip -c notes.txt > notes.txt.gz
 cp notes.txt.gz packed.txt
 refused other_keys 'wrong.jsonl:1: expected text, messages, .* or parts; found body' wrong.jsonl
 refused an_empty_chat 'chat.jsonl:1: expected an answer that is trained, found none' chat.jsonl
+has how_to_train_it '^hint: --train-on all' out.txt
+echo '{"prompt": "x", "chosen": "y", "rejected": "z"}' > preferences.jsonl && echo '{"question": "x", "answer": "y"}' > asked.jsonl
+refused preferences '^hint: TRL trains preferences' preferences.jsonl
+refused questions '^hint: name them prompt and completion' asked.jsonl
 refused an_empty_file 'empty.txt: expected documents, found none' empty.txt
 refused gzip 'notes.txt.gz: expected text or JSONL, found gzip' notes.txt.gz
 refused parquet_in_a_directory 'x.parquet: expected text or JSONL, found Parquet' tables
@@ -247,6 +252,43 @@ python3 -c 'import json; t = json.load(open("bpe/tokenizer.json")); vocab = t["m
 vocab["unused"] = vocab.pop("\u0104")    # of byte 4
 json.dump(t, open("less/tokenizer.json", "w"))'
 makes a_text_without_tokens_is_no_document '^texts .*: 1 document, ' "${as_bpe[@]/#bpe/less}" --train bytes.jsonl --out bytes.run
+
+# ---- validation: at least one document of ten; a text is cut at a line, or else at a character ------------
+python << 'PY'
+for n in 9, 10: open(f"{n}.jsonl", "w").writelines(json.dumps({"text": f"text {i} of {n}"}) + "\n" for i in range(n))
+open("same.jsonl", "w").write('{"text": "again"}\n' * 12)
+open("one line.txt", "w").write("\u20ac" * 40000)
+PY
+makes nine_are_all_trained '^texts .*: 9 documents, 0 for validation' --train 9.jsonl --out v9
+has how_to_have_some '^val     none; --val FILE or DIR gives some$' out.txt
+makes one_of_ten '^texts .*: 10 documents, 1 for validation, ' --train 10.jsonl --out v10
+mkdir 12 && for i in $(seq 12); do echo $i > 12/$i.txt; done
+makes one_of_twelve_files '^texts .*: 12 documents, 1 for validation, ' --train 12 --out v12
+makes copies_stay_together '^texts .*: 12 documents, 0 for validation' --train same.jsonl --out vsame
+makes a_line_is_cut '^texts .*: 2 documents, 1 for validation .the last 1 % of a file.' --train 'one line.txt' --out vline
+check_python at_a_character <<'PY'
+(train, _), = shards.read("vline/tokens", "train")
+(val, _), = shards.read("vline/tokens", "val")
+assert bytes(train[1:-1] + val[1:-1]).decode() == "\u20ac" * 40000 and bytes(val[1:-1]).decode() == "\u20ac" * 400
+PY
+
+# ---- what trains nothing needs no --out of its own; a run is no text ----------------------------------------
+expect a_run 0 done "${run[@]}" --train 10.jsonl --out mine/1 --epochs 2.5 --val-every 0 --micro-batch-tokens 64
+has its_epochs '^epochs  [23].[0-9]+ in [5-9] steps: about [23].[0-9] steps an epoch$' out.txt
+cp -r mine/1 mine.before
+for what in '--compare 1' --check-packing '--steps 0 --val-every 0'; do
+    expect "$what" 0 '^texts   9.jsonl -> /.*/unpad-' "${run[@]}" --train 9.jsonl --out mine/1 $what
+done
+check nothing_is_left_there diff -r mine.before mine/1
+refused a_run_as_texts 'mine/1: expected texts or shards, found a run' mine/1
+has where_its_tokens_are '^hint: its tokens are in mine/1/tokens$' out.txt
+echo text > mine/text.txt
+makes runs_inside_are_skipped '^texts .*: 1 document, 0 for validation, [^;]*$' --train mine --out another
+expect epochs_a_step 0 '^epochs  [0-9]+ in 300 steps: about [0-9.]+ epochs a step$' "${run[@]}" --train 9.jsonl --dry-run
+has many_epochs_warn '^warning: 300 steps are [0-9]{2,} epochs of these 9 documents' out.txt
+expect epochs_of_a_mixture 2 'counts documents of one source, expected no weights' \
+    "${run[@]}" --train 9.jsonl:1,10.jsonl:2 --epochs 2 --out refused
+expect steps_and_epochs 2 'at most one' "${run[@]}" --train 9.jsonl --epochs 2 --steps 2
 
 # ---- a full disk, a signal, several ranks -----------------------------------------------------------------
 (ulimit -f 1; trap '' XFSZ; exec "${run[@]}" --train lines.jsonl --out disk --steps 0 --val-every 0) > out.txt 2>&1

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include "memory.h"
@@ -32,6 +33,15 @@ static char *prompt_of(EditLine *editor) {
     return prompt;
 }
 
+// While an answer is written, Ctrl-D is a key that waits for the next prompt. As the end of the
+// input it would stay in the terminal's queue, and the editor would read something else there.
+static void end_of_input_key(int key) {
+    struct termios terminal;
+    if (tcgetattr(STDIN_FILENO, &terminal) != 0) return;
+    terminal.c_cc[VEOF] = (cc_t)key;
+    tcsetattr(STDIN_FILENO, TCSANOW, &terminal);
+}
+
 static void open_editor(Ask *a) {
     HistEvent event;
     if (!isatty(STDOUT_FILENO)) return;
@@ -54,8 +64,10 @@ static const char *next_line(Ask *a, const char *prompt) {
     int n = 0;
     if (!a->editor) return plain_line(a, prompt);
     el_set(a->editor, EL_CLIENTDATA, (void *)prompt);
+    end_of_input_key('D' - '@');
     el_set(a->editor, EL_PREP_TERM, 1);  // before the prompt is there, so that no key is lost
     const char *line = el_gets(a->editor, &n);
+    end_of_input_key(n > 0 ? _POSIX_VDISABLE : 'D' - '@');
     if (n > 0 && line[0] == 'C' - '@') stop_signal = SIGINT;
     if (n > 1 && !stop_signal) history(a->history, &event, H_ENTER, line);
     return n > 0 ? line : NULL;
@@ -63,7 +75,7 @@ static const char *next_line(Ask *a, const char *prompt) {
 
 void ask_close(Ask *a) {
     if (a->editor) el_set(a->editor, EL_BIND, "-r", "^C", NULL);  // el_end would leak it
-    if (a->editor) el_end(a->editor);
+    if (a->editor) el_end(a->editor), end_of_input_key('D' - '@');
     if (a->history) history_end(a->history);
     free(a->line);
     *a = (Ask){0};

@@ -1,11 +1,15 @@
 #include "options.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "file.h"
 #include "json.h"
+#include "memory.h"
 
 // ---- Lists of words -----------------------------------------------------------------------------
 
@@ -120,21 +124,37 @@ static size_t distance(const char *a, const char *b) {
     return n + m - least - first - last;
 }
 
+// Does one of the words that end in * begin the name?
+static bool in_family(const char *list, const char *name) {
+    char word[WORD_MAX];
+    while (next_word(&list, word)) {
+        const size_t n = strlen(word) - 1;
+        if (word[n] == '*' && strncmp(word, name, n) == 0) return true;
+    }
+    return false;
+}
+
 // The hint names our option if this is another program's or misspelt. Returns false.
 static bool unknown_option(const Option *table, const char *argument, Error *err) {
-    char name[WORD_MAX], hint[WORD_MAX + 30] = "--help all lists all options";
+    char name[WORD_MAX], near[WORD_MAX + 30] = "";
     size_t least = 3;
     snprintf(name, sizeof name, "%.*s", (int)strcspn(argument, "="), argument);
-    const char *bare = strncmp(name, "--", 2) == 0 ? name + 2 : name, *known = NULL;
+    const char *bare = strncmp(name, "--", 2) == 0 ? name + 2 : name, *known = NULL, *family = NULL;
     for (char *p = name; (p = strchr(p, '_'));) *p = '-';
     for (const Option *o = table; o->name; o++) {
         if (o->kind == OPTION_KIND_HINT && index_of_word(o->name, bare) >= 0) known = o->help;
+        if (o->kind == OPTION_KIND_HINT && in_family(o->name, bare)) family = o->help;
         const size_t far = o->address ? distance(bare, o->name) : least;
         if (far >= least || far * 2 >= strlen(bare)) continue;
         least = far;
-        snprintf(hint, sizeof hint, "did you mean --%s?", o->name);
+        snprintf(near, sizeof near, "did you mean --%s?", o->name);
     }
-    return error_set(err, EXIT_USAGE, known ? known : hint, "%.100s: unknown option", argument);
+    return error_set(err, EXIT_USAGE,
+                     known     ? known
+                     : near[0] ? near
+                     : family  ? family
+                               : "--help all lists all options",
+                     "%.100s: unknown option", argument);
 }
 
 // The value of argv[*i], after '=' or in the next argument; NULL with *err set when it is missing.
@@ -148,8 +168,10 @@ static const char *argument_value(const Option *o, const char *equals, int argc,
     return NULL;
 }
 
+static bool read_file(Option *table, const char *path, Error *err);
+
 // Parses argv[*i]; advances *i when the value is the next argument.
-static bool parse_one(Option *table, int argc, char **argv, int *i, Error *err) {
+static bool parse_one(Option *table, int argc, char **argv, int *i, OptionGiver giver, Error *err) {
     char name[WORD_MAX];
     const char *argument = argv[*i], *equals = strchr(argument, '=');
     if (argument[0] != '-' || !argument[1])
@@ -164,14 +186,67 @@ static bool parse_one(Option *table, int argc, char **argv, int *i, Error *err) 
     const int at = find_option(table, name + (off ? 3 : 0));
     Option *o = &table[at < 0 ? 0 : at];
     if (at < 0 || (off && o->kind != OPTION_FLAG)) return unknown_option(table, argument, err);
-    o->given = true;
     const bool flag = o->kind == OPTION_FLAG;
     if (flag && equals)
         return error_set(err, EXIT_USAGE, "switch it off with --no-NAME",
                          "--%s: expected no value, found %.100s", o->name, equals);
     const char *value =
         flag ? (off ? "false" : "true") : argument_value(o, equals, argc, argv, i, err);
-    return value && set_option(o, value, err);
+    if (!value || giver < o->given) return value != NULL;
+    o->given = giver;
+    o->text = value;
+    return set_option(o, value, err) &&
+           (strcmp(o->name, "options") != 0 || read_file(table, value, err));
+}
+
+// A line of a file of options as an argument, "--name=value", into out; false: it has none.
+static bool line_argument(const char *line, char *out, Error *err) {
+    const char *name = line + strspn(line, " \t-");
+    const size_t length = strcspn(name, " \t\r=:#");
+    const char *value = name + length + strspn(name + length, " \t");
+    if (*value == '=' || *value == ':') value += 1 + strspn(value + 1, " \t");
+    out += sprintf(out, "--%.*s", (int)length, name);
+    if (*value == '"') {
+        json_auto_t *text = json_loads(value, JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK, NULL);
+        if (!text)
+            return error_set(err, EXIT_USAGE, "end it with a quote", "%s: expected a string",
+                             value);
+        sprintf(out, "=%s", json_string_value(text));
+    } else if (*value && *value != '#' && *value != '\r') {
+        size_t n = strlen(value);
+        for (size_t i = 1; i < n; i++)
+            if (value[i] == '#' && strchr(" \t", value[i - 1])) n = i;
+        while (strchr(" \t\r", value[n - 1])) n--;
+        sprintf(out, "=%.*s", (int)n, value);
+    }
+    return length > 0;
+}
+
+static bool read_file(Option *table, const char *path, Error *err) {
+    static char *arguments;  // what the options point into
+    char where[IO_PATH_MAX + 20];
+    uint64_t n;
+    char *text =
+             file_read_all(path, JSON_MAX_CONFIG, &n, "give a file with one option a line", err),
+         *rest = text;
+    if (!text) return false;
+    free(arguments);
+    char *at = arguments = host_calloc(n + 1, 5, "a file of options");
+    rest += mark_bytes(text);
+    for (int number = 1, i = 0; rest && !err->code; number++, i = 0) {
+        if (line_argument(strsep(&rest, "\n"), at, err)) {
+            if (strncmp(at, "--options", 9) == 0)
+                error_set(err, EXIT_USAGE, "name that file, too, on the command line",
+                          "expected no --options in a file of options");
+            parse_one(table, 1, &at, &i, GIVEN_BY_FILE, err);
+        }
+        at += strlen(at) + 1;
+        snprintf(where, sizeof where, "%s:%d", path, number);
+        if (err->code) error_prefix(err, where);
+        if (err->code) err->code = EXIT_BAD_INPUT;
+    }
+    free(text);
+    return !err->code;
 }
 
 // The topic that argv[*i] asks help about, "" without one; NULL: it asks for no help.
@@ -186,7 +261,8 @@ static const char *help_topic(int argc, char **argv, int *i) {
 bool options_parse(Option *table, int argc, char **argv, const char **help, Error *err) {
     *help = NULL;
     for (Option *o = table; o->name; o++) {
-        o->given = false;
+        o->given = NOT_GIVEN;
+        o->text = NULL;
         if (o->address) memset(o->address, 0, kinds[o->kind].size_bytes);
         if (o->fallback && !set_option(o, o->fallback, err)) return false;
     }
@@ -194,13 +270,14 @@ bool options_parse(Option *table, int argc, char **argv, const char **help, Erro
         const char *topic = help_topic(argc, argv, &i);
         if (topic)
             *help = topic;
-        else if (strcmp(argv[i], "--version") != 0 && !parse_one(table, argc, argv, &i, err))
+        else if (strcmp(argv[i], "--version") != 0 &&
+                 !parse_one(table, argc, argv, &i, GIVEN_BY_COMMAND_LINE, err))
             return false;
     }
     return true;
 }
 
-bool option_given(const Option *table, const char *name) {
+OptionGiver option_given(const Option *table, const char *name) {
     const int at = find_option(table, name);
     assert(at >= 0);
     return table[at].given;
@@ -321,7 +398,7 @@ json_t *options_json(const Option *table) {
 static const json_t *find_stored(const Option *o, const json_t *stored, const char *except,
                                  bool given) {
     if (!o->address || index_of_word(except, o->name) >= 0) return NULL;
-    return o->given == given ? json_object_get(stored, o->name) : NULL;
+    return (o->given != NOT_GIVEN) == given ? json_object_get(stored, o->name) : NULL;
 }
 
 // The stored value of an option as it would be typed; NULL when it is null or of another type. The
@@ -347,6 +424,41 @@ bool options_take(const Option *table, const json_t *stored, const char *except,
         else if (item && !set_option(o, text, err))
             err->code = EXIT_BAD_INPUT;
     }
+    return !err->code;
+}
+
+// "name value", quoted where a plain value would be read as another one
+static void write_line(const Option *o, const char *value, FILE *out) {
+    const size_t n = strlen(value);
+    const bool off = o->kind == OPTION_FLAG && strcmp(value, "false") == 0,
+               plain = n > 0 && !strpbrk(value, "#\"\n\r\t") && value[0] != ' ' &&
+                       !strchr("=: ", value[0]) && value[n - 1] != ' ';
+    json_auto_t *text = json_text(value);
+    char *quoted = plain ? NULL : json_dumps(text, JSON_ENCODE_ANY);
+    fprintf(out, "%s%s%s%s\n", off ? "no-" : "", o->name, o->kind == OPTION_FLAG ? "" : " ",
+            o->kind == OPTION_FLAG ? ""
+            : plain                ? value
+                                   : quoted);
+    free(quoted);
+}
+
+bool options_write(const Option *table, const char *except, bool resolved, const char *path,
+                   Error *err) {
+    char buffer[40], *text;
+    size_t size;
+    FILE *out = host_stream(&text, &size, "options");
+    for (const Option *o = table; o->name; o++) {
+        if (!o->address || index_of_word(except, o->name) >= 0) continue;
+        json_auto_t *is = option_json(o);
+        const char *value = resolved ? stored_text(o, is, buffer) : o->text;
+        const char *usual = o->kind == OPTION_FLAG && !o->fallback ? "false" : o->fallback;
+        if (value && !(resolved && usual && strcmp(value, usual) == 0)) write_line(o, value, out);
+    }
+    fclose(out);
+    const int fd = io_open_own(path, O_WRONLY | O_CREAT | O_TRUNC, err);
+    if (fd >= 0 && !io_write_all(fd, text, size)) disk_error(err, path, "cannot write");
+    if (fd >= 0) close(fd);
+    free(text);
     return !err->code;
 }
 

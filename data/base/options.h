@@ -12,7 +12,7 @@
 
 typedef enum {
     OPTION_KIND_GROUP,  // a title in --help
-    OPTION_KIND_HINT,   // not an option: names "a|b" of other programs, with our replacement
+    OPTION_KIND_HINT,   // not an option: names "a|b|c*" of other programs, with our replacement
     OPTION_FLAG,        // bool *
     OPTION_INT,         // int *
     OPTION_INT64,       // int64_t *
@@ -22,6 +22,8 @@ typedef enum {
     OPTION_CHOICE,      // int *: index into choices
 } OptionKind;
 
+typedef enum { NOT_GIVEN, GIVEN_BY_FILE, GIVEN_BY_COMMAND_LINE } OptionGiver;
+
 typedef struct {
     const char *name;  // without the dashes
     OptionKind kind;
@@ -30,12 +32,13 @@ typedef struct {
     const char *choices;   // CHOICE: "a|b|c". Others: value of a bare `--name`; NULL: required
     double min, max;       // numbers, inclusive; both 0: the type's own range
     const char *help;
-    bool given;  // set by options_parse: it was on the command line, also as --no-name
+    OptionGiver given;  // set by options_parse, also for --no-name
+    const char *text;   // as it was given; NULL: it was not
 } Option;
 
 // Rows of a table. The kind of a number follows from the type of its variable.
 #define OPTION(name_, kind_, address_, fallback_, choices_, min_, max_, help_) \
-    { name_, kind_, address_, fallback_, choices_, min_, max_, help_, false }
+    { name_, kind_, address_, fallback_, choices_, min_, max_, help_, NOT_GIVEN, NULL }
 #define FLAG(name_, value_, help_) OPTION(name_, OPTION_FLAG, &(value_), NULL, NULL, 0, 0, help_)
 #define TEXT(name_, value_, default_, help_) \
     OPTION(name_, OPTION_STRING, &(value_), default_, NULL, 0, 0, help_)
@@ -55,16 +58,21 @@ typedef struct {
 
 // Sets every option to its default, then to its argument. *help: the topic of --help, "" without
 // one, "all" for --help-all; NULL: no help requested. Prints nothing. Errors are EXIT_USAGE.
+//
+// --options FILE, if the table has it, reads a file of options, whatever its place: what the command
+// line gives wins. A line is "name value", "--name value", "name=value" or "name: value"; of a name
+// given twice the last counts; # begins a comment; a value in quotes is a JSON string. Errors in it
+// are EXIT_BAD_INPUT.
 bool options_parse(Option *table, int argc, char **argv, const char **help, Error *err);
 
 // The same for main(): prints help, or the version, and exits 0; an error prints and exits 2.
 void options_parse_or_exit(Option *table, int argc, char **argv, const char *usage,
                            const char *first, const char *version);
 
-// Was --name (or --no-name) on the command line? The table has an option of that name.
-bool option_given(const Option *table, const char *name);
+// Who gave --name or --no-name, if anyone did? The table has an option of that name.
+OptionGiver option_given(const Option *table, const char *name);
 
-// The first option on the command line that is not in the list "a|b|c"; NULL: none.
+// The first option given that is not in the list "a|b|c"; NULL: none.
 const char *options_given_besides(const Option *table, const char *list);
 
 // Prints them aligned, within 100 columns, with defaults and choices. topic "": the options in
@@ -79,9 +87,14 @@ json_t *option_json(const Option *o);
 json_t *options_json(const Option *table);
 
 // After options_parse: takes from `stored`, made by options_json, every option that was
-// not given on this command line, except those named in `except` ("out|resume"). An option missing
+// not given, except those named in `except` ("out|resume"). An option missing
 // from `stored` keeps its default. Errors are EXIT_BAD_INPUT. Strings point into `stored`.
 bool options_take(const Option *table, const json_t *stored, const char *except, Error *err);
+
+// Writes a file for --options, without those named in `except`: the options that were given, or if
+// resolved all whose values are not the default. Failures are EXIT_DISK.
+bool options_write(const Option *table, const char *except, bool resolved, const char *path,
+                   Error *err);
 
 // Prints "resume: --steps 300 -> 400" for each given option whose value differs from the stored
 // one, and names stored options that no longer exist.

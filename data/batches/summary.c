@@ -40,7 +40,7 @@ static void summary_text(const DataSummary *d, char *out, size_t capacity) {
 void data_summary_print(const DataSummary *d, const char *label) {
     char text[512];
     if (!d->dataset) {
-        printf("%snone\n", label);
+        printf("%snone; --val FILE or DIR gives some\n", label);
         return;
     }
     dataset_describe(d->dataset, text, sizeof text);
@@ -50,11 +50,12 @@ void data_summary_print(const DataSummary *d, const char *label) {
 }
 
 // What layout shared saves in a step, if that is worth a line: in it, or instead of packed
-static bool print_shared(const PlanSettings *s, Layout layout, const DocIndex *index,
+static bool print_shared(const PlanSettings *s, Layout layout, const DataSummary *train,
                          const PlanState *at, Error *err) {
+    const DocIndex index = dataset_doc_index(train->dataset);
     StepPlan p = {0};
     if (layout != LAYOUT_PACKED && layout != LAYOUT_SHARED) return true;
-    const bool ok = plan_step(&p, index, s, LAYOUT_SHARED, at, err);
+    const bool ok = plan_step(&p, &index, s, LAYOUT_SHARED, at, err);
     const double saved = ok ? 1 - (double)p.computed_tokens / (double)p.real_tokens : 0;
     plan_free(&p);
     if (layout == LAYOUT_SHARED || saved > 0.05)
@@ -64,33 +65,46 @@ static bool print_shared(const PlanSettings *s, Layout layout, const DocIndex *i
     return ok;
 }
 
-bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
-                Error *err) {
+// Plans the first eight steps from `at` on, or fewer if they are large. *tokens: in them.
+static bool plan_some(const PlanSettings *s, const DataSummary *train, PlanState at, int *steps,
+                      double *tokens, Error *err) {
     const DocIndex index = dataset_doc_index(train->dataset);
-    const PlanState start = at;
     StepPlan plan = {0};
-    double tokens = 0;  // of the next eight steps, or fewer if they are large
-    int steps = 0;
     bool ok = true;
-    for (; ok && steps < 8 && tokens < 0x1p24; steps++) {
+    *tokens = 0;
+    for (*steps = 0; ok && *steps < 8 && *tokens < 0x1p24; ++*steps) {
         ok = plan_step(&plan, &index, s, LAYOUT_PACKED, &at, err);
-        tokens += (double)plan.real_tokens;
+        *tokens += (double)plan.real_tokens;
         at = plan.cursor_after;
     }
     plan_free(&plan);
-    if (!ok) return false;
+    return ok;
+}
+
+bool plan_epoch(const PlanSettings *s, const DataSummary *train, double *epoch_steps, Error *err) {
     const int64_t trained = train->dataset->num_tokens - train->counts.tokens_left_out;
-    const double epoch = (double)trained / tokens * steps;
+    double tokens;
+    int steps;
+    if (!plan_some(s, train, (PlanState){0}, &steps, &tokens, err)) return false;
+    *epoch_steps = (double)trained / tokens * steps;
+    return true;
+}
+
+bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
+                Error *err) {
+    const PlanState start = at;
+    double tokens;
+    int steps;
+    if (!plan_some(s, train, at, &steps, &tokens, err)) return false;
     const double fill = tokens / ((double)s->num_micro * s->micro_batch_tokens * steps);
     printf(
         "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
-        "%d tokens (%s), about %.*f steps an epoch\n",
+        "%d tokens (%s)\n",
         layout_name(layout), s->num_micro, s->num_micro == 1 ? "" : "es", s->micro_batch_tokens,
         s->fill_ppm * 1e-4, s->max_seqlen,
-        s->long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", epoch < 10,
-        epoch);
+        s->long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs");
     mixture_print(&train->dataset->sources, &start, tokens / steps);
-    if (!print_shared(s, layout, &index, &start, err)) return false;
+    if (!print_shared(s, layout, train, &start, err)) return false;
     if (layout == LAYOUT_PACKED && fill < 0.8 * s->fill_ppm * 1e-6)
         printf(
             "fill    %.0f %% in the next %d step%s, because few documents fit together; for more, "

@@ -451,7 +451,8 @@ static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Err
                                          message->text + strspn(message->text, "\n"), ""));
         add_turn(out, t, message);
     }
-    return any || bad_input(bad, "expected an answer that is trained, found none");
+    return any || error_set(bad, EXIT_BAD_INPUT, "--train-on all trains every turn",
+                            "expected an answer that is trained, found none");
 }
 
 bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Parts *out,

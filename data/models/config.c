@@ -461,8 +461,22 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     if (!path_inside(file, sizeof file, path, "config.json", err)) return false;
     json_auto_t *root =
         json_read(file, JSON_MAX_CONFIG,
-                  "expected a Hugging Face config.json or the directory it is in", err);
+                  "expected a Hugging Face model: a directory with a config.json", err);
     return root && llama_config_parse(c, root, file, err) && read_generation_config(c, file, err);
+}
+
+// The directory of a run has models in it, and is none.
+static bool is_no_run(const char *model, Error *err) {
+    char log[IO_PATH_MAX], own[IO_PATH_MAX], final[IO_PATH_MAX], hint[512];
+    if (!path_is_dir(model) || !path_join(own, sizeof own, model, "config.json", err) ||
+        !path_join(log, sizeof log, model, "log.jsonl", err) ||
+        !path_join(final, sizeof final, model, "final", err) || path_exists(own) ||
+        !path_exists(log))
+        return err->code == 0;
+    snprintf(hint, sizeof hint,
+             path_exists(final) ? "--model %.400s/final" : "--model %.400s/step-..., a checkpoint",
+             model);
+    return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a model, found a run", model);
 }
 
 // ORG/NAME, as the Hugging Face hub names models, where ORG is not a directory on this machine
@@ -479,17 +493,20 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
     const bool gguf = path_ends_with(model, ".gguf");
     if (llama_config_builtin(c, model)) return true;
     if (gguf || path_ends_with(model, ".safetensors") || path_ends_with(model, ".bin"))
-        return error_set(err, EXIT_BAD_INPUT,
-                         gguf ? "scripts/gguf_to_hf.py FILE DIR makes a directory of it"
-                              : "give the directory that contains it and config.json",
-                         "%s: expected a model directory, found a file of weights", model);
-    if (path_exists(model)) return llama_config_read(c, model, err);
+        return error_set(
+            err, EXIT_BAD_INPUT,
+            gguf ? "scripts/gguf_to_hf.py FILE DIR converts SmolLM2's; of other models, "
+                   "scripts/get_model.sh ORG/NAME gets the original"
+                 : "give the directory that contains it and config.json",
+            "%s: expected a model directory, found a file of weights", model);
+    if (path_exists(model)) return is_no_run(model, err) && llama_config_read(c, model, err);
     for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
     if (is_hub_name(model))
-        snprintf(hint, sizeof hint, "hf download %.200s --local-dir %.200s", model, model);
+        snprintf(hint, sizeof hint, "scripts/get_model.sh %.200s gets it from the hub", model);
     else if (strchr(model, '/'))
         snprintf(hint, sizeof hint,
-                 "there is no such directory; hf download gets models from the hub");
+                 "there is no such directory; scripts/get_model.sh ORG/NAME gets models from the "
+                 "hub");
     else
         snprintf(hint, sizeof hint, "give a Hugging Face directory or one of %s", names);
     return error_set(err, EXIT_BAD_INPUT, hint,

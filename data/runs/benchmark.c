@@ -126,10 +126,15 @@ bool benchmark_open(Benchmark *b, const Options *o, const char *tokenizer, int32
                          "%s: expected at most %d ids, found %d", b->tokenizer.file, vocab_size,
                          b->tokenizer.vocab_size);
     b->bpe = bpe_open(&b->tokenizer, err);
-    if (!b->bpe || !path_list_expand(&b->files, o->bench, &search, err)) return false;
+    if (!b->bpe) return false;
     b->encoder = bpe_encoder_open(b->bpe);
-    for (size_t i = 0; i < b->files.n; i++)
-        if (!read_file(b, i, err)) return false;
+    bool ok = path_list_expand(&b->files, o->bench, &search, err);
+    for (size_t i = 0; ok && i < b->files.n; i++) ok = read_file(b, i, err);
+    if (!ok && err->code == EXIT_BAD_INPUT)
+        text_copy(err->hint, sizeof err->hint,
+                  "data/prepare.py --bench NAME --out FILE.jsonl makes a file of lines "
+                  "{\"context\": \"...\", \"choices\": [\"...\", \"...\"], \"answer\": 0}");
+    if (!ok) return false;
     b->log_likelihoods = host_calloc(b->num_choices, sizeof(double), "choices");
     b->fingerprint = fnv1a(fnv1a(FNV1A_START, b->tokens, b->num_tokens * sizeof(int32_t)),
                            b->targets, b->num_tokens * sizeof(int32_t));

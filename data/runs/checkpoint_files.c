@@ -199,7 +199,7 @@ static bool check_plan(const json_t *state, json_t *plan, const char *path, Erro
     }
     return misfits[0] == 0 ||
            error_set(err, EXIT_CHECKPOINT_MISFIT,
-                     "resume with the data and sizes of the interrupted run",
+                     "resume with the data, sizes and order of sources of the interrupted run",
                      "%s: expected the same documents in the same steps, found other values of%s",
                      path, misfits);
 }

@@ -56,8 +56,11 @@ static bool add_standard_input(Conversation *c, Error *err) {
     return ok;
 }
 
-static const char commands[] =
-    "Ctrl-C: end the answer; /reset, /system TEXT: start over; Ctrl-D, /exit: leave";
+static const char *commands(const Conversation *c) {
+    return c->writer.o->chat
+               ? "Ctrl-C: end the answer; /reset, /system TEXT: start over; Ctrl-D, /exit: leave"
+               : "Ctrl-C: end the text; Ctrl-D, /exit: leave";
+}
 
 static bool open_tokenizer(Conversation *c, Error *err) {
     const Options *o = c->writer.o;
@@ -88,7 +91,7 @@ bool conversation_open(Conversation *c, const Options *o, Error *err) {
     text_add(&c->writer, o->max_seqlen);
     fprintf(stderr, "%s %s; temperature %g, up to %d tokens\n%s\n", o->model,
             o->chat ? "answers" : "continues each text", o->temperature, o->sample_tokens,
-            commands);
+            commands(c));
     return true;
 }
 
@@ -114,6 +117,30 @@ static void answer(Conversation *c, const char *message, ModelFace model, int64_
                                                         : "--sample-tokens allows no more");
 }
 
+// Is it /word, which no text begins with, unlike /a/path?
+static bool is_slash_word(const char *message) {
+    const size_t n = strspn(message + 1, "abcdefghijklmnopqrstuvwxyz");
+    return message[0] == '/' && n > 0 && strchr(" ?", message[1 + n]);
+}
+
+// Does what a message that begins with a slash asks for; false: it is a message to the model.
+static bool obey(Conversation *c, const char *message) {
+    const bool resets = is_command(message, "/reset"), system = is_command(message, "/system");
+    if (!is_slash_word(message)) return false;
+    if (!c->writer.o->chat || !(resets || system)) {
+        const bool asks = is_command(message, "/help");
+        fprintf(stderr, "%.*s%s%s\n", asks ? 0 : (int)strcspn(message, " "), message,
+                asks ? "" : ": no such command. ", commands(c));
+        return true;
+    }
+    text_begin_again(c->writer.texts, 0);
+    if (system) free(c->system);
+    if (system) c->system = message[7] ? host_copy(message + 8, "a message") : NULL;
+    fprintf(stderr, "[a new conversation%s%s]\n", c->system ? "; system: " : "",
+            c->system ? c->system : "");
+    return true;
+}
+
 static void run_terminal(Conversation *c, ModelFace model) {
     Ask person;
     text_begin_again(c->writer.texts, 0);
@@ -121,19 +148,14 @@ static void run_terminal(Conversation *c, ModelFace model) {
     for (int64_t turn = 0;; turn++) {
         stop_signal = 0;
         char *message = ask(&person, "> ");
-        if (!stop_signal && (!message || is_command(message, "/exit"))) {
+        if (!stop_signal &&
+            (!message || is_command(message, "/exit") || is_command(message, "/quit"))) {
             free(message);
             break;
         }
         if (stop_signal)
-            printf("%s%s\n", message ? "" : "\n", commands);
-        else if (is_command(message, "/reset"))
-            text_begin_again(c->writer.texts, 0);
-        else if (is_command(message, "/system")) {
-            text_begin_again(c->writer.texts, 0);
-            free(c->system);
-            c->system = message[7] ? host_copy(message + 8, "a message") : NULL;
-        } else if (message[0])
+            printf("%s%s\n", message ? "" : "\n", commands(c));
+        else if (message[0] && !obey(c, message))
             answer(c, message, model, turn);
         free(message);
     }
@@ -148,10 +170,11 @@ void conversation_run(Conversation *c, ModelFace model) {
         run_terminal(c, model);
     else
         texts_write(w, model, 0);
-    fprintf(stderr, "%ld prompt token%s in %.2f s, then %ld token%s in %.2f s: %.1f tokens/s\n",
-            c->prompt_tokens, text_plural(c->prompt_tokens), w->prompt_ms * 1e-3, w->later_tokens,
-            text_plural(w->later_tokens), w->later_ms * 1e-3,
-            w->later_ms > 0 ? (double)w->later_tokens / w->later_ms * 1e3 : 0);
+    if (c->prompt_tokens > 0)
+        fprintf(stderr, "%ld prompt token%s in %.2f s, then %ld token%s in %.2f s: %.1f tokens/s\n",
+                c->prompt_tokens, text_plural(c->prompt_tokens), w->prompt_ms * 1e-3,
+                w->later_tokens, text_plural(w->later_tokens), w->later_ms * 1e-3,
+                w->later_ms > 0 ? (double)w->later_tokens / w->later_ms * 1e3 : 0);
     texts_free(w);
     tokenizer_free(&c->tokenizer);
 }

@@ -12,6 +12,7 @@
 #include "../base/json.h"
 #include "../base/memory.h"
 #include "../batches/mixture.h"
+#include "run_options.h"
 
 // ---- log.jsonl ----------------------------------------------------------------------------------
 
@@ -145,6 +146,7 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
                size_t device_bytes, char **command, int64_t step, const LlamaConfig *config,
                const DataSummary *train, const DataSummary *val, const Option *options) {
     char host[256] = "";
+    if (log->open) run_options_write(log->path, strcmp(event, "resume") == 0);
     json_t *words = json_array();
     gethostname(host, sizeof host - 1);
     while (*command) json_array_append_new(words, json_text(*command++));
@@ -223,7 +225,8 @@ static void step_text(char text[LINE_BYTES], const RunTotals *t, const StepRepor
 }
 
 static void show_step(const RunTotals *t, const StepReport *r, const StepPlan *p) {
-    const size_t columns = (size_t)terminal_width(stdout);
+    const int width = terminal_width(stdout);
+    const size_t columns = width > 2 ? (size_t)width - 2 : 0;  // room for ^C
     const bool due = r->lines_every > 0 && (r->pauses || r->step % r->lines_every == 0),
                stays = due || r->skipped || r->spike;
     char text[LINE_BYTES], *last;

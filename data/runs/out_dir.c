@@ -44,6 +44,30 @@ static bool check_is_newest(const char *out, const char *resume, int64_t step, E
     return !err->code;
 }
 
+// The hint lists the checkpoints of the run that `resume` names or lies in, or else of `out`.
+static bool no_checkpoint(const char *out, const char *resume, Error *err) {
+    const bool exists = path_exists(resume);
+    char run[IO_PATH_MAX], list[300] = "", name[32], hint[512];
+    int64_t *steps = NULL;
+    int count = 0;
+    text_copy(run, sizeof run, resume);
+    if (!path_is_dir(resume) && !path_parent(run, sizeof run, resume, err)) return false;
+    if (!checkpoint_list(run, &steps, &count, &(Error){0}) || count == 0) {
+        text_copy(run, sizeof run, out);
+        free(steps);
+        if (!checkpoint_list(run, &steps, &count, &(Error){0})) count = 0;
+    }
+    for (int i = 0; i < count && i < 8; i++) {
+        snprintf(name, sizeof name, "step-%08ld", steps[i]);
+        text_list(list, sizeof list, name);
+    }
+    free(steps);
+    snprintf(hint, sizeof hint, list[0] ? "%.150s has %s" : "there is no checkpoint in %.150s%s",
+             run, list);
+    return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a checkpoint or a run, found %s",
+                     resume, exists ? "neither" : "nothing");
+}
+
 bool out_dir_find_resume(const char *out, const char *resume, bool trains, ResumePoint *point,
                          Error *err) {
     char own[IO_PATH_MAX], manifest[IO_PATH_MAX];
@@ -56,6 +80,7 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
         !checkpoint_find_newest(from, point->dir, &step, err))
         return false;
     if (step < 0 && newest) return true;
+    if (step < 0 && !path_exists(manifest)) return no_checkpoint(out, resume, err);
     if (step < 0 && (!checkpoint_verify(resume, &step, err) ||
                      !path_printf(point->dir, sizeof point->dir, err, "%s", resume)))
         return false;

@@ -189,6 +189,9 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConf
     const PlanSettings *plan = &d->loader_settings.plan;
     must(data_summary(&d->train_summary, &d->train, plan, &err), &err);
     if (d->has_val) must(data_summary(&d->val_summary, &d->val, plan, &err), &err);
+    double epoch_steps = 0;
+    must(d->train.sources.n > 1 || plan_epoch(plan, &d->train_summary, &epoch_steps, &err), &err);
+    run_options_count_steps(epoch_steps, d->train.num_docs);
     for (int32_t i = 0; d->has_val && i < d->val.sources.n; i++) load_validation(d, o, i);
     if (o->bench)
         must(benchmark_open(&d->bench, o, d->has_tokenizer ? d->tokenizer.file : o->model,

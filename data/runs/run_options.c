@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../base/memory.h"
 #include "../shards/sources.h"
 #include "checkpoint_files.h"
 
@@ -58,6 +59,9 @@ Option run_option_table[] = {
          "train on shards that were not made with the model's tokenizer.json"),
     OPTION_GROUP("run"),
     DIRECTORY("out", parsed.out, "out/demo", "directory of log.jsonl, checkpoints and final/"),
+    TEXT("options", parsed.options, NULL,
+         "read options from a file, one a line (lr 1e-4), such as RUN/options, which each run "
+         "writes; those of the command line win"),
     OPTION("resume", OPTION_DIRECTORY, &parsed.resume, NULL, "newest", 0, 0,
            "continue from a checkpoint (without DIR: the newest valid one in --out) with that "
            "run's options; options given here override them. Together with --train it starts the "
@@ -66,6 +70,8 @@ Option run_option_table[] = {
          "replace the run in --out: its checkpoints, final/ and log are removed"),
     NUMBER("steps", parsed.steps, "300", 0, 1e12,
            "optimizer steps; 0: validate, print samples, and write no checkpoint or log"),
+    NUMBER("epochs", parsed.epochs, "0", 0, 1e6,
+           "instead of --steps: train this often on all documents, such as 3 or 0.5"),
     NUMBER("seed", parsed.seed, "1", 0, 1e15, "of initial weights, document order and samples"),
     NUMBER("log-every", parsed.log_every, "-1", -1, 1e12,
            "steps between lines; 0: none; -1: one line a step, on a terminal about 100 a run and "
@@ -91,7 +97,8 @@ Option run_option_table[] = {
            "for --lora"),
     CHOICE("schedule", parsed.schedule, "wsd", SCHEDULE_NAMES,
            "wsd: stable, then decay over the last --decay-frac, linear or 1-sqrt"),
-    NUMBER("warmup-steps", parsed.warmup_steps, "20", 0, 1e12, "linear from 0"),
+    NUMBER("warmup-steps", parsed.warmup_steps, "-1", -1, 1e12,
+           "linear from 0; -1: 20, but at most a tenth of the run"),
     NUMBER("decay-frac", parsed.decay_frac, "0.2", 0, 1, "share of the steps that wsd decays over"),
     NUMBER("min-lr-frac", parsed.min_lr_frac, "0", 0, 1, "the decay ends at this share of --lr"),
     NUMBER("weight-decay", parsed.weight_decay, NULL, 0, 1e6,
@@ -146,52 +153,65 @@ Option run_option_table[] = {
     FLAG("dry-run", parsed.dry_run,
          "print the plan and the memory, and stop; to time a step, use --compare 1"),
     // options of other trainers
-    HINT("epochs|num-epochs|num-train-epochs",
-         "--steps counts optimizer steps; --dry-run prints how many make an epoch"),
+    HINT("num-epochs|num-train-epochs|n-epochs", "it is --epochs"),
     HINT("max-steps|num-iterations|max-iters|training.steps|-x", "it is --steps"),
-    HINT("batch-size|per-device-train-batch-size|gradient-accumulation-steps|total-batch-size|"
+    HINT("batch|batch*|micro-batch-size|device-batch-size|grad-accum*|per-device-train-batch-size|"
+         "gradient-accumulation-steps|total-batch-size|"
          "training.local-batch-size|training.global-batch-size|-b|-d",
          "--batch-tokens counts a step in tokens, --micro-batch-tokens one pass through the model"),
     HINT("learning-rate|optimizer.lr|-l", "it is --lr"),
     HINT("output-dir|job.dump-folder|-o", "it is --out"),
-    HINT("model-name-or-path|pretrained|model-path|hf-repo|-m|-e", "it is --model"),
-    HINT("dataset|dataset-name|data|data-path|train-file|input-bin|training.dataset|-i",
+    HINT("base-model|model-name-or-path|pretrained|model-path|hf-repo|-m|-e", "it is --model"),
+    HINT("dataset*|data|data-path|train-file|input-bin|training.dataset|-i",
          "it is --train: text files, JSONL or shards"),
-    HINT("validation-file|eval-dataset|val-file|input-val-bin|-j", "it is --val"),
+    HINT("val*|eval*|input-val-bin|-j", "it is --val FILE, with --val-every and --val-tokens"),
     HINT("tokenizer|tokenizer-name|tokenizer-path", "it is the tokenizer of --model"),
-    HINT("config|config-file|job.config-file",
-         "there are no option files; --resume uses the options of the run"),
-    HINT("layers|num-layers|n-layer|hidden-size|heads|num-heads",
+    HINT("config|config-file|job.config-file", "it is --options FILE, with one option a line"),
+    HINT("depth|layers|num-layers|n-layer|hidden-size|heads|num-heads",
          "--model's config.json has the sizes"),
-    HINT("max-seq-length|max-seq-len|max-length|seq-len|seq-length|sequence-length|ctx-size|"
+    HINT("max-seq-length|max-seq-len|max-length|seq-len|sequence-len|seq-length|sequence-length|"
+         "ctx-size|"
          "context-length|block-size|training.seq-len|-t|-c",
          "it is --max-seqlen"),
     HINT("warmup|warmup-ratio|warmup-iters|lr-scheduler.warmup-steps|-u", "it is --warmup-steps"),
     HINT("lr-scheduler|lr-scheduler-type", "it is --schedule"),
     HINT("max-grad-norm|clip-grad", "it is --grad-clip"),
-    HINT("save-steps|save-interval|save-strategy|checkpoint.interval", "it is --save-every"),
-    HINT("eval-steps|eval-interval|eval-every|val-loss-every|eval-strategy|-v",
-         "it is --val-every"),
-    HINT("log-interval|logging-steps|metrics.log-freq", "it is --log-every"),
+    HINT("save*|checkpoint*", "it is --save-every, with --keep"),
+    HINT("eval-steps|eval-interval|eval-every|val-loss-every|eval-strategy", "it is --val-every"),
+    HINT("log*|metrics.log-freq", "it is --log-every"),
     HINT("quiet|silent|verbose|disable-tqdm", "--log-every 0 prints no steps"),
     HINT("resume-from-checkpoint", "it is --resume[=DIR]"),
     HINT("optim|optimizer.name", "it is --optimizer: adamw or muon"),
     HINT("dropout|attention-dropout|lora-dropout", "there is no dropout: leave it out"),
     HINT("label-smoothing", "there is no label smoothing: leave it out"),
-    HINT("packing", "it is the default; --layout padded and --compare show the others"),
-    HINT("dtype|torch-dtype|fp16|bf16|precision|mixed-precision",
+    HINT("packing|sample-packing|eval-packing",
+         "it is the default; --layout padded and --compare show the others"),
+    HINT("amp|dtype|torch-dtype|fp16|bf16|precision|mixed-precision",
          "CUDA computes in bf16 with exact fp32 weights, the CPU in fp32"),
-    HINT("device|gpu|gpus|num-gpus|nproc-per-node",
+    HINT("cuda|device|gpu|gpus|num-gpus|nproc-per-node",
          "a rank has one GPU: mpirun -n 4 takes four, CUDA_VISIBLE_DEVICES chooses"),
-    HINT("use-peft|peft|lora-r|lora-rank", "it is --lora RANK"),
+    HINT("lora*|peft*|use-peft|use-dora|rslora|dora",
+         "it is --lora RANK, with --lora-alpha, --lora-targets and --lora-merge"),
     HINT("target-modules|lora-target-modules", "it is --lora-targets"),
-    HINT("load-in-4bit|load-in-8bit|quantization", "there is no quantization"),
+    HINT("qlora|load-in*|quant*|bnb*", "there is no quantization: TRL has it"),
     HINT("attn-implementation|flash-attention|flash-attn",
          "attention is varlen in every layout; --attention chooses the kernels"),
-    HINT("wandb|tensorboard|report-to",
+    HINT("wandb*|tensorboard*|report-to|run-name",
          "scripts/follow_run.py copies the log of a run there, also while it grows"),
     HINT("gradient-checkpointing|activation-checkpointing",
          "it is --recompute full; --dry-run prints what activations take"),
+    HINT("assistant-only-loss|completion-only-loss|train-on-inputs|mask-prompt",
+         "the loss is on the answers; --train-on all trains every turn"),
+    HINT("chat-template*", "chats are rendered by the template of --model, or ChatML"),
+    HINT("push-to-hub|hub*", "hf upload ORG/NAME RUN/final, of the package huggingface_hub"),
+    HINT("dpo*|grpo*|ppo*|kto*|orpo*|reward*", "there is no preference training: TRL has it"),
+    HINT("muon*", "it is --optimizer muon, with AdamW's --lr"),
+    HINT("merge*", "it is --lora-merge"),
+    HINT("compile|compile*|torch-compile", "there is nothing to compile at run time"),
+    HINT("workers|num-workers|num-proc|cpu-threads", "it is --threads"),
+    HINT("cpu|use-cpu|no-cuda|-ngl", "make BACKEND=cpu or BACKEND=cuda chooses the device"),
+    HINT("list-models", "--help model lists the built-in names"),
+    HINT("-v", "it is --version, or --log-every for more lines; llm.c's -v is --val-every"),
     HINT("export|export-type|export-gguf",
          "scripts/export_gguf.py DIR MODEL.gguf writes llama.cpp's format"),
     HINT("prompt-file|file|-f", "it is --prompt @FILE, one prompt per line"),
@@ -215,34 +235,58 @@ static const char usage[] =
 // What most runs need, for --help
 static const char options_of_help[] =
     "model|train|val|out|resume|overwrite|max-seqlen|micro-batch-tokens|batch-tokens|steps|lr|"
-    "save-every|log-every|compare|prompt|generate|chat|dry-run";
+    "epochs|options|save-every|log-every|compare|prompt|generate|chat|dry-run";
 
 // What --resume does not take from the run it continues: options of this start and this machine.
 const char run_options_of_a_start[] =
-    "out|resume|overwrite|log-every|threads|memory-gib|heartbeat-seconds|compare|check-packing|"
+    "options|out|resume|overwrite|log-every|threads|memory-gib|heartbeat-seconds|compare|check-"
+    "packing|"
     "generate|chat|eval|dry-run";
 
 static const char options_of_generate[] =
-    "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-seqlen|"
+    "options|generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-"
+    "seqlen|"
     "micro-batch-tokens|threads|memory-gib|bf16-matmul|attention|adapter|dry-run";
 static const char options_of_eval[] =
-    "eval|train|val|bench|log-every|train-on|long-docs|boundary-token|allow-other-tokenizer|seed|"
+    "options|eval|train|val|bench|log-every|train-on|long-docs|boundary-token|allow-other-"
+    "tokenizer|seed|"
     "model|adapter|from-scratch|max-seqlen|micro-batch-tokens|threads|memory-gib|bf16-matmul|"
     "attention|heartbeat-seconds|dry-run";
 
 Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks) {
     Options *o = &parsed;
     options_parse_or_exit(run_option_table, argc, argv, usage, options_of_help, version);
+    char *out = host_copy(o->out, "a path");
+    for (size_t n = strlen(out); n > 1 && out[n - 1] == '/';) out[--n] = 0;
+    o->out = out;
     if (o->chat && !o->generate)
         exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
+    const OptionGiver steps = option_given(run_option_table, "steps"),
+                      epochs = option_given(run_option_table, "epochs");
+    if (steps > epochs) o->epochs = 0;  // the command line wins
+    if (steps && steps == epochs)
+        exit_with(EXIT_USAGE, "leave one of them out",
+                  "--steps and --epochs: expected at most one of them");
     if (option_given(run_option_table, "warmup-steps") && o->steps > 0 &&
         o->warmup_steps >= o->steps)
         warning("--warmup-steps %ld, --steps %ld: the run never reaches --lr", o->warmup_steps,
                 o->steps);
-    if ((o->generate || o->eval) && o->micro_batch_tokens < o->max_seqlen)
+    const bool own_buffer = option_given(run_option_table, "micro-batch-tokens");
+    if ((o->generate || o->eval || !own_buffer) && o->micro_batch_tokens < o->max_seqlen)
         o->micro_batch_tokens = o->max_seqlen;
     if (o->batch_tokens == 0) o->batch_tokens = (int64_t)o->micro_batch_tokens * num_ranks;
     return o;
+}
+
+void run_options_write(const char *log, bool resumed) {
+    char dir[IO_PATH_MAX], path[IO_PATH_MAX], except[320];
+    Error err = {0};
+    snprintf(except, sizeof except, "%s|%s", run_options_of_a_start,
+             resumed || parsed.epochs == 0 ? "epochs" : "steps");
+    if (!path_parent(dir, sizeof dir, log, &err) ||
+        !path_join(path, sizeof path, dir, "options", &err) ||
+        !options_write(run_option_table, except, resumed, path, &err))
+        warning("%s", err.what);
 }
 
 // Adapters of another rank or beside other layers are other tensors than the run's; another alpha
@@ -275,6 +319,8 @@ static json_t *take_options(const ResumePoint *at) {
     must(options_take(run_option_table, stored, run_options_of_a_start, &err) ||
              error_prefix(&err, at->dir),
          &err);
+    if (option_given(run_option_table, "steps") && !option_given(run_option_table, "epochs"))
+        parsed.epochs = 0;
     check_lora_kept(stored, at->dir);
     if (option_given(run_option_table, "train-on") && !option_given(run_option_table, "train"))
         exit_with(EXIT_USAGE, "leave it out, or give --train and another --out",
@@ -310,6 +356,18 @@ static void choose_rates(Options *o, bool resumes) {
                 (double)(o->lr / usual.lr), usual.what, (double)usual.lr);
 }
 
+void run_options_count_steps(double epoch_steps, int64_t num_docs) {
+    Options *o = &parsed;
+    o->epoch_steps = epoch_steps;
+    if (option_given(run_option_table, "epochs") && o->epochs > 0)
+        o->steps = (int64_t)fmax(1, ceil((double)o->epochs * epoch_steps - 1e-6));
+    if (o->warmup_steps < 0) o->warmup_steps = o->steps / 10 < 20 ? o->steps / 10 : 20;
+    const double epochs = epoch_steps > 0 ? (double)o->steps / epoch_steps : 0;
+    if (epochs > 20 && !o->compare && !o->check_packing)
+        warning("%ld steps are %.0f epochs of these %ld documents; --epochs 3 is usual", o->steps,
+                epochs, num_docs);
+}
+
 void run_options_print(const Options *o) {
     const Rates usual = default_rates(o);
     printf("lr      %g, weight decay %g", (double)o->lr, (double)o->weight_decay);
@@ -318,6 +376,11 @@ void run_options_print(const Options *o) {
     else
         printf("; the defaults for %s are %g and %g\n", usual.what, (double)usual.lr,
                (double)usual.weight_decay);
+    const double epoch = o->epoch_steps, all = epoch > 0 ? (double)o->steps / epoch : 0;
+    if (epoch > 0)
+        printf("epochs  %.*f in %ld step%s: about %.*f %s\n", all < 10 ? 2 : 0, all, o->steps,
+               text_plural(o->steps), epoch < 10 && epoch > 0.1, epoch < 1 ? 1 / epoch : epoch,
+               epoch < 1 ? "epochs a step" : "steps an epoch");
     if (o->save_every < 0)
         printf("saves   every %d minutes of training, and after the last step", SAVE_MINUTES);
     else if (o->save_every > 0 && o->save_every < o->steps)
@@ -366,14 +429,26 @@ static void check_lora(const Options *o) {
                   "--lora and --optimizer muon: expected at most one of them");
 }
 
+// Before texts are made to shards
+static void check_no_weights(const char *spec, const char *hint, const char *why) {
+    Error err = {0};
+    Sources sources;
+    must(sources_parse(&sources, spec, &err), &err);
+    if (sources.n > 1) exit_with(EXIT_USAGE, hint, "%s: %s, expected no weights", spec, why);
+    sources_free(&sources);
+}
+
 static void check_training(const Options *o, int num_ranks, bool resumes) {
     Error err = {0};
+    if (option_given(run_option_table, "epochs"))
+        check_no_weights(o->train, "give --steps", "--epochs counts documents of one source");
     if (run_trains(o)) must(out_dir_is_outside_models(o->out, &err), &err);
     if (o->overwrite && !model_is_builtin(o))
         must(out_dir_keeps_model(o->out, o->model, &err), &err);
     if (o->micro_batch_tokens < o->max_seqlen)
-        exit_with(EXIT_USAGE, "raise --micro-batch-tokens or lower --max-seqlen",
-                  "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
+        exit_with(EXIT_USAGE, "raise it, or lower --max-seqlen",
+                  "--micro-batch-tokens %d: expected at least --max-seqlen %d: a document must fit",
+                  o->micro_batch_tokens, o->max_seqlen);
     if (o->batch_tokens % o->micro_batch_tokens != 0)
         exit_with(resumes ? EXIT_CHECKPOINT_MISFIT : EXIT_USAGE,
                   resumes ? "leave both out: a resumed run keeps the size of its steps"
@@ -393,17 +468,6 @@ json_t *run_options_complete(const ResumePoint *at, int num_ranks) {
     choose_rates(o, stored != NULL);
     check_training(o, num_ranks, stored != NULL);
     return stored;
-}
-
-// Before texts are made to shards
-static void check_no_weights(const char *spec) {
-    Error err = {0};
-    Sources sources;
-    must(sources_parse(&sources, spec, &err), &err);
-    if (sources.n > 1)
-        exit_with(EXIT_USAGE, "give a list without weights",
-                  "%s: --eval reads every document once, expected no weights", spec);
-    sources_free(&sources);
 }
 
 // The model that adapters name, unless --model is given
@@ -433,7 +497,9 @@ void run_options_complete_inference(int num_ranks) {
     if (o->eval && !o->bench && !o->val && !option_given(run_option_table, "train"))
         exit_with(EXIT_USAGE, "give --val: texts, JSONL or shards",
                   "--eval: expected --val, --train or --bench, found none of them");
-    if (o->eval) check_no_weights(o->val ? o->val : o->train);
+    if (o->eval)
+        check_no_weights(o->val ? o->val : o->train, "give a list without weights",
+                         "--eval reads every document once");
     if (!o->eval && num_ranks > 1)
         exit_with(EXIT_USAGE, "start one process without mpirun", "--%s works with one rank only",
                   mode);

@@ -17,7 +17,7 @@ enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
 
 typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *attention, *adapter, *lora_targets,
-        *bench, *check_packing;
+        *bench, *check_packing, *options;
     bool from_scratch, overwrite, deterministic, bf16_matmul, generate, chat, eval, dry_run,
         allow_other_tokenizer, lora_merge;
     int train_on, layout, optimizer, schedule, long_docs, recompute, final_dtype, compare, lora;
@@ -25,8 +25,9 @@ typedef struct {
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         log_every, replay_every, seed;
     float lr, decay_frac, min_lr_frac, weight_decay, fill, grad_clip, temperature, top_p,
-        heartbeat_seconds, lora_alpha, memory_gib;
+        heartbeat_seconds, lora_alpha, memory_gib, epochs;
     LoraConfig adapters;  // of --lora or --adapter, once the options are checked
+    double epoch_steps;   // about how many steps train on all documents; 0: a mixture
 } Options;
 
 extern Option run_option_table[];  // also says which options were given
@@ -47,10 +48,18 @@ json_t *run_options_complete(const ResumePoint *at, int num_ranks);
 // The same for --generate and --eval
 void run_options_complete_inference(int num_ranks);
 
+// Once the data is open: --steps for --epochs, of about so many steps each, and --warmup-steps; 0: a
+// mixture. Warns of a run of more than 20 epochs of these documents.
+void run_options_count_steps(double epoch_steps, int64_t num_docs);
+
+// Writes the file `options` beside the log, for --options: what was given, or for a resumed run, of
+// which that is a part, all that is not the default.
+void run_options_write(const char *log, bool resumed);
+
 enum { SAVE_MINUTES = 10 };  // between checkpoints, without --save-every
 
-// Two lines of the start: the learning rate and weight decay, and why they are what they are; when
-// checkpoints come.
+// Lines of the start: the learning rate and weight decay, and why they are what they are; how many
+// epochs the steps are; when checkpoints come.
 void run_options_print(const Options *o);
 
 // Steps between the lines of training, StepReport.lines_every

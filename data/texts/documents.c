@@ -123,13 +123,13 @@ typedef struct {
     bool is_val;
 } Text;
 
-// Decides by content, so that copies of a document are on the same side.
-static bool is_validation(const Text *text, double val_frac) {
+// Where its content places it in [0, 1), so that copies of a document are on the same side.
+static double place_of(const Text *text) {
     unsigned char digest[32];
     uint64_t first;
     sha256(text->bytes, text->n, digest);
     memcpy(&first, digest, sizeof first);
-    return (double)__builtin_bswap64(first) * 0x1p-64 < val_frac;
+    return (double)__builtin_bswap64(first) * 0x1p-64;
 }
 
 // Finds a token in the text from *end on: bytes [*first, *end). These may include bytes that the
@@ -233,7 +233,9 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
     }
     const bool masked = text->parts || text->weight != 1;
     if (masked && !mark_document(u, text, first, bad)) return false;
-    const bool is_val = text->is_val || is_validation(text, u->options->val_frac);
+    const double place = place_of(text);
+    const bool is_val = text->is_val || place < u->options->val_frac;
+    if (place < u->least_place) u->least_place = place;
     u->documents = host_grow(u->documents, &u->document_capacity, u->num_documents + 1,
                              sizeof *u->documents, "documents");
     u->documents[u->num_documents++] = (UnitDocument){first, end, is_val, masked};
@@ -271,11 +273,16 @@ static bool describe_bad_record(const json_t *record, const char *parse_error, E
     if (!json_is_object(record)) return bad_input(bad, "expected an object, found another value");
     if (text) return json_type_error(text, "text", "a string", bad);
     json_object_foreach((json_t *)record, key, item) text_list(keys, sizeof keys, key);
-    return error_set(bad, EXIT_BAD_INPUT,
-                     "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
-                     "expected text, messages, conversations, prompt and completion, instruction "
-                     "and output, or parts; found %s",
-                     keys[0] ? keys : "an empty object");
+    return error_set(
+        bad, EXIT_BAD_INPUT,
+        json_object_get(record, "chosen")
+            ? "TRL trains preferences; to train the chosen answers, name them completion"
+        : json_object_get(record, "question")
+            ? "name them prompt and completion for a chat of one turn"
+            : "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
+        "expected text, messages, conversations, prompt and completion, instruction "
+        "and output, or parts; found %s",
+        keys[0] ? keys : "an empty object");
 }
 
 // [["...", true], ...]
@@ -305,9 +312,11 @@ static bool read_chat(Unit *u, const json_t *record, Parts *parts, Error *bad) {
         return true;
     }
     if (chat_render(&options->chat, record, options->trains_on_all, parts, bad)) return true;
-    text_copy(bad->hint, sizeof bad->hint,
-              "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders what only a whole "
-              "template can, such as tools");
+    if (!bad->hint[0])
+        text_copy(
+            bad->hint, sizeof bad->hint,
+            "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders what only a whole "
+            "template can, such as tools");
     return false;
 }
 
@@ -360,10 +369,13 @@ static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
 
 // ---- Units --------------------------------------------------------------------------------------
 
-// Where the last 1 % begins, at a line; n: the text is not cut.
+// Where the last 1 % begins, at a line, or without one at a character; n: the text is not cut.
 static uint64_t cut_at(const char *text, uint64_t n) {
-    const char *line = n < CUT_MIN_BYTES ? NULL : memchr(text + n - n / 100, '\n', n / 100 - 1);
-    return line ? (uint64_t)(line + 1 - text) : n;
+    uint64_t at = n - n / 100;
+    const char *line = n < CUT_MIN_BYTES ? NULL : memchr(text + at, '\n', n / 100 - 1);
+    if (n < CUT_MIN_BYTES) return n;
+    while (!line && at < n && (text[at] & 0xc0) == 0x80) at++;
+    return line ? (uint64_t)(line + 1 - text) : at;
 }
 
 static void encode_file(Unit *u) {
@@ -415,6 +427,7 @@ static void store_tokens(Unit *u) {
 void unit_encode(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     u->encoder = e;
     u->options = options;
+    u->least_place = 1;
     bpe_clear(e);
     if (u->file->kind == INPUT_TEXT)
         encode_file(u);

@@ -34,8 +34,8 @@ typedef struct {
     Error no_chat;       // code != 0: no known template; hint: option of prepare.py
     bool trains_on_all;  // turns of chats, not only on answers
     bool cuts_files;     // the last 1 % of each file of at least CUT_MIN_BYTES is for validation
-    double val_frac;     // share of the documents for validation, by SHA-256 of the text;
-                         // 0: they are chosen otherwise; NO_VALIDATION: there are none
+    double val_frac;     // documents placed below it are for validation: by SHA-256 of the text,
+                         // about that share; 0: they are chosen otherwise; NO_VALIDATION: none
 } UnitOptions;
 
 typedef struct {
@@ -51,6 +51,7 @@ typedef struct {
     size_t token_capacity, weight_capacity;
     UnitDocument *documents;  // (num_documents) owned
     size_t num_documents, document_capacity;
+    double least_place;               // of its documents, see val_frac; 1: there are none
     int64_t kinds[NUM_RECORD_KINDS];  // of records that became documents
     LeftOut left_out;
     Error err;  // code 0: no error

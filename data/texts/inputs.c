@@ -54,12 +54,23 @@ static const Ending *find_ending(const char *path) {
 
 static bool add_tree(PathList *list, const char *dir, const void *out_dir, Error *err);
 
+// Is it the --out of a run? Then its log begins with a start or resume event.
+static bool is_run(const char *dir) {
+    char path[IO_PATH_MAX], head[40] = "";
+    uint64_t n;
+    Error none = {0};
+    return path_join(path, sizeof path, dir, "log.jsonl", &none) && path_exists(path) &&
+           read_head(path, head, sizeof head - 1, &n, &none) &&
+           strncmp(head, "{\"event\": \"", 11) == 0 && strstr(head, "\", \"version\": \"");
+}
+
 static bool add_entry(PathList *list, const char *path, const struct stat *out_dir, Error *err) {
     struct stat st;
     if (lstat(path, &st) != 0) return bad_input(err, "%s: %s", path, strerror(errno));
     if (S_ISDIR(st.st_mode)) {
         const bool is_out = st.st_ino == out_dir->st_ino && st.st_dev == out_dir->st_dev;
-        return is_out || path_ends_with(path, "/__pycache__") || add_tree(list, path, out_dir, err);
+        return is_out || path_ends_with(path, "/__pycache__") || is_run(path) ||
+               add_tree(list, path, out_dir, err);
     }
     if (stat(path, &st) != 0)  // a dangling link is left out
         return errno == ENOENT || bad_input(err, "%s: %s", path, strerror(errno));
@@ -75,6 +86,15 @@ static bool add_tree(PathList *list, const char *dir, const void *out_dir, Error
         ok = add_entry(list, entries.items[i].path, out_dir, err);
     path_list_free(&entries);
     return ok;
+}
+
+// A directory that was named
+static bool add_dir(PathList *list, const char *dir, const void *out_dir, Error *err) {
+    char hint[512];
+    snprintf(hint, sizeof hint, "its tokens are in %.400s/tokens", dir);
+    return is_run(dir) ? error_set(err, EXIT_BAD_INPUT, hint,
+                                   "%s: expected texts or shards, found a run", dir)
+                       : add_tree(list, dir, out_dir, err);
 }
 
 // ---- Kinds --------------------------------------------------------------------------------------
@@ -185,7 +205,7 @@ static bool add_file(Inputs *in, const FoundPath *found, Error *err) {
 
 bool inputs_collect(Inputs *in, const char *spec, const char *out_dir, Error *err) {
     struct stat out = {0};
-    const Search search = {add_tree, &out, "a file or a directory with files", ""};
+    const Search search = {add_dir, &out, "a file or a directory with files", ""};
     PathList found = {0};
     *in = (Inputs){0};
     if (stat(out_dir, &out) != 0) out.st_ino = 0;

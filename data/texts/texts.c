@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <libgen.h>
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -23,6 +24,7 @@
 enum {
     UNITS_PER_THREAD = 16,
     FORMAT = 3,
+    VAL_MIN_DOCS = 10,          // fewer are all trained
     MAX_ROUND_BYTES = 1 << 28,  // except for the last file: their tokens are in memory
 };
 
@@ -42,6 +44,8 @@ typedef struct {
     atomic_int next_unit;
     LeftOut left_out;
     int64_t records[NUM_RECORD_KINDS];
+    double least_place;  // of the documents: UnitOptions.val_frac
+    bool again;          // they have been read before, and their faults reported
     double start_ms, shown_ms;
 } Job;
 
@@ -246,11 +250,11 @@ static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before,
     }
 }
 
-static void leave_out(LeftOut *left, const LeftOut *more) {
+static void leave_out(LeftOut *left, const LeftOut *more, bool quiet) {
     const int64_t before = left->bad + left->binary, n = more->bad + more->binary;
     for (int64_t i = 0; i < n && before + i < MAX_NAMED; i++) {
         left->named[before + i] = more->named[i];
-        warning("left out: %s", more->named[i].what);
+        if (!quiet) warning("left out: %s", more->named[i].what);
     }
     left->empty += more->empty;
     left->binary += more->binary;
@@ -269,7 +273,8 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
                               d->end - d->first, d->masked ? u->weights + d->first : NULL, err))
             return false;
     }
-    leave_out(&j->left_out, &u->left_out);
+    leave_out(&j->left_out, &u->left_out, j->again);
+    j->least_place = fmin(j->least_place, u->least_place);
     for (int i = 0; i < NUM_RECORD_KINDS; i++) j->records[i] += u->kinds[i];
     return true;
 }
@@ -344,9 +349,11 @@ static bool nothing_to_train(const Job *j, Error *err) {
                      "%s: expected documents, found none", j->spec);
 }
 
-// Splits the documents; starts over without validation if none would be left for training.
+// Splits the documents. Starts over without validation if none would be left for training, and with
+// the document of the least place for it if there was none.
 static bool make_shards(Job *j, Error *err) {
     j->left_out = (LeftOut){0};
+    j->least_place = 1;
     memset(j->records, 0, sizeof j->records);
     shard_writer_init(&j->train, j->temporary, "train", &j->options.vocabulary);
     shard_writer_init(&j->val, j->temporary, "val", &j->options.vocabulary);
@@ -356,9 +363,13 @@ static bool make_shards(Job *j, Error *err) {
     shard_writer_free(&j->train);
     shard_writer_free(&j->val);
     if (ok && j->train.num_docs + j->val.num_docs == 0) return nothing_to_train(j, err);
-    const bool splits = j->options.val_frac > 0 && j->options.val_frac < 1;
-    if (!ok || !splits || j->train.num_docs > 0) return ok;
-    j->options.val_frac = 0;
+    const bool splits = j->options.val_frac > 0 && j->options.val_frac < 1,
+               lacks = j->val.num_docs == 0 && j->train.num_docs >= VAL_MIN_DOCS &&
+                       (splits || j->options.cuts_files);
+    if (!ok || (!lacks && (!splits || j->train.num_docs > 0))) return ok;
+    j->options.val_frac = lacks ? nextafter(j->least_place, 1) : 0;
+    j->options.cuts_files = false;
+    j->again = true;
     return make_shards(j, err);
 }
 
@@ -428,8 +439,7 @@ static bool may_replace(const Job *j, Error *err) {
 }
 
 static bool write_all(Job *j, Error *err) {
-    if (!may_replace(j, err) || !dir_create_all(j->out->path, err) || !out_dir_lock(j->out, err))
-        return false;
+    if (!dir_create_all(j->out->path, err) || !out_dir_lock(j->out, err)) return false;
     j->start_ms = j->shown_ms = now_ms();
     if (make_shards(j, err) && publish(j, err)) {
         print_summary(j);
@@ -466,6 +476,15 @@ static bool place_in(Job *j, OutDir *out, const char *name, Error *err) {
            path_printf(j->old, sizeof j->old, err, "%s.old", j->dir);
 }
 
+// What trains nothing needs no --out; --steps 0 leaves its tokens there, but in no other run.
+static bool choose_place(Job *j, const char *name, Error *err) {
+    const Options *o = j->settings->o;
+    const bool trains = run_trains(o), keeps = !o->dry_run && !o->compare && !o->check_packing;
+    Error why = {0};
+    if (keeps && may_replace(j, trains ? err : &why)) return true;
+    return !trains && place_in(j, temporary_out(err), name, err);
+}
+
 static bool source_to_shards(char **spec, const char *name, double val_frac, const Texts *t,
                              Error *err) {
     static Job j;
@@ -482,9 +501,7 @@ static bool source_to_shards(char **spec, const char *name, double val_frac, con
             ok = bad_input(err, "%s: expected documents to train on, found validation files only",
                            *spec);
         if (ok) make_key(&j);
-        if (ok && !is_up_to_date(&j))
-            ok = (!t->o->dry_run || place_in(&j, temporary_out(err), name, err)) &&
-                 write_all(&j, err);
+        if (ok && !is_up_to_date(&j)) ok = choose_place(&j, name, err) && write_all(&j, err);
         if (ok) dir_remove_tree(j.old, &(Error){0});
         bpe_close(j.bpe);
         tokenizer_free(&j.tokenizer);
