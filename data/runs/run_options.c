@@ -191,7 +191,7 @@ Option run_option_table[] = {
     HINT("workers|num-workers|num-proc|cpu-threads", "it is --threads"),
     HINT("cpu|use-cpu|no-cuda|-ngl", "make BACKEND=cpu or BACKEND=cuda chooses the device"),
     HINT("list-models", "--help model lists the built-in names"),
-    HINT("-v", "it is --version, or --log-every for more lines; llm.c's -v is --val-every"),
+    HINT("-v", "--log-every 1 prints each step; llm.c's -v is --val-every"),
     HINT("export|export-type|export-gguf",
          "scripts/export_gguf.py DIR MODEL.gguf writes llama.cpp's format"),
     HINT("prompt-file|file|-f", "it is --prompt @FILE, one prompt per line"),
