@@ -110,6 +110,9 @@ for name, weights in ("plain", (1, 1, 1)), ("weighted", (2, -1, 0.5)):
     with open(name + ".jsonl", "w") as f:
         for text, w in zip(("a first text", "another one, which is longer", "the third"), weights):
             f.write(json.dumps({"text": text * 3} | ({} if name == "plain" else {"weight": w})) + "\n")
+        turn, record = ({}, {}) if name == "plain" else ({"weight": -0.5}, {"weight": 3})
+        f.write(json.dumps({"messages": [{"role": "user", "content": "is it?"},
+                                         {"role": "assistant", "content": "maybe"} | turn]} | record) + "\n")
 PY
 weigh=("$train" --model a/final --micro-batch-tokens 512 --max-seqlen 128 --val weighted.jsonl)
 expect a_kit_without_weights 0 'packing does not' "${weigh[@]}" --train plain.jsonl --out wp --check-packing=plain.json
@@ -121,7 +124,7 @@ kit = json.load(open("plain.json"))
 first, loss, count = 0, 0, 0
 for end, total in zip(kit["document_ends"], kit["loss_sums"]):
     targets = sum(label >= 0 for label in kit["labels"][first:end])
-    weight = {12 * 3: 2, 28 * 3: -1, 9 * 3: 0.5}[targets - (targets % 3)]
+    weight = {12 * 3: 2, 28 * 3: -1, 9 * 3: 0.5}.get(targets - targets % 3, -1.5)
     loss, count, first = loss + weight * total, count + abs(weight) * targets, end
 rows = re.findall(r"^(?:packed|shared|padded|repad) .* (-?[0-9.]+)$", open("out.txt", errors="replace").read(), re.M)
 assert len(rows) == 4 and all(abs(float(r) - loss / count) < 2e-6 for r in rows), (rows, loss / count)

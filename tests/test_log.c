@@ -116,6 +116,7 @@ TEST(lines_of_steps) {
                               .pauses = cases[i].pauses};
         const StepPlan p = {.num_stream = 2,
                             .real_tokens = 90,
+                            .computed_tokens = 90,
                             .num_targets = 45,
                             .buffer_tokens = 100,
                             .attention_pairs = 1,
