@@ -37,8 +37,8 @@ enum WorkList {
 struct WorkCounts {
     int32_t items[NUM_WORK_LISTS];
 };
-// Shared prefixes. The rows of a document's first shared_len tokens begin at shared_first; `start` is
-// as many rows before its first own one, and may be negative. Tiles are of own rows. The documents
+// Shared prefixes. The rows of a document's first shared_len tokens begin at shared_first; `start`
+// is as many rows before its first own one, and may be negative. Tiles are of own rows. Documents
 // that share a tile of keys follow its owner: for the dK, dV kernel their own rows are its too, and
 // shared_len is 0.
 struct WorkItem {
