@@ -69,6 +69,15 @@ files=plain.jsonl,joined.jsonl,contexts.jsonl
 has shared_contexts_are_whole 'header.jsonl:9 . answer' header8192.txt
 check none_is_cut test ! -s warning.header8192.txt
 same shared_contexts_score_as_each_alone header512.txt header8192.txt
+python << 'PY'
+texts = ["one two three four five, " * 12 + f"and {i} " * (1 + i) for i in range(9)]
+open("alike.jsonl", "w").write("".join(json.dumps({"text": t}) + "\n" for t in texts))
+PY
+for tokens in 512 8192; do
+    "$train" --model model --eval --val alike.jsonl --max-seqlen 512 --micro-batch-tokens $tokens | grep '^all ' > all$tokens.txt
+done
+has shared_documents_are_evaluated '^all +9 ' all8192.txt
+same they_have_the_loss_of_each_alone all512.txt all8192.txt
 if with_ranks on_three_ranks "$release"; then
     for n in 3 1; do
         run=("${mpi[@]}" -n $n "$release")
