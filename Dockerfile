@@ -5,7 +5,9 @@ ARG BASE=debian:12
 FROM $BASE
 ARG BACKEND=cpu PACKAGES="openmpi-bin libopenmpi-dev"
 RUN apt-get update && apt-get install -y --no-install-recommends make gcc g++ git python3 ca-certificates \
-    libc6-dev libjansson-dev libpcre2-dev libunistring-dev $PACKAGES
+    libc6-dev libjansson-dev libpcre2-dev libunistring-dev libedit-dev $PACKAGES
 COPY . /unpad
 RUN make -C /unpad -j"$(nproc)" BACKEND=$BACKEND install
+# mpirun refuses root without these
+ENV OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 ENTRYPOINT ["train_llama"]

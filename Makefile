@@ -1,4 +1,4 @@
-#   make                builds ./train_llama; make install copies it to PREFIX (/usr/local)/bin
+#   make                builds ./train_llama; make install, uninstall: PREFIX (/usr/local)
 #   make test           every test of the program, without a GPU; make test-dev: those of dev/
 #   make check          every operation on this machine, on its GPU if it has one
 #   make fuzz           looks for files that break a reader (FUZZ_S=60 TARGET=config; needs clang)
@@ -45,7 +45,8 @@ CPU_COMM := kernels/comm/cpu.c
 HOST    := $(filter-out $(CPU_COMM),$(wildcard data/*/*.c kernels/comm/*.c))
 KERNELS := $(wildcard kernels/cpu/*.c) $(CPU_COMM)
 CUDA_KERNELS := $(wildcard kernels/cuda/*.cu) kernels/comm/nccl.cu
-.PHONY: all help install bench gpu-day clean
+TO      := $(DESTDIR)$(or $(PREFIX),/usr/local)
+.PHONY: all help install uninstall bench gpu-day clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 train_llama: build/$(BACKEND)/train_llama build/with/backend-$(BACKEND)
@@ -133,8 +134,11 @@ gpu-day:
 	@dev/gpu_day.sh $(PARTS)
 help:
 	@sed -n '1,/^$$/s/^# \{0,3\}//p' Makefile
-install: train_llama
-	install -D -m 755 train_llama '$(DESTDIR)$(or $(PREFIX),/usr/local)/bin/train_llama'
+install: train_llama     # and what hints name
+	install -D -m 755 train_llama '$(TO)/bin/train_llama'
+	mkdir -p '$(TO)/share/unpad/data' && cp -r scripts '$(TO)/share/unpad' && cp data/*.py '$(TO)/share/unpad/data'
+uninstall:
+	rm -rf '$(TO)/bin/train_llama' '$(TO)/share/unpad'
 clean:
 	rm -rf build train_llama
 include tests/tests.mk dev/emu/emu.mk

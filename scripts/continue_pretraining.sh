@@ -4,11 +4,10 @@
 # MODEL is a Hugging Face directory; TEXTS are files, JSON Lines or a directory of them, or shards made
 # with its tokenizer.
 set -euo pipefail
-if [ $# -lt 2 ]; then
-    echo "error: expected a model and texts" >&2
-    echo "hint: scripts/continue_pretraining.sh models/SmolLM2-135M notes/" >&2
+[ $# -ge 2 ] || {
+    printf "error: %s\nhint: %s\n" "expected a model and texts" "scripts/continue_pretraining.sh models/SmolLM2-135M notes/" >&2
     exit 2
-fi
+}
 model=$1 texts=$2
 shift 2
 options=(

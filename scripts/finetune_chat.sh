@@ -5,18 +5,16 @@
 # MODEL is a Hugging Face directory with its chat template; data/README.md describes CHATS.jsonl. For
 # an unknown template, use data/prepare.py as the error says.
 set -euo pipefail
-if [ $# -lt 2 ]; then
-    echo "error: expected a model and a file of chats" >&2
-    echo "hint: scripts/finetune_chat.sh models/smollm2-135m-instruct chats.jsonl" >&2
+[ $# -ge 2 ] || {
+    printf "error: %s\nhint: %s\n" "expected a model and a file of chats" "scripts/finetune_chat.sh MODEL CHATS.jsonl" >&2
     exit 2
-fi
+}
 model=$1 chats=$2
 shift 2
 here=$(cd "$(dirname "$0")/.." && pwd)
 options=(
     --train "$chats" --out out/chat
-    --max-seqlen 2048 --micro-batch-tokens 8192     # 8192 tokens are some 50 short chats
-    --batch-tokens 32768
+    --max-seqlen 2048 --micro-batch-tokens 8192 --batch-tokens 32768    # 8192 tokens are some 50 short chats
     --schedule linear --warmup-steps 10             # --lr, --weight-decay: the defaults of what is trained
     --val-every 100 --num-samples 0
 )

@@ -3,12 +3,11 @@
 
 usage: follow_run.py RUN_DIR_OR_LOG [--tensorboard DIR] [--wandb PROJECT] [--once]
 """
-import argparse
 import os
 import sys
 import time
 
-from report import fail, is_number, parse_record
+from report import Parser, fail, is_number, parse_record
 
 NAMES = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/lr",
          "tokens_per_s": "speed/tokens_per_s", "ms": "speed/ms", "read_ms": "speed/read_ms",
@@ -68,11 +67,9 @@ class Log:
 
     def new_lines(self):
         """New complete lines; all lines if the log was cut, as a resumed run does."""
-        try:
-            file = open(self.path, "rb")
-        except FileNotFoundError:
+        if not os.path.exists(self.path):
             return []
-        with file:
+        with open(self.path, "rb") as file:
             # the last line read is unique: it has a step, its loss and its time
             file.seek(self.at - len(self.last_line))
             if file.read(len(self.last_line)) != self.last_line:
@@ -84,20 +81,15 @@ class Log:
             self.last_line = lines[-1]
         return lines
 
-    def new_records(self):
-        records = []
+    def copy(self):
+        """Copies new records; returns their number."""
+        count = 0
         for line in self.new_lines():
             record = parse_record(line.decode("utf-8", errors="replace"))
             if record is None:
                 print(f"warning: {self.path}: not a record: {line[:40]!r}", file=sys.stderr)
-            else:
-                records.append(record)
-        return records
-
-    def copy(self):
-        """Copies new records; returns their number."""
-        records = self.new_records()
-        for record in records:
+                continue
+            count += 1
             step, event = record["step"], record.get("event")
             names = NAMES if event is None else {"loss": "val/loss"} if event == "val" else {}
             values = {name: record[key] for key, name in names.items()
@@ -109,11 +101,11 @@ class Log:
             for sink in self.sinks if values else []:
                 sink.write(step, self.time, values)
             self.last_step = step
-        return len(records)
+        return count
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("run", help="the --out directory of a run, or its log.jsonl")
     parser.add_argument("--tensorboard", metavar="DIR", nargs="?", const="",
                         help="event files for tensorboard --logdir DIR (default: RUN/tensorboard)")

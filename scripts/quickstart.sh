@@ -12,7 +12,7 @@ say 'packages'
 scripts/setup.sh
 
 say 'build'
-make -s -j"$(nproc)" all
+make -j"$(nproc)" all
 
 say 'data: the functions of the Python standard library, one document each'
 if [ -e data/demo ]; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes report.html for a run, running or finished, or for several to compare: one page, no network.
 
-usage: report.py RUN_DIR_OR_LOG [RUN_DIR_OR_LOG ...] [--out FILE.html]
+usage: report.py RUN_DIR_OR_LOG [RUN_DIR_OR_LOG ...] [--out FILE.html] [--follow]
 """
 import argparse
 import html
@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shlex
+import signal
 import sys
 import time
 from types import SimpleNamespace
@@ -63,6 +64,11 @@ escape = html.escape
 def fail(code, what, hint):
     print(f"error: {what}\nhint: {hint}", file=sys.stderr)
     sys.exit(code)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        fail(2, message, f"{self.prog} --help")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -260,7 +266,7 @@ def figure(runs, title, curves, note="", x="step", x_label="step", low=None, hig
 
 
 def charts(runs):
-    loss, cut = [("", "loss", "loss")], "The axis begins after the warm-up."
+    loss, cut = [("", "loss", "loss")], "The axis fits the steps after the warm-up."
     out = [figure(runs, "Loss", loss, cut)] if not runs[1:] else [
         figure(runs, "Loss by tokens", loss, cut, "total_tokens", "real tokens"),
         figure(runs, "Loss by time", loss, cut, "total_s", "seconds of training")]
@@ -302,7 +308,7 @@ def facts(run):
                    f"median {speeds[len(speeds) // 2]:.0f} a second",
         "packing": f"rows padded to {length:.0f} would have {2 * padded / (length + 1) / tokens:.2f} times "
                    f"the tokens and {padded / pairs:.2f} times the attention pairs",
-        "memory": f"{start.get('device_mib', '?')} MiB on the device",
+        "memory": f"{start['device_mib']:.1f} MiB on the device" if is_number(start.get("device_mib")) else "?",
         "data": "; ".join(f"{name} {d.get('documents')} documents, {d.get('tokens')} tokens"
                           for name, d in data.items() if isinstance(d, dict)),
         "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(began, 1e11))) if began else "?",
@@ -343,7 +349,7 @@ def samples(run):
                    for step, text in run.samples[-3:]) or "<p class=muted>none in the log</p>"
 
 
-def page(runs):
+def page(runs, follow):
     names, size = names_of(runs), runs[0].start.get("parameters")
     title, what = " and ".join(names), " on ".join(os.path.basename(os.path.normpath(
         str(runs[0].options.get(key) or "?"))) for key in ("model", "train"))
@@ -352,7 +358,7 @@ def page(runs):
                     for run, name in zip(runs, names))
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{escape(title)}</title><style>{STYLE}</style></head><body>
+{'<meta http-equiv="refresh" content="10">' * follow}<title>{escape(title)}</title><style>{STYLE}</style></head><body>
 <h1>{escape(title)}</h1><p class="muted">{escape(what)}{size}</p>
 {table([facts(run) for run in runs], names)}
 <h2>Training</h2><p class="muted">Faint: each step. Point at a chart for its values.</p>
@@ -362,24 +368,33 @@ def page(runs):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", metavar="run",
-                        help="the --out directory of a run, or its log.jsonl")
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="+", metavar="run", help="the --out directory of a run, or its log.jsonl")
     parser.add_argument("--out", help="the page (default: report.html next to the first log)")
+    parser.add_argument("--follow", action="store_true",
+                        help="until the last step, write it every 5 s; the page reloads itself")
     args = parser.parse_args()
-    runs = [read_log(os.path.join(run, "log.jsonl") if os.path.isdir(run) else run)
-            for run in args.runs]
-    out = args.out or os.path.join(os.path.dirname(runs[0].path), "report.html")
-    try:
-        with open(out + ".tmp", "w", encoding="utf-8", errors="replace") as file:
-            file.write(page(runs))
-        os.replace(out + ".tmp", out)
-    except OSError as e:
-        fail(4, f"{out}: cannot write: {e.strerror}", "give --out FILE.html in another directory")
-    for run in runs:
-        print(f"wrote {out}: {run.path}: {len(run.steps)} steps, loss "
-              + first_to_last([s["loss"] for s in run.steps])
-              + (f", validation {first_to_last([v for _, v in run.vals])}" if run.vals else ""))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    left = args.follow
+    while True:
+        runs = [read_log(os.path.join(run, "log.jsonl") if os.path.isdir(run) else run)
+                for run in args.runs]
+        left = left and any(is_number(n := run.options.get("steps")) and run.steps[-1]["step"] < n
+                            for run in runs)
+        out = args.out or os.path.join(os.path.dirname(runs[0].path), "report.html")
+        try:
+            with open(out + ".tmp", "w", encoding="utf-8", errors="replace") as file:
+                file.write(page(runs, left))
+            os.replace(out + ".tmp", out)
+        except OSError as e:
+            fail(4, f"{out}: cannot write: {e.strerror}", "give --out FILE.html in another directory")
+        for run in runs:
+            print(f"wrote {out}: {run.path}: {len(run.steps)} steps, loss "
+                  + first_to_last([s["loss"] for s in run.steps])
+                  + (f", validation {first_to_last([v for _, v in run.vals])}" if run.vals else ""), flush=True)
+        if not left:
+            break
+        time.sleep(5)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ declare -A sources=(
     [winogrande]=allenai/winogrande:winogrande_xl:validation [mmlu]=cais/mmlu:all:test
 )
 source=${sources[${2:-none}]:-}
-if [ -z "$source" ]; then
-    echo "error: expected a model and a benchmark, found '$*'" >&2
-    echo "hint: scripts/score.sh out/demo/final hellaswag" >&2
+[ "$source" ] || {
+    printf "error: %s\nhint: %s\n" "expected a model and a benchmark, found '$*'" \
+        "scripts/score.sh out/demo/final hellaswag" >&2
     exit 2
-fi
+}
 model=$(realpath "$1") name=$2
 shift 2
 cd "$(dirname "$0")/.."

@@ -8,12 +8,12 @@ WORDNET is a directory with index.noun, data.noun and so on (Debian: wordnet-bas
 one. The words are those that WordNet's authors counted in texts, in a fixed random order. The text is
 WordNet's, under the WordNet licence.
 """
-import argparse
 import json
 import os
 import random
 import re
-import sys
+
+from report import Parser, fail
 
 PARTS = {"noun": "noun", "verb": "verb", "adj": "adjective", "adv": "adverb"}
 MAX_MEANINGS = 8
@@ -52,7 +52,7 @@ def chat(word, places, files):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("wordnet")
     parser.add_argument("out")
     parser.add_argument("--words", type=int, default=4000)
@@ -62,10 +62,8 @@ def main():
         words = meanings(args.wordnet)
         files = {p: open(os.path.join(args.wordnet, "data." + p), "rb") for p in PARTS}
     except OSError as e:
-        print(f"error: {e.filename}: expected WordNet's files, found: {e.strerror}",
-              "hint: apt-get install wordnet-base, and give /usr/share/wordnet", sep="\n",
-              file=sys.stderr)
-        return 3
+        fail(3, f"{e.filename}: expected WordNet's files, found: {e.strerror}",
+             "apt-get install wordnet-base, and give /usr/share/wordnet")
     chosen = sorted(set(words) - set(args.leave_out.split(",")))
     random.Random(1).shuffle(chosen)
     with open(args.out + ".partial", "w", encoding="utf-8") as out:
@@ -73,8 +71,7 @@ def main():
             out.write(json.dumps(chat(word, words[word], files)) + "\n")
     os.replace(args.out + ".partial", args.out)
     print("wrote %s: %d chats" % (args.out, len(chosen[:args.words])))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

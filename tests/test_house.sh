@@ -23,7 +23,7 @@ short_lines() {
                          END { exit n == 0 }' "$@"
 }
 top_level() {
-    ! git ls-files | cut -d/ -f1 | sort -u | grep -vxE 'Makefile|train_llama\.cu|llama\.h|kernels|data|scripts|tests|dev|README\.md|LICENSE|CHANGELOG\.md|SECURITY\.md|CONTRIBUTING\.md|Dockerfile|compile_flags\.txt|\.editorconfig|\.ci|\.clang-format|\.gitignore'
+    ! git ls-files | cut -d/ -f1 | sort -u | grep -vxE 'Makefile|train_llama\.cu|llama\.h|kernels|data|scripts|tests|dev|README\.md|LICENSE|CHANGELOG\.md|SECURITY\.md|CONTRIBUTING\.md|Dockerfile|compile_flags\.txt|\.editorconfig|\.ci|\.clang-format|\.gitignore|\.dockerignore'
 }
 no_machine_paths() { ! grep -rnE '(^|[^A-Za-z.])/(root|home|work|tmp|var)/' dev/results; }
 check model_names_no_backend no_backend_names

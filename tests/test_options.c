@@ -136,6 +136,7 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--no-steps", "unknown option", "--help all"},
         {"--save_total 3", "--save_total: unknown option", "nothing is saved"},
         {"--sead 3", "--sead: unknown option", "did you mean --seed?"},
+        {"--sa 3", "--sa: unknown option", "--help all"},
         {"--data x", "unknown option", ""},  // a group's title is not an option
         {"_", "unexpected argument", "--name value"},
         {"--steps", "--steps: expected a value", ""},

@@ -46,6 +46,15 @@ for path, charts in (("odd/report.html", 6), ("both.html", 7)):
 PY
 lines_of '[log.start("start", 0), dict(log.step(1), loss=None, grad_norm=None)]' > diverged/log.jsonl
 outcome diverged_at_once 0 '1 steps, loss not finite' report diverged
+# one/log.jsonl has one of 40 steps: its page reloads itself until the last one is there
+python3 "$scripts/report.py" one --follow > followed.txt & follower=$!
+await_line $follower '1 steps' followed.txt
+has a_page_that_reloads '<meta http-equiv="refresh"' one/report.html
+lines_of '[log.start("start", 0)] + [log.step(s) for s in range(1, 41)]' > one/next && mv one/next one/log.jsonl
+check it_ends_with_the_run wait $follower
+has all_steps_are_in_it '40 of 40' one/report.html
+lacks and_reloads_no_more http-equiv one/report.html
+expect no_run_given 2 'the following arguments are required' report
 expect before_the_first_step 3 'expected at least one step' report none
 expect nothing_there 3 'cannot read' report nothing
 expect not_writable 4 'cannot write' report odd --out missing/x.html

@@ -200,9 +200,13 @@ check readme_has_commands test $n -ge 10
 cd ..
 
 # ---- make and docker --------------------------------------------------------------------------------------
-outcome make_help 0 '^make +builds ./train_llama; make install' make -s -C "$root" help
+outcome make_help 0 '^make +builds ./train_llama; make install, uninstall' make -s -C "$root" help
 check make_installs make -s -C "$root" -o train_llama BACKEND=cpu install DESTDIR="$work" PREFIX=/opt
 check what_is_installed_runs "$work/opt/bin/train_llama" --version
+check a_script_is_installed "$work/opt/share/unpad/scripts/report.py" --help
+check what_prepares_is_installed python3 "$work/opt/share/unpad/data/prepare.py" --help
+check make_uninstalls make -s -C "$root" uninstall DESTDIR="$work" PREFIX=/opt
+check nothing_is_left test -z "$(find "$work/opt" -type f)"
 if timeout 20 docker info > /dev/null 2>&1; then
     check image_is_built docker build -q -t unpad-test "$root"
     outcome image_runs 0 '^unpad.c .*cpu backend' docker run --rm unpad-test --version

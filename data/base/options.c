@@ -25,11 +25,13 @@ static bool next_word(const char **list, char word[WORD_MAX]) {
     return length > 0;
 }
 
-// The index of the word in the list; -1: not found.
+// The index of the word in the list, where "wand*" is any word that begins so; -1: not found.
 static int index_of_word(const char *list, const char *wanted) {
     char word[WORD_MAX];
-    for (int i = 0; next_word(&list, word); i++)
-        if (strcmp(word, wanted) == 0) return i;
+    for (int i = 0; next_word(&list, word); i++) {
+        const size_t n = strcspn(word, "*");
+        if (strncmp(word, wanted, n) == 0 && (word[n] || !wanted[n])) return i;
+    }
     return -1;
 }
 
@@ -124,37 +126,22 @@ static size_t distance(const char *a, const char *b) {
     return n + m - least - first - last;
 }
 
-// Does one of the words that end in * begin the name?
-static bool in_family(const char *list, const char *name) {
-    char word[WORD_MAX];
-    while (next_word(&list, word)) {
-        const size_t n = strlen(word) - 1;
-        if (word[n] == '*' && strncmp(word, name, n) == 0) return true;
-    }
-    return false;
-}
-
 // The hint names our option if this is another program's or misspelt. Returns false.
 static bool unknown_option(const Option *table, const char *argument, Error *err) {
-    char name[WORD_MAX], near[WORD_MAX + 30] = "";
+    char name[WORD_MAX], hint[WORD_MAX + 30] = "--help all lists all options";
     size_t least = 3;
     snprintf(name, sizeof name, "%.*s", (int)strcspn(argument, "="), argument);
-    const char *bare = strncmp(name, "--", 2) == 0 ? name + 2 : name, *known = NULL, *family = NULL;
+    const char *bare = strncmp(name, "--", 2) == 0 ? name + 2 : name, *known = NULL;
     for (char *p = name; (p = strchr(p, '_'));) *p = '-';
     for (const Option *o = table; o->name; o++) {
-        if (o->kind == OPTION_KIND_HINT && index_of_word(o->name, bare) >= 0) known = o->help;
-        if (o->kind == OPTION_KIND_HINT && in_family(o->name, bare)) family = o->help;
+        if (!known && o->kind == OPTION_KIND_HINT && index_of_word(o->name, bare) >= 0)
+            known = o->help;
         const size_t far = o->address ? distance(bare, o->name) : least;
         if (far >= least || far * 2 >= strlen(bare)) continue;
         least = far;
-        snprintf(near, sizeof near, "did you mean --%s?", o->name);
+        snprintf(hint, sizeof hint, "did you mean --%s?", o->name);
     }
-    return error_set(err, EXIT_USAGE,
-                     known     ? known
-                     : near[0] ? near
-                     : family  ? family
-                               : "--help all lists all options",
-                     "%.100s: unknown option", argument);
+    return error_set(err, EXIT_USAGE, known ? known : hint, "%.100s: unknown option", argument);
 }
 
 // The value of argv[*i], after '=' or in the next argument; NULL with *err set when it is missing.

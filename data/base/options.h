@@ -59,10 +59,10 @@ typedef struct {
 // Sets every option to its default, then to its argument. *help: the topic of --help, "" without
 // one, "all" for --help-all; NULL: no help requested. Prints nothing. Errors are EXIT_USAGE.
 //
-// --options FILE, if the table has it, reads a file of options, whatever its place: what the command
-// line gives wins. A line is "name value", "--name value", "name=value" or "name: value"; of a name
-// given twice the last counts; # begins a comment; a value in quotes is a JSON string. Errors in it
-// are EXIT_BAD_INPUT.
+// --options FILE, if the table has it, reads a file of options, whatever its place: the command
+// line wins. A line is "name value", "--name value", "name=value" or "name: value"; of a name given
+// twice the last counts; # begins a comment; a value in quotes is a JSON string. Errors in it are
+// EXIT_BAD_INPUT.
 bool options_parse(Option *table, int argc, char **argv, const char **help, Error *err);
 
 // The same for main(): prints help, or the version, and exits 0; an error prints and exits 2.

@@ -48,8 +48,8 @@ json_t *run_options_complete(const ResumePoint *at, int num_ranks);
 // The same for --generate and --eval
 void run_options_complete_inference(int num_ranks);
 
-// Once the data is open: --steps for --epochs, of about so many steps each, and --warmup-steps; 0: a
-// mixture. Warns of a run of more than 20 epochs of these documents.
+// Once the data is open: sets --steps for --epochs of about epoch_steps each, 0 for a mixture, and
+// --warmup-steps. Warns of a run of more than 20 epochs of these documents.
 void run_options_count_steps(double epoch_steps, int64_t num_docs);
 
 // Writes the file `options` beside the log, for --options: what was given, or for a resumed run, of

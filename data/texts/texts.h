@@ -18,8 +18,9 @@ typedef struct {
 // If *spec names texts, makes their shards and sets it to OUT/name, or for a mixture OUT/name-1-web
 // and so on; shards stay as they are. *spec is allocated, also after a failure. val_frac: the share
 // of documents, chosen by content, that become validation documents, at least one of ten; except
-// for validation files there are none when no others would be left, or with NO_VALIDATION. Prints a line about the
-// texts, and progress on stderr. After a failure each source has either all its files or none.
+// for validation files there are none when no others would be left, or with NO_VALIDATION. Prints a
+// line about the texts, and progress on stderr. After a failure each source has either all its
+// files or none.
 enum { NO_VALIDATION = -1 };
 bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
                      Error *err);
