@@ -91,6 +91,7 @@ static void batch_append(Batch *b, const DocView *doc, int32_t shared_first) {
         assert(own || b->tokens[row] == doc->tokens[i]);
         if (own) b->targets[row] = -1, b->weights[row] = 0;
         if (target < 0) continue;
+        assert(own || b->targets[row] < 0 || b->targets[row] == target);
         b->num_targets += b->targets[row] < 0;
         b->targets[row] = target;
         b->weights[row] += doc->weights ? doc->weights[i] : 1;

@@ -18,17 +18,41 @@ void scorer_open(Scorer *s, const Options *o, ModelFace model) {
     s->sums = host_calloc((size_t)most, sizeof *s->sums, "documents");
 }
 
+// The choices of a question, and questions behind one header, share what they begin with.
+static void share_prefixes(DocView *docs, int n) {
+    const DocView *leader = docs;
+    int32_t most = 0;
+    for (DocView *d = docs; d < docs + n; d++) {
+        int32_t same = 0;
+        while (same < d->length && same < leader->length && d->tokens[same] == leader->tokens[same])
+            same++;
+        if (same > most + 1) same = most + 1;
+        d->shared_len = same > 0 ? (same - 1) / SHARED_TILE_TOKENS * SHARED_TILE_TOKENS : 0;
+        if (d->shared_len == 0) leader = d;
+        most = d->shared_len > 0 ? d->shared_len : d->length;
+    }
+}
+
+static double sum_of(const Scorer *s, int i) {
+    const Batch *b = &s->batch;
+    const DocView *d = &s->docs[i];
+    double sum = *s->sums[i];
+    for (int32_t k = 0, n = d->shared_len; k < d->length; k++)
+        if (!d->targets || d->targets[k] >= 0)
+            sum += (double)s->losses[k < n ? b->shared_first[i] + k : b->cu_seqlens[i] + k - n];
+    return sum;
+}
+
 // A signal stops --eval at once, and its shards of texts are removed; a run first finishes this.
 static void score_micro_batch(Scorer *s) {
     const Batch *b = &s->batch;
     if (s->num_docs == 0) return;
     if (stop_signal && s->o->eval) exit(128 + (int)stop_signal);
-    batch_pack(&s->batch, s->docs, s->num_docs);
+    share_prefixes(s->docs, s->num_docs);
+    batch_fill(&s->batch, LAYOUT_SHARED, s->docs, s->num_docs, 0);
     assert(batch_is_valid(b, s->model.vocab_size));
     s->model.pass(s->model.model, b, false, s->losses, NULL);
-    for (int i = 0; i < s->num_docs; i++)
-        for (int32_t t = b->cu_seqlens[i]; t < b->cu_seqlens[i + 1]; t++)
-            *s->sums[i] += (double)s->losses[t];
+    for (int i = 0; i < s->num_docs; i++) *s->sums[i] = sum_of(s, i);
     s->num_docs = 0;
 }
 
