@@ -71,9 +71,9 @@ __device__ __forceinline__ SoftmaxSum block_sum(SoftmaxSum s, SoftmaxSum *warps)
     return warps[0];
 }
 
-// x[v] = value(v, x[v]) along the row, and 0 behind it
+// x[v] = value(v, x[v]) along the row, and 0 from V to Vp
 template <class F>
-__device__ __forceinline__ void map_row(floatX *x, int64_t V, F value) {
+__device__ __forceinline__ void map_row(floatX *x, int64_t V, int64_t Vp, F value) {
     const int64_t tail = V / 8 * 8;
 #pragma unroll 4
     for (int64_t v = 8 * threadIdx.x; v < tail; v += 8 * blockDim.x) {
@@ -84,20 +84,20 @@ __device__ __forceinline__ void map_row(floatX *x, int64_t V, F value) {
         store8(x + v, a);
     }
     const int64_t v = tail + threadIdx.x;
-    if (v < padded_vocab(V)) x[v] = (floatX)(v < V ? value(v, (float)x[v]) : 0.0f);
+    if (v < Vp) x[v] = (floatX)(v < V ? value(v, (float)x[v]) : 0.0f);
 }
 
 template <bool GRADIENT>
 __global__ void __launch_bounds__(MAX_WARPS *WARP)
     cross_entropy_kernel(real *losses, floatX *logits, const int32_t *targets, const float *weights,
-                         const float *loss_scale, int64_t V) {
+                         const float *loss_scale, int64_t V, int64_t Vp) {
     __shared__ SoftmaxSum warps[MAX_WARPS];
     const int64_t t = blockIdx.x;
     const int32_t target = targets[t];
-    floatX *x = logits + t * padded_vocab(V);  // (Vp)
+    floatX *x = logits + t * Vp;  // (Vp)
     if (target < 0) {
         if (threadIdx.x == 0) losses[t] = 0;
-        if (GRADIENT) map_row(x, V, [](int64_t, float) { return 0.0f; });
+        if (GRADIENT) map_row(x, V, Vp, [](int64_t, float) { return 0.0f; });
         return;
     }
     const float target_logit = (float)x[target];
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(MAX_WARPS *WARP)
     if (threadIdx.x == 0) losses[t] = logf(s.sum) + (s.max - target_logit);
     if (!GRADIENT) return;
     const float one = weights ? *loss_scale * weights[t] : *loss_scale, scale = one / s.sum;
-    map_row(x, V, [=](int64_t v, float a) {
+    map_row(x, V, Vp, [=](int64_t v, float a) {
         return __expf(a - s.max) * scale - (v == target ? one : 0.0f);
     });
 }
@@ -125,7 +125,7 @@ void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *ta
     if (T == 0) return;
     cross_entropy_kernel<false><<<(unsigned)T, threads_for(V), 0, cuda_stream()>>>(
         losses, const_cast<floatX *>(logits), targets, (const float *)nullptr,
-        (const float *)nullptr, V);
+        (const float *)nullptr, V, padded_vocab(V));
     LAUNCH_CHECK("cross_entropy_kernel");
 }
 
@@ -134,6 +134,6 @@ void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t 
                                     int64_t V) {
     if (T == 0) return;
     cross_entropy_kernel<true><<<(unsigned)T, threads_for(V), 0, cuda_stream()>>>(
-        losses, logits, targets, weights, loss_scale, V);
+        losses, logits, targets, weights, loss_scale, V, padded_vocab(V));
     LAUNCH_CHECK("cross_entropy_kernel");
 }
