@@ -45,7 +45,6 @@ CPU_COMM := kernels/comm/cpu.c
 HOST    := $(filter-out $(CPU_COMM),$(wildcard data/*/*.c kernels/comm/*.c))
 KERNELS := $(wildcard kernels/cpu/*.c) $(CPU_COMM)
 CUDA_KERNELS := $(wildcard kernels/cuda/*.cu) kernels/comm/nccl.cu
-TO      := $(DESTDIR)$(or $(PREFIX),/usr/local)
 .PHONY: all help install uninstall bench gpu-day clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
@@ -134,11 +133,9 @@ gpu-day:
 	@dev/gpu_day.sh $(PARTS)
 help:
 	@sed -n '1,/^$$/s/^# \{0,3\}//p' Makefile
-install: train_llama     # and what hints name
-	install -D -m 755 train_llama '$(TO)/bin/train_llama'
-	mkdir -p '$(TO)/share/unpad/data' && cp -r scripts '$(TO)/share/unpad' && cp data/*.py '$(TO)/share/unpad/data'
-uninstall:
-	rm -rf '$(TO)/bin/train_llama' '$(TO)/share/unpad'
+install: train_llama
+install uninstall:
+	@dev/install.sh $@ '$(DESTDIR)$(or $(PREFIX),/usr/local)'
 clean:
 	rm -rf build train_llama
 include tests/tests.mk dev/emu/emu.mk

@@ -129,15 +129,15 @@ void bias_backward(real *dbias, const floatX *dout, int64_t T, int64_t N);
 // qkv (T,H+2*Hkv,D) rotated in place: the H query and Hkv key heads; the value heads are unchanged.
 // The inverse rotation is part of attention_backward.
 // rope_table (max_position, D/2, 2) real: cos, sin
-// position_ids (T) int32 in [0,max_position), restarting at 0 in each document
+// position_ids (T) int32 in [0,max_position), restarting in each document, at what it shares
 void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_table, int64_t T,
                   HeadShape heads);
 
 // ------------------------------------------------------------------------------------------------
 // Causal attention over packed documents; token i attends to j <= i of its own document only.
 // softmax_scale = 1/sqrt(D). Accumulates in fp32. Never reads or writes rows past total_tokens. A
-// document's results do not depend on its neighbours, its position in the buffer or where its shared
-// tokens stand, bit for bit; dK and dV of a shared row are sums over all documents that share it.
+// document's results do not depend on its neighbours, its place in the buffer or that of its shared
+// tokens, bit for bit; dK and dV of a shared row are sums over all documents that share it.
 // Deterministic. Source: FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2.
 
 //   out (T,H,D)         =

@@ -15,7 +15,7 @@ scripts/setup.sh /usr/share/wordnet/data.noun=wordnet-base \
 python=/usr/bin/python3
 
 say 'build'
-make -s -j"$(nproc)" all
+make -j"$(nproc)" all
 
 say 'model'
 if [ -e $model ]; then echo "$model exists"; else scripts/get_model.sh smollm2-135m-instruct; fi

@@ -122,7 +122,7 @@ static inline int64_t dim(const Run *r, char letter) {
            : letter == 'N' ? T / 2                      // rows picked
            : letter == 'M' ? (T < r->s.C ? T : r->s.C)  // the shorter side
            : letter == 'R' ? T + 2                      // rows of the cache
-           : letter == 'P' ? MAX_POSITION
+           : letter == 'A' ? MAX_POSITION
            : letter == 'S' ? r->num_segments + 1
            : letter == 'W' ? (int64_t)attention_work_list_size(T, r->num_segments)
                            : letter - '0';
@@ -956,7 +956,7 @@ static const Operation operations[] = {
         GRADIENT("dbias", "C"), INPUT("dout", "TC")}),
     OPERATION(rope_forward, .flags = BY_ROWS, SHAPES(head), .operands = {
         SUM("qkv", "TQ"), {"position_ids", INT, IN, "T", POSITIONS},
-        {"rope_table", REAL, IN, "PD", ANGLES}}),
+        {"rope_table", REAL, IN, "AD", ANGLES}}),
     OPERATION(attention_forward, .flags = BY_DOCS | ATTENTION, SHAPES(attention),
               .prepare = prepare_attention_forward, .flops = forward_flops, .operands = {
         RESULT("out", "TO"), {"lse", REAL, OUT, "HT", 0}, INPUT("qkv", "TQ"),
@@ -966,7 +966,7 @@ static const Operation operations[] = {
               .prepare = prepare_attention_backward, .flops = backward_flops, .operands = {
         RESULT("dqkv", "TQ"), {"delta", REAL, OUT, "HT", 0}, INPUT("dout", "TO"),
         INPUT("qkv", "TQ"), INPUT("out", "TO"), {"lse", REAL, IN, "HT", 0},
-        {"position_ids", INT, IN, "T", POSITIONS}, {"rope_table", REAL, IN, "PD", ANGLES},
+        {"position_ids", INT, IN, "T", POSITIONS}, {"rope_table", REAL, IN, "AD", ANGLES},
         {"cu_seqlens", INT, IN, "S", DOC_ENDS}, {"work", INT, IN, "W", WORK},
         {"shared_first", INT, IN, "S", SHARED_FIRST}, {"shared_len", INT, IN, "S", SHARED_LEN}}),
     OPERATION(kv_store, SHAPES(decode), .operands = {

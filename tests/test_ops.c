@@ -651,7 +651,11 @@ static const char *const kernels_of_products[] = {
 #ifdef GRADCHECK
     "portable",
 #elif !defined(BACKEND_CUDA)
-    "portable", "avx2", "avx512", "avx512_bf16", "amx_bf16",
+    "portable",
+    "avx2",
+    "avx512",
+    "avx512_bf16",
+    "amx_bf16",
 #ifdef AMX_MODEL
     "amx_model_bf16",
 #endif

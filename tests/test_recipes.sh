@@ -205,6 +205,10 @@ check make_installs make -s -C "$root" -o train_llama BACKEND=cpu install DESTDI
 check what_is_installed_runs "$work/opt/bin/train_llama" --version
 check a_script_is_installed "$work/opt/share/unpad/scripts/report.py" --help
 check what_prepares_is_installed python3 "$work/opt/share/unpad/data/prepare.py" --help
+check its_man_page_has_every_option test "$(grep -c '^  \\-\\-' "$work/opt/share/man/man1/train_llama.1")" = \
+    "$("$train" --help all | grep -c '^  --')"
+completed() { bash -c '. "$1"; COMP_WORDS=(train_llama "$2") COMP_CWORD=1; _train_llama; echo "${COMPREPLY[*]}"' - "$work/opt/share/bash-completion/completions/train_llama" "$1"; }
+check options_are_completed test "$(completed --resu)" = --resume
 check make_uninstalls make -s -C "$root" uninstall DESTDIR="$work" PREFIX=/opt
 check nothing_is_left test -z "$(find "$work/opt" -type f)"
 if timeout 20 docker info > /dev/null 2>&1; then

@@ -414,18 +414,14 @@ bool options_take(const Option *table, const json_t *stored, const char *except,
     return !err->code;
 }
 
-// "name value", quoted where a plain value would be read as another one
+// "name value", where texts are quoted
 static void write_line(const Option *o, const char *value, FILE *out) {
-    const size_t n = strlen(value);
-    const bool off = o->kind == OPTION_FLAG && strcmp(value, "false") == 0,
-               plain = n > 0 && !strpbrk(value, "#\"\n\r\t") && value[0] != ' ' &&
-                       !strchr("=: ", value[0]) && value[n - 1] != ' ';
     json_auto_t *text = json_text(value);
-    char *quoted = plain ? NULL : json_dumps(text, JSON_ENCODE_ANY);
-    fprintf(out, "%s%s%s%s\n", off ? "no-" : "", o->name, o->kind == OPTION_FLAG ? "" : " ",
-            o->kind == OPTION_FLAG ? ""
-            : plain                ? value
-                                   : quoted);
+    char *quoted = is_text(o) ? json_dumps(text, JSON_ENCODE_ANY) : NULL;
+    if (o->kind == OPTION_FLAG)
+        fprintf(out, "%s%s\n", strcmp(value, "false") == 0 ? "no-" : "", o->name);
+    else
+        fprintf(out, "%s %s\n", o->name, quoted ? quoted : value);
     free(quoted);
 }
 

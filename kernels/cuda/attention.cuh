@@ -37,11 +37,10 @@ enum WorkList {
 struct WorkCounts {
     int32_t items[NUM_WORK_LISTS];
 };
-// Shared prefixes. A document's rows from `start` on are its tokens' own, but for those of the first
-// shared_len, which are the rows from shared_first on; `start` is then that many rows before the
-// first own one, and may be negative. Lists have own rows only, and tiles are counted from there.
-// Whoever shares a tile of keys follows their document: to the dK, dV kernel the own rows of them
-// all are one document, and shared_len is 0.
+// Shared prefixes. The rows of a document's first shared_len tokens begin at shared_first; `start`
+// is as many rows before its first own one, and may be negative. Tiles are of own rows. Documents
+// that share a tile of keys follow its owner: for the dK, dV kernel their own rows are its too, and
+// shared_len is 0.
 struct WorkItem {
     int32_t start, len;  // the document: first row, tokens
     int32_t tile;
