@@ -31,6 +31,19 @@ check odd_3_steps "$cuda" "${odd[@]}" --out odd --steps 3
 near a_vocabulary_that_is_no_multiple_of_8 odd cpu_odd
 as_on_cpu sm80 --attention sm80         # the kernels for GPUs before Hopper
 
+# documents that begin alike: what they share once is what packed computes for each
+mkdir alike
+for i in 1 2 3 4 5 6; do (printf 'the same words, %.0s' {1..10}; seq $i $((i * 9))) > alike/$i; done
+prepare alike --out alike.bin
+alike=(--train alike.bin --max-seqlen 256 --micro-batch-tokens 1024 --batch-tokens 1024 --val-every 0)
+check cpu_packed_3_steps "$cpu" "${common[@]}" "${alike[@]}" --out cpu_alike --steps 3
+for kernels in auto sm80; do
+    check shared_3_steps_$kernels "$cuda" "${common[@]}" "${alike[@]}" --out shared_$kernels --steps 3 --layout shared \
+        --attention $kernels
+    has shared_prefixes_are_in_the_data_$kernels '^shared prefixes: [1-9][0-9] %' out.txt
+    same_losses shared_losses_match_packed_on_the_cpu_$kernels 0.00390625 0.03125 3 cpu_alike shared_$kernels
+done
+
 check cpu_muon_3_steps "$cpu" "${common[@]}" --optimizer muon --out cpu_muon --steps 3
 cpu_run=cpu_muon as_on_cpu muon --optimizer muon
 launches() { EMU_TRACE=1 "$cuda" "${common[@]}" --val-every 0 --steps 1 --optimizer $1 --out traced_$1 2>&1 | grep -c 'EMU TRACE'; }
