@@ -86,6 +86,7 @@ TEST(values_are_read_in_every_spelling) {
         {"--steps 5 --steps 6 --no-overlap --overlap --no-bias --out _",
          "'steps': 6, 'overlap': true, 'no-bias': true, 'out': ''"},
         {"--no-no-bias --no-deterministic --no-overlap", "'overlap': false"},
+        {"--layout Packed", ""},
         {"--resume", "'resume': 'newest'"},
         {"--resume dir --steps 3", "'resume': 'dir', 'steps': 3"},
         {"--any-int -2147483648 --any-float -3.4e38",
