@@ -190,6 +190,8 @@ TEST(a_file_of_options) {
     CHECK(strcmp(o.train_data, " x\n# y") == 0 && !o.resume);
     CHECK(option_given(table, "steps") == GIVEN_BY_FILE && !option_given(table, "resume"));
     CHECK(option_given(table, "seed") == GIVEN_BY_COMMAND_LINE);
+    CHECK(parse(printed("--seed 4 --options %s", scratch("options")), &err) && o.seed == 4);
+    CHECK(parse_file(text, "--seed 3 --overlap", &err));
     // what it writes reads back as the same, with and without defaults
     json_auto_t *before = options_json(table);
     for (int resolved = 0; resolved < 2; resolved++) {
