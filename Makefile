@@ -77,8 +77,8 @@ MPI_LIBS := $(if $(MPI),$(shell mpicc --showme:link))
 WITH_MPI := build/cpu/$(CPU_COMM:.c=.o) $(foreach v,cpu cuda emu,build/$(v)/kernels/comm/mpi.o)
 $(WITH_MPI): CFLAGS += $(if $(MPI),-DWITH_MPI $(shell mpicc --showme:compile))
 
-ON_cpu  := $(CC), $(if $(MPI),MPI found,\
-             no MPI: one rank only (for more: apt-get install openmpi-bin libopenmpi-dev))
+ON_cpu  := $(CC), $(if $(MPI),MPI found,no MPI: one rank only \
+             (for more: apt-get install openmpi-bin libopenmpi-dev))
 LIBS_cpu := $(LDLIBS) $(MPI_LIBS)
 $(eval $(call VARIANT,cpu,-O3,$(CC) -fopenmp -O3,$(KERNELS:%.c=build/cpu/%.o)))
 

@@ -143,7 +143,7 @@ static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel
     if ((trains || strcmp(o->attention, "auto") != 0) && attention_select(o->attention) != 0)
         exit_with(EXIT_USAGE,
                   "auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
-                  "--attention: expected kernels that this device can run");
+                  "--attention %s: expected kernels that this device can run", o->attention);
     device_on_error(describe_work, m);
     const size_t free_bytes = o->memory_gib > 0 ? (size_t)((double)o->memory_gib * 0x1p30)
                                                 : device_memory_free(comm_local_ranks());

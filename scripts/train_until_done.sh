@@ -35,5 +35,5 @@ while :; do
         "$restarts without a new checkpoint)" >&2
     sleep "$pause"
 done
-echo "train_until_done: exit code $code, giving up; newest checkpoint: $(newest)" >&2
+echo "train_until_done: exit code $code, giving up; newest checkpoint: $(newest | grep . || echo none)" >&2
 exit $code

@@ -182,6 +182,7 @@ expect a_run_as_model 3 '^hint: --model a/final$' "$train" --model a --generate
 expect a_run_without_a_model 3 '^hint: --model killed/step-' eval 'mkdir killed && touch killed/log.jsonl && "$train" --model killed "${data[@]}"'
 
 # ---- usage ------------------------------------------------------------------------------------------------
+expect another_attention 2 '--attention flash: expected kernels' "${run[@]}" --attention flash --dry-run
 expect longest_document_does_not_fit 2 'micro-batch-tokens 512: expected at least --max-seqlen 1024' "${run[@]}" --max-seqlen 1024
 expect a_longer_one_alone_raises_the_buffer 0 '^plan .* of 8192 tokens a step' "$train" --train corpus --max-seqlen 8192 --dry-run
 expect batch_is_not_a_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000

@@ -172,6 +172,7 @@ expect generate_and_eval 2 'expected at most one' of tiny --eval
 expect a_name_has_no_weights 2 'expected a model with weights' "$train" --generate --prompt a
 expect no_tokenizer 2 'needs a tokenizer' "$train" --model "$golden" --generate --prompt a
 expect no_prompt_file 3 'missing.txt' of tiny --prompt @missing.txt
+expect a_directory_of_prompts 3 '^hint: save it as a file' of tiny --prompt @tiny
 touch empty && expect empty_file 3 'empty: expected a prompt a line' of tiny --prompt @empty
 expect input_is_a_directory 4 '^error: standard input: cannot read' bash -c '"$@" < /' - "$train" --model tiny --from-scratch --generate
 text fits greedy --prompt 'line 7' --max-seqlen 7

@@ -86,6 +86,7 @@ TEST(values_are_read_in_every_spelling) {
         {"--steps 5 --steps 6 --no-overlap --overlap --no-bias --out _",
          "'steps': 6, 'overlap': true, 'no-bias': true, 'out': ''"},
         {"--no-no-bias --no-deterministic --no-overlap", "'overlap': false"},
+        {"--layout Packed", ""},
         {"--resume", "'resume': 'newest'"},
         {"--resume dir --steps 3", "'resume': 'dir', 'steps': 3"},
         {"--any-int -2147483648 --any-float -3.4e38",
@@ -189,6 +190,8 @@ TEST(a_file_of_options) {
     CHECK(strcmp(o.train_data, " x\n# y") == 0 && !o.resume);
     CHECK(option_given(table, "steps") == GIVEN_BY_FILE && !option_given(table, "resume"));
     CHECK(option_given(table, "seed") == GIVEN_BY_COMMAND_LINE);
+    CHECK(parse(printed("--seed 4 --options %s", scratch("options")), &err) && o.seed == 4);
+    CHECK(parse_file(text, "--seed 3 --overlap", &err));
     // what it writes reads back as the same, with and without defaults
     json_auto_t *before = options_json(table);
     for (int resolved = 0; resolved < 2; resolved++) {

@@ -62,7 +62,8 @@ bool file_open(File *f, const char *path, const char *hint, Error *err) {
         return error_set(err, EXIT_BAD_INPUT, hint, "%s: cannot open: %s", path, strerror(errno));
     if (fstat(f->fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         file_close(f);
-        return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a regular file", path);
+        return error_set(err, EXIT_BAD_INPUT, "save it as a file: no pipe or directory is read",
+                         "%s: expected a regular file", path);
     }
     f->size_bytes = (uint64_t)st.st_size;
     return true;

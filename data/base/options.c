@@ -25,12 +25,12 @@ static bool next_word(const char **list, char word[WORD_MAX]) {
     return length > 0;
 }
 
-// The index of the word in the list, where "wand*" is any word that begins so; -1: not found.
+// The index of the word in the list, in any case; "wand*" is any word that begins so. -1: not found.
 static int index_of_word(const char *list, const char *wanted) {
     char word[WORD_MAX];
     for (int i = 0; next_word(&list, word); i++) {
         const size_t n = strcspn(word, "*");
-        if (strncmp(word, wanted, n) == 0 && (word[n] || !wanted[n])) return i;
+        if (strncasecmp(word, wanted, n) == 0 && (word[n] || !wanted[n])) return i;
     }
     return -1;
 }
