@@ -25,7 +25,7 @@ static bool next_word(const char **list, char word[WORD_MAX]) {
     return length > 0;
 }
 
-// The index of the word in the list, in any case; "wand*" is any word that begins so. -1: not found.
+// The index of the word in the list, in any case; "wand*" is any word that begins so. -1: none
 static int index_of_word(const char *list, const char *wanted) {
     char word[WORD_MAX];
     for (int i = 0; next_word(&list, word); i++) {
