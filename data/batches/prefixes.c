@@ -46,7 +46,7 @@ static int64_t common(const Prefixes *p, int32_t a, int32_t b) {
     return (int64_t)k;
 }
 
-// A segment comes behind those that go on where it ends, so that the longest of these leads.
+// A segment comes behind the longer ones that begin with it, so that the longest leads.
 static int compare(const void *first, const void *second, void *prefixes) {
     const Prefixes *p = prefixes;
     const int32_t a = *(const int32_t *)first, b = *(const int32_t *)second;
