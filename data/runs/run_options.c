@@ -287,7 +287,7 @@ void run_options_write(const char *log, bool resumed) {
     if (!path_parent(dir, sizeof dir, log, &err) ||
         !path_join(path, sizeof path, dir, "options", &err) ||
         !options_write(run_option_table, except, resumed, path, &err))
-        warning("%s", err.what);
+        error_exit(&err);
 }
 
 // Adapters of another rank or beside other layers are other tensors than the run's; another alpha

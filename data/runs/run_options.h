@@ -53,7 +53,7 @@ void run_options_complete_inference(int num_ranks);
 void run_options_count_steps(double epoch_steps, int64_t num_docs);
 
 // Writes the file `options` beside the log, for --options: what was given, or for a resumed run, of
-// which that is a part, all that is not the default.
+// which that is a part, all that is not the default. Exits with code 4 where that fails.
 void run_options_write(const char *log, bool resumed);
 
 enum { SAVE_MINUTES = 10 };  // between checkpoints, without --save-every
