@@ -163,8 +163,7 @@ Option run_option_table[] = {
     HINT("depth|layers|num-layers|n-layer|hidden-size|heads|num-heads",
          "--model's config.json has the sizes"),
     HINT("max-seq-length|max-seq-len|max-length|seq-len|sequence-len|seq-length|sequence-length|"
-         "ctx-size|"
-         "context-length|block-size|training.seq-len|-t|-c",
+         "ctx-size|context-length|block-size|training.seq-len|-t|-c",
          "it is --max-seqlen"),
     HINT("warmup|warmup-ratio|warmup-iters|lr-scheduler.warmup-steps|-u", "it is --warmup-steps"),
     HINT("lr-scheduler|lr-scheduler-type", "it is --schedule"),
@@ -240,19 +239,16 @@ static const char options_of_help[] =
 
 // What --resume does not take from the run it continues: options of this start and this machine.
 const char run_options_of_a_start[] =
-    "options|out|resume|overwrite|log-every|threads|memory-gib|heartbeat-seconds|compare|check-"
-    "packing|"
-    "generate|chat|eval|dry-run";
+    "options|out|resume|overwrite|log-every|threads|memory-gib|heartbeat-seconds|compare|"
+    "check-packing|generate|chat|eval|dry-run";
 
 static const char options_of_generate[] =
-    "options|generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-"
-    "seqlen|"
-    "micro-batch-tokens|threads|memory-gib|bf16-matmul|attention|adapter|dry-run";
+    "options|generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|"
+    "max-seqlen|micro-batch-tokens|threads|memory-gib|bf16-matmul|attention|adapter|dry-run";
 static const char options_of_eval[] =
-    "options|eval|train|val|bench|log-every|train-on|long-docs|boundary-token|allow-other-"
-    "tokenizer|seed|"
-    "model|adapter|from-scratch|max-seqlen|micro-batch-tokens|threads|memory-gib|bf16-matmul|"
-    "attention|heartbeat-seconds|dry-run";
+    "options|eval|train|val|bench|log-every|train-on|long-docs|boundary-token|"
+    "allow-other-tokenizer|seed|model|adapter|from-scratch|max-seqlen|micro-batch-tokens|threads|"
+    "memory-gib|bf16-matmul|attention|heartbeat-seconds|dry-run";
 
 Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks) {
     Options *o = &parsed;
