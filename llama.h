@@ -214,8 +214,8 @@ static inline void llama_begin_step(LlamaModel *m, double weight_sum);
 // Each micro-batch takes zero_begin_micro_batch and these five calls. The batch must satisfy
 // batch_is_valid, and may be reused as soon as llama_set_batch returns.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b);
-static inline void llama_forward(LlamaModel *m);           // up to the final norm
-static inline void llama_head(LlamaModel *m, bool train);  // losses, and the head's backward
+static inline void llama_forward(LlamaModel *m);     // up to the final norm
+static inline void llama_head_train(LlamaModel *m);  // losses, and the head's backward
 static inline void llama_backward(LlamaModel *m);    // llama_forward's list from bottom to top
 static inline void llama_add_losses(LlamaModel *m);  // to those of the step
 // Then zero_reduce, zero_update and zero_read_step end the step.
@@ -329,35 +329,40 @@ static inline void llama_logits(LlamaModel *m, const int32_t *rows, int64_t n) {
     matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, Vp);
 }
 
-// Losses of in.head_rows, for llama_add_losses. train: and the head's backward while a chunk's
-// logits are there. It leaves scratch.dnorm; scratch.dresid has only the gradients of head_rows.
-static inline void llama_head(LlamaModel *m, bool train) {
+// Losses of in.head_rows, for llama_add_losses
+static inline void llama_head_eval(LlamaModel *m) {
+    for (int64_t i = 0, n; i < m->in.num_head_rows; i += n) {
+        n = llama_chunk(m, i, m->in.num_head_rows);
+        llama_logits(m, m->in.head_rows + i, n);
+        cross_entropy_forward(m->scratch.losses + i, m->scratch.logits, m->in.targets + i, n,
+                              m->config.vocab_size);
+    }
+}
+
+// The same, and the head's backward while a chunk's logits are there: scratch.dnorm
+static inline void llama_head_train(LlamaModel *m) {
     LlamaScratch *s = &m->scratch;
     const LlamaInputs *in = &m->in;
     const int64_t num = in->num_head_rows, C = m->config.hidden_size, V = m->config.vocab_size,
                   Vp = padded_vocab(V);
     for (int64_t i = 0, n; i < num; i += n) {
+        const float *weights = in->weights ? in->weights + i : NULL;
         const bool sum = m->zero.has_grads || i > 0;
         n = llama_chunk(m, i, num);
         llama_logits(m, in->head_rows + i, n);
-        if (train)
-            cross_entropy_forward_backward(s->losses + i, s->logits, in->targets + i,
-                                           in->weights ? in->weights + i : NULL, m->loss_scale, n,
-                                           V);
-        else
-            cross_entropy_forward(s->losses + i, s->logits, in->targets + i, n, V);
-        if (!train) continue;
+        cross_entropy_forward_backward(s->losses + i, s->logits, in->targets + i, weights,
+                                       m->loss_scale, n, V);
         matmul_backward_weight(m->dlm_head, s->logits, s->head_rows, sum, n, C, Vp);       // +=
         matmul_backward_input(s->dresid + i * C, s->logits, m->lm_head, false, n, C, Vp);  // =
     }
-    if (train) scatter_rows(s->dnorm, s->dresid, in->head_rows, num, in->docs.total_tokens, C);
+    scatter_rows(s->dnorm, s->dresid, in->head_rows, num, in->docs.total_tokens, C);
 }
 
 static inline void llama_add_losses(LlamaModel *m) {
     losses_sum(m->zero.loss_sum, m->scratch.losses, m->in.weights, m->in.num_head_rows);
 }
 
-// Starts from scratch.dnorm, which llama_head left.
+// Starts from scratch.dnorm, which llama_head_train left.
 static inline void llama_backward(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const LlamaInputs *in = &m->in;
@@ -549,7 +554,7 @@ static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *
         matmul_forward(m->scratch.logits, norm + t * C, m->lm_head, n, C, padded_vocab(V));
         llama_logits_to_host(m, logits + t * V, n);
     }
-    llama_head(m, train);
+    (train ? llama_head_train : llama_head_eval)(m);
     if (losses) {
         device_download(losses, m->scratch.losses, (size_t)b->num_head_rows * sizeof(real));
         batch_spread_losses(b, losses);

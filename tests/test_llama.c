@@ -942,7 +942,7 @@ TEST(adapters_keep_the_promises_of_a_model) {
 static double loss_of(LlamaModel *m, const Batch *b) {
     device_zero(m->zero.step, sizeof(StepScalars));
     llama_forward(m);
-    llama_head(m, false);
+    llama_head_eval(m);
     llama_add_losses(m);
     return zero_read_step(&m->zero).loss_sum / b->num_targets;
 }
