@@ -1,65 +1,84 @@
 #!/usr/bin/env python3
-"""Draws dev/results/{speed,scaling,training,muon}.svg from the newest files of measurements beside them.
+"""Draws dev/results/*.svg from the newest files of measurements beside them (pip install matplotlib).
 
     dev/charts.py
 """
 import csv
 import pathlib
 import re
-import sys
-from html import escape
+import zlib
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "dev" / "results"
-sys.path.insert(0, str(ROOT / "scripts"))
-from report import HEIGHT, SVG_STYLE, WIDTH, chart_svg, svg_text  # noqa: E402
+import matplotlib
+matplotlib.use("svg")
+from matplotlib import pyplot  # noqa: E402
 
-STYLE = SVG_STYLE + """.title { font-size: 15px; font-weight: 600; fill: var(--text); }
-.label, .value { fill: var(--text); font-size: 12.5px; } .ours { fill: var(--c0); }
-.own { fill: var(--c0); opacity: 0.45; } .other { fill: var(--muted); opacity: 0.55; }
-"""
+RESULTS = pathlib.Path(__file__).resolve().parent / "results"
+# Colours with enough contrast on white and on black: the background is transparent
+TEXT, OURS, OWN, OTHER = "#757e89", "#2b7fd0", "#8fb8e0", "#9aa1a9"
+LINES = [OURS, "#d9700f", "#1a9b74"]
+pyplot.rcParams.update({
+    "svg.hashsalt": "charts", "savefig.transparent": True, "font.size": 9, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.titlesize": 9, "axes.titlelocation": "left", "legend.frameon": False,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color",
+                     "ytick.color"), TEXT)})
 NAMES = {"ours": "unpad.c packed", "hf-flat": "transformers, flattened", "hf": "transformers, padded",
          "alone": "PyTorch, one by one", "packed": "PyTorch, packed",
          "packed compiled": "PyTorch, packed, compiled", "padded": "PyTorch, padded",
          "padded compiled": "PyTorch, padded, compiled"}
 LENGTHS = {"short": "short texts", "chat": "chats", "r65": "web pages", "seed": "a small mix",
            "long": "long texts", "equal": "equal lengths", "giant": "one document"}
-
-
-def write(name, width, height, title, subtitle, parts):
-    text = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
-            f"<title>{escape(title)}</title><style>{STYLE}</style>"
-            f'<rect width="{width}" height="{height}" rx="8" style="fill: var(--back)"/>'
-            f'<text class="title" x="16" y="26">{escape(title)}</text>'
-            f"{svg_text(16, 44, subtitle, 'start')}{''.join(parts)}</svg>\n")
-    (RESULTS / name).write_text(text)
-    print(f"wrote dev/results/{name}")
+SHARED = {"answers": "8 answers, prompt of 512", "text": "nothing in common",
+          "sys 300": "chats, system prompt of 300", "sys 2000": "chats, system prompt of 2,000",
+          "sys 2000, larger step*": "2,000, steps 4 times as large"}
 
 
 def newest(pattern):
     path = sorted(RESULTS.glob(pattern))[-1]
-    return path.read_text(), re.search(r"\d{4}-\d\d-\d\d", path.name)[0]
+    return path, path.read_text()
 
 
-def bars(rows, columns, width, top):
-    """rows: (label, class, value of each column); columns: (heading, format)"""
-    left, out = 205, []
-    each = (width - left - 16) / len(columns)
-    for k, (heading, form) in enumerate(columns):
-        most = max(values[k] for _, _, values in rows)
-        out.append(svg_text(left + k * each, top - 6, heading, "start"))
-        for i, (_, kind, values) in enumerate(rows):
-            size, y = values[k] / most * (each - 62), top + 24 * i
-            out.append(f'<rect class="{kind}" x="{left + k * each:.1f}" y="{y}" width="{size:.1f}" '
-                       'height="17"/>')
-            out.append(f'<text class="value" x="{left + k * each + size + 6:.1f}" y="{y + 13}">'
-                       f"{form.format(values[k])}</text>")
-    return out + [f'<text class="label" x="{left - 8}" y="{top + 24 * i + 13}" text-anchor="end">'
-                  f"{escape(label)}</text>" for i, (label, _, _) in enumerate(rows)]
+def save(name, figure, path, title, subtitle):
+    """The subtitle ends with the date in the name of the measurements' file."""
+    date = re.search(r"\d{4}-\d\d-\d\d", path.name)[0]
+    figure.suptitle(title, x=0.012, ha="left", fontsize=12, weight="bold")
+    figure.text(0.013, 1 - 0.42 / figure.get_figheight(), f"{subtitle}, {date}", va="top")
+    figure.savefig(RESULTS / name, metadata={
+        "Date": None, "Title": title, "Source": f"{path.name} crc32 {zlib.crc32(path.read_bytes()):08x}"})
+    pyplot.close(figure)
+    print(f"wrote dev/results/{name}")
+
+
+def bars(name, path, title, subtitle, rows, columns):
+    """rows: (label, colour, value of each column); columns: (heading, format)"""
+    height = 0.85 + 0.27 * len(rows)
+    figure, axes = pyplot.subplots(1, len(columns), sharey=True, figsize=(8.3, height))
+    figure.subplots_adjust(left=0.255, right=0.95, bottom=0.02, top=1 - 0.83 / height, wspace=0.22)
+    labels, colours, values = zip(*rows)
+    for axis, (heading, form), column in zip(axes, columns, zip(*values)):
+        axis.bar_label(axis.barh(range(len(rows)), column, 0.72, color=colours), fmt=form, padding=3)
+        axis.set(title=heading, xticks=[], yticks=range(len(rows)), yticklabels=labels)
+        axis.tick_params(length=0)
+        axis.spines["bottom"].set_visible(False)
+    axes[0].invert_yaxis()
+    save(name, figure, path, title, subtitle)
+
+
+def curves(name, path, title, subtitle, x_label, y_range, lines):
+    """lines: (label, [(x, validation loss)] of each seed); the label stands where the last line ends."""
+    figure, axis = pyplot.subplots(figsize=(8.3, 4))
+    figure.subplots_adjust(left=0.07, right=0.83, bottom=0.12, top=0.84)
+    for colour, (label, seeds) in zip(LINES, lines):
+        for style, points in zip(("-", "--"), seeds):
+            axis.plot(*zip(*points), style, color=colour, linewidth=1.6)
+        axis.text(1.01, points[-1][1], label, color=colour, va="center", transform=axis.get_yaxis_transform())
+    axis.set(xlabel=x_label, ylabel="validation loss, nats a token", ylim=y_range)
+    axis.margins(x=0)
+    axis.grid(axis="y", alpha=0.3)
+    save(name, figure, path, title, subtitle + "; solid and dashed: two seeds")
 
 
 def speed():
-    text, date = newest("cpu-peers-*.txt")
+    path, text = newest("cpu-peers-*.txt")
     part = text.split("== SmolLM2-135M, six documents, 2 thread(s)")[1].split("\n== SmolLM2-135M, ")[0]
     rates = {}
     for dtype, mode, rate in re.findall(r"^(fp32|bf16)  (.+?) {2,}(\d+)  \[", part, re.M):
@@ -67,80 +86,70 @@ def speed():
     for dtype in ("fp32", "bf16"):      # other layouts: by their ratio to packed in one run
         table = part.split(f"== layouts of unpad.c, {dtype}")[1].split("==")[0]
         own = {name: float(rate) for name, rate in re.findall(r"^(\w+) +[\d.]+ +(\d+) ", table, re.M)}
-        for layout, label in (("rows", "unpad.c rows *"), ("repad", "unpad.c repad **"),
-                              ("padded", "unpad.c padded")):
-            rates.setdefault(label, {})[dtype] = \
+        for layout in ("padded", "repad"):
+            rates.setdefault(f"unpad.c {layout}", {})[dtype] = \
                 own[layout] / own["packed"] * rates[NAMES["ours"]][dtype]
-    rows = [(name, "ours" if name == NAMES["ours"] else "own" if name.startswith("unpad") else "other",
-             [by["fp32"], by["bf16"]]) for name, by in rates.items()]
-    rows.sort(key=lambda row: ("rows" in row[0], -row[2][0]))     # rows, with its other loss, last
-    height = 124 + 24 * len(rows)
-    foot = ("* documents cut and joined to full rows: attention crosses them, another objective",
-            "** padded between layers, gathered around attention in each; as with an attention mask")
-    write("speed.svg", 800, height, "Training SmolLM2-135M on a CPU: real tokens per second",
-          f"six documents of 130 to 350 tokens, whole steps, AMD EPYC, 2 cores, {date}",
-          bars(rows, [("fp32", "{:.0f}"), ("bf16", "{:.0f}")], 800, 84)
-          + [svg_text(16, height - 28 + 16 * i, line, "start") for i, line in enumerate(foot)])
+    rows = [(name, OURS if name == NAMES["ours"] else OWN if name.startswith("unpad") else OTHER,
+             (by["fp32"], by["bf16"])) for name, by in rates.items()]
+    bars("speed.svg", path, "Training SmolLM2-135M on a CPU: real tokens per second",
+         "six documents of 130 to 350 tokens, whole steps, AMD EPYC, 2 cores",
+         sorted(rows, key=lambda row: -row[2][0]), [("fp32", "%.0f"), ("bf16", "%.0f")])
 
 
 def scaling():
-    text, date = newest("scaling-cpu-*.csv")
+    path, text = newest("scaling-cpu-*.csv")
     runs = {(r["lengths"], r["layout"]): r for r in csv.DictReader(text.splitlines())
             if r["sweep"] == "lengths"}
     rows = []
     for key, name in LENGTHS.items():
-        packed, padded, rows_ = (runs[key, layout] for layout in ("packed", "padded", "rows"))
+        packed, padded = runs[key, "packed"], runs[key, "padded"]
         count, tokens = int(packed["documents"]), int(packed["tokens"])
-        rows.append((f"{name}: {count}, mean {tokens / count:,.0f}", "ours", [
-            float(padded["step_ms"]) / float(packed["step_ms"]), 100 * float(padded["fill"]),
-            float(rows_["step_ms"]) * float(rows_["fill"]) / float(packed["step_ms"])]))
-    rows.sort(key=lambda row: -row[2][0])
-    write("scaling.svg", 800, 92 + 24 * len(rows), "How many times faster than padded, by document length",
-          "built-in demo model, fp32, about 8,192 tokens a step (documents, their mean length), "
-          f"AMD EPYC, 2 cores, {date}",
-          bars(rows, [("padded / packed, time", "{:.2f}"), ("padded rows' fill", "{:.0f} %"),
-                      ("full rows / packed, time", "{:.2f}")], 800, 84))
+        rows.append((f"{name}: {count}, mean {tokens / count:,.0f}", OURS, (
+            float(padded["step_ms"]) / float(packed["step_ms"]), 100 * (1 - float(padded["fill"])))))
+    bars("scaling.svg", path, "How many times faster than padded, by document length",
+         "built-in demo model, fp32, about 8,192 tokens a step (documents, their mean length), AMD EPYC, 2 cores",
+         sorted(rows, key=lambda row: -row[2][0]),
+         [("step time, padded / packed", "%.2f"), ("padding in padded rows", "%.0f %%")])
 
 
-def curves(name, pattern, x, x_label, choose, title, subtitle, low, high):
-    """Validation losses, solid and dashed for two seeds; choose: (label, which rows) of each colour"""
-    text, date = newest(pattern)
-    rows = list(csv.DictReader(text.splitlines()))
-    lines, parts = [], []
-    for i, (label, chosen) in enumerate(choose(rows)):
-        for seed, kind in (("1", ""), ("2", "dashed")):
-            points = [(x(r), float(r["val_loss"])) for r in chosen if r["seed"] == seed]
-            lines.append((f"c{i} {kind}", "", points))
-        parts += [f'<path class="line c{i}" d="M{16 + 170 * i} 62h20"/>',
-                  svg_text(42 + 170 * i, 66, label, "start")]
-    svg, _ = chart_svg(x_label, [line for line in lines if line[2]], low, high)
-    inner = svg.replace("<svg ", f'<svg x="6" y="74" width="{1.3 * WIDTH}" height="{1.3 * HEIGHT}" ', 1)
-    write(name, 800, 384, title, subtitle.format(date), parts + [inner])
+def shared():
+    path, text = newest("shared-cpu-*.txt")
+    rows = re.findall(r"^(\S.*?)  +[\d.]+(?: +[\d.]+)+? +([\d.]+) +\d+ / +\d+ = ([\d.]+)", text, re.M)
+    bars("shared.svg", path, "A common beginning computed once: packed / shared",
+         "built-in demo model, fp32, one thread, processor time of whole runs, AMD EPYC",
+         sorted(((SHARED[name], OURS, (float(times), float(tokens))) for name, times, tokens in rows),
+                key=lambda row: -row[2][0]), [("time", "%.2f"), ("tokens computed", "%.2f")])
+
+
+def runs(pattern, key, x, kinds):
+    """The file, and of each kind (label, value of `key`) the curves of both seeds. Where runs differ in their
+    learning rate, those whose last losses have the lowest sum."""
+    path, text = newest(pattern)
+    lines = []
+    for label, kind in kinds:
+        by_rate = {}
+        for r in csv.DictReader(text.splitlines()):
+            if r[key] == kind:
+                by_rate.setdefault(r.get("lr"), {}).setdefault(r["seed"], []).append((x(r), float(r["val_loss"])))
+        lr = min(by_rate, key=lambda rate: sum(points[-1][1] for points in by_rate[rate].values()))
+        lines.append((f"{label}, lr {lr}" if lr else label, by_rate[lr].values()))
+    return path, lines
 
 
 def training():
-    curves("training.svg", "training-cpu-*.csv", lambda r: float(r["train_s"]) / 60, "minutes of training",
-           lambda rows: [(k, [r for r in rows if r["layout"] == k]) for k in ("packed", "rows", "padded")],
-           "Validation loss on the same text at equal time", "built-in demo model, functions of Python's "
-           "library, lr 2e-3, AMD EPYC, 2 cores, {}; solid and dashed: two seeds", 0.9, 2.2)
-
-
-def best_rates(rows):
-    """Of each optimizer the runs with the learning rate that ends lowest"""
-    last = max(int(r["step"]) for r in rows)
-    for kind, label in (("adamw", "AdamW"), ("muon", "Muon")):
-        ends = {}
-        for r in rows:
-            if r["optimizer"] == kind and int(r["step"]) == last:
-                ends[r["lr"]] = ends.get(r["lr"], 0) + float(r["val_loss"])
-        lr = min(ends, key=ends.get)
-        yield f"{label}, lr {lr}", [r for r in rows if (r["optimizer"], r["lr"]) == (kind, lr)]
+    path, lines = runs("training-cpu-*.csv", "layout", lambda r: float(r["train_s"]) / 60,
+                       [(kind, kind) for kind in ("packed", "rows", "padded")])
+    curves("training.svg", path, "Validation loss on the same text at equal time",
+           "built-in demo model, functions of Python's library, lr 2e-3, AMD EPYC, 2 cores",
+           "minutes of training", (0.9, 2.2), lines)
 
 
 def muon():
-    curves("muon.svg", "muon-long-cpu-*.csv", lambda r: int(r["tokens"]) / 1e6, "million tokens", best_rates,
-           "Validation loss on the same tokens", "demo model, Python's library, best "
-           "of three learning rates, CPU, {}; solid, dashed: two seeds", 0.8, 2.1)
+    path, lines = runs("muon-long-cpu-*.csv", "optimizer", lambda r: int(r["tokens"]) / 1e6,
+                       [("AdamW", "adamw"), ("Muon", "muon")])
+    curves("muon.svg", path, "Validation loss on the same tokens", "built-in demo model, Python's library, best of "
+           "three learning rates, CPU", "million tokens", (0.8, 2.1), lines)
 
 
-speed(), scaling(), training(), muon()
+for draw in (speed, scaling, shared, training, muon):
+    draw()

@@ -20,15 +20,14 @@ COLOURS = {"c0": ("#0072b2", "#56b4e9"), "c1": ("#c24e00", "#e69f00"), "c2": ("#
            "text": ("#1f2328", "#e6edf3"), "muted": ("#57606a", "#9ea7b1"),
            "grid": ("#d8dee4", "#30363d"), "back": ("#ffffff", "#0d1117")}
 LIGHT, DARK = ("".join(f"--{name}: {pair[i]}; " for name, pair in COLOURS.items()) for i in (0, 1))
-SVG_STYLE = f""":root {{ {LIGHT} }}
+STYLE = f""":root {{ {LIGHT} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
 svg text {{ font: 11.5px system-ui, sans-serif; fill: var(--muted); }} .axis {{ stroke: var(--grid); }}
 .line {{ fill: none; stroke-width: 1.6; stroke-linejoin: round; }}
 .c0 {{ stroke: var(--c0); }} .c1 {{ stroke: var(--c1); }} .c2 {{ stroke: var(--c2); }}
 .faint {{ stroke-width: 1; opacity: 0.3; }} .dashed {{ stroke-dasharray: 4 3; }}
 .dots {{ stroke-width: 6; stroke-linecap: round; }}
-"""
-STYLE = SVG_STYLE + """:root { color-scheme: light dark; }
+""" + """:root { color-scheme: light dark; }
 body { background: var(--back); color: var(--text); font: 15px/1.45 system-ui, sans-serif;
        max-width: 1240px; margin: 0 auto; padding: 16px; overflow-wrap: anywhere; }
 h1 { font-size: 1.5em; margin: 0; } h2 { font-size: 1.15em; margin: 1.8em 0 0.5em; }
