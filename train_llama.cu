@@ -138,9 +138,9 @@ static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel
     if (missing)
         exit_with(EXIT_DEVICE_ERROR, "make BACKEND=cpu builds a trainer that needs no GPU", "%s",
                   missing);
-    // auto probes the kernels first, which takes a second process: not for one that trains nothing
-    const bool trains = !o->generate && !o->eval && !o->dry_run;
-    if ((trains || strcmp(o->attention, "auto") != 0) && attention_select(o->attention) != 0)
+    const bool trains = !o->generate && !o->eval && !o->dry_run;  // else not worth a test of kernels
+    const bool probes = trains || strcmp(o->attention, "auto") != 0;
+    if (attention_select(probes ? o->attention : "unprobed") != 0)
         exit_with(EXIT_USAGE,
                   "auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
                   "--attention %s: expected kernels that this device can run", o->attention);

@@ -191,8 +191,8 @@ def message_of(value, at):
     if message["role"] not in ROLES:
         raise LeftOut("message %d: expected a role such as user or assistant, found %s"
                       % (at, json.dumps(role)))
-    if "content" in message or "tool_calls" not in message:
-        message["content"] = content_of(message.get("content"), at)
+    without = "" if "tool_calls" in message else None       # what templates add to text
+    message["content"] = content_of(message.get("content", without), at)
     return message
 
 

@@ -129,6 +129,9 @@ planned=("$bin/train_llama_faulty" "${common[@]}" --steps 1 --val-every 0 --out 
 outcome all_ranks_take_the_same_kernels 0 '^  rank 0-1 on .*attention sm80$' \
     "${mpi[@]}" -n 1 "${planned[@]}" : -n 1 env WRONG_ATTENTION=crash "${planned[@]}"
 has the_rank_is_named '^warning: .* sm90 fail on the GPU of rank 1; sm80' out.txt
+judge=("$train" --model t/final --eval --val corpus --max-seqlen 64 --micro-batch-tokens 64)
+outcome evaluation_takes_the_same_kernels 0 ' emulated sm_90, .*attention sm80$' \
+    "${mpi[@]}" -n 1 "${judge[@]}" : -n 1 env EMU_ARCH=80 "${judge[@]}"
 # The watchdog knows what the GPU waits for while the host waits for the GPU
 faulty() {      # faulty NAME FAULT EXIT_CODE PATTERN OPTIONS...
     FAULT=$2 expect "$1" "$3" "$4" "${mpi[@]}" -n 2 "$bin/train_llama_faulty" "${common[@]}" \

@@ -59,7 +59,10 @@ bool file_open(File *f, const char *path, const char *hint, Error *err) {
     f->size_bytes = 0;
     f->fd = io_open(path, O_RDONLY | O_NONBLOCK, 0);  // O_NONBLOCK: a FIFO must not hang us
     if (f->fd < 0)
-        return error_set(err, EXIT_BAD_INPUT, hint, "%s: cannot open: %s", path, strerror(errno));
+        return error_set(
+            err, EXIT_BAD_INPUT,
+            hint[0] || errno != ENOENT ? hint : "check the path, which is relative to this directory",
+            "%s: cannot open: %s", path, strerror(errno));
     if (fstat(f->fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         file_close(f);
         return error_set(err, EXIT_BAD_INPUT, "save it as a file: no pipe or directory is read",

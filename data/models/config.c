@@ -369,7 +369,10 @@ static bool read_token_ids(const json_t *root, const char *key, int most, TokenI
 static bool read_own_ids(const json_t *root, const char *key, int vocab_size, TokenIds *t,
                          Error *err) {
     if (json_object_get(root, key) || (t->n > 0 && t->ids[0] >= vocab_size)) *t = (TokenIds){0};
-    if (!read_token_ids(root, key, vocab_size - 1, t, err)) return false;
+    if (!read_token_ids(root, key, vocab_size - 1, t, err)) {
+        snprintf(err->hint, sizeof err->hint, "vocab_size is %d; token ids are below it", vocab_size);
+        return false;
+    }
     t->of_config = t->n;
     return true;
 }

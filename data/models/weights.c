@@ -127,7 +127,9 @@ static bool check_weights(const Parameters *p, const SafetensorsSet *s, const ch
             err, EXIT_BAD_INPUT,
             "save it from AutoModelForCausalLM itself, not from its base model or a wrapper",
             "%s: tensors have another prefix: expected %s, found %s", dir, first, other);
-    return error_set(err, EXIT_BAD_INPUT, "config.json and the weights must be of the same model",
+    return error_set(err, EXIT_BAD_INPUT,
+                     p->file ? "the adapter is of the model that its adapter_config.json names"
+                             : "config.json and the weights must be of the same model",
                      "%s: weights do not fit config.json;%s%s%s%s%s%s", dir,
                      missing[0] ? " missing: " : "", missing, misfit[0] ? " wrong shape: " : "",
                      misfit, extra[0] ? " unknown: " : "", extra);

@@ -361,8 +361,8 @@ void run_options_count_steps(double epoch_steps, int64_t num_docs) {
     if (o->warmup_steps < 0) o->warmup_steps = o->steps / 10 < 20 ? o->steps / 10 : 20;
     const double epochs = epoch_steps > 0 ? (double)o->steps / epoch_steps : 0;
     if (epochs > 20 && !o->compare && !o->check_packing)
-        warning("%ld steps are %.0f epochs of these %ld documents; --epochs 3 is usual", o->steps,
-                epochs, num_docs);
+        warning("%ld steps are %.0f epochs of %ld document%s; --epochs 3 is usual", o->steps,
+                epochs, num_docs, num_docs == 1 ? "" : "s");
 }
 
 void run_options_print(const Options *o) {

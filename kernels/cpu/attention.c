@@ -378,9 +378,9 @@ static const Isa isas[] = {
 static const Isa *isa;
 
 int attention_select(const char *name) {
+    const bool any = strcmp(name, "auto") == 0 || strcmp(name, "unprobed") == 0;
     for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
-        if (strcmp(name, "auto") != 0 && strcmp(name, isas[i].name) != 0) continue;
-        if (!cpu_has(isas[i].name)) continue;
+        if ((!any && strcmp(name, isas[i].name) != 0) || !cpu_has(isas[i].name)) continue;
         isa = &isas[i];
         return 0;
     }
