@@ -147,9 +147,9 @@ static int make_alike(int vocab, bool masked, bool weighted) {
     return n;
 }
 
-static double forward_backward_of(LlamaModel *m, const Batch *b, int64_t scale) {
+static double forward_backward_of(LlamaModel *m, const Batch *b, double weight_sum) {
     CHECK(batch_is_valid(b, m->config.vocab_size));
-    llama_begin_step(m, scale);
+    llama_begin_step(m, weight_sum);
     llama_pass(m, b, true, NULL, NULL);
     llama_add_losses(m);
     return zero_read_step(&m->zero).loss_sum;
@@ -387,15 +387,34 @@ static void check_muon_golden(const char *name) {
     golden_close(&g);
 }
 
+static void golden_loss(Golden *g, double weight_sum) {
+    const double expected = (double)*golden_floats(g, "loss", 1);
+    const double loss = forward_backward_of(&g->model, &g->batch, weight_sum) / weight_sum;
+    CHECK_MSG(fabs(loss - expected) <= 1e-6 * expected, "%s: loss %.9g, expected %.9g", g->dir,
+              loss, expected);
+    golden_gradients(g);
+}
+
+// Of make_weighted_golden.py
+TEST(a_weighted_loss_is_pytorchs) {
+    static Golden g;
+    double weight_sum = 0;
+    golden_open(&g, "gqa3_tied", 0, false);
+    open_expected(&g, "weighted");
+    const float *weights = golden_floats(&g, "weights", (size_t)g.batch.total_tokens);
+    const int num_docs = g.batch.num_segments;
+    for (int d = 0; d < num_docs; d++) docs[d].weights = weights + (docs[d].tokens - pool);
+    batch_pack(&g.batch, docs, num_docs);
+    for (int i = 0; i < g.batch.total_tokens; i++) weight_sum += fabs((double)g.batch.weights[i]);
+    golden_loss(&g, weight_sum);
+    golden_close(&g);
+}
+
 static void check_golden(const char *name, int chunk) {
     static Golden g;
     golden_open(&g, name, chunk, false);
     CHECK(chunk == 0 || (g.model.settings.head_chunk == chunk && g.batch.total_tokens > 2 * chunk));
-    double loss = forward_backward(&g.model, &g.batch);
-    const double expected = (double)*golden_floats(&g, "loss", 1);
-    CHECK_MSG(fabs(loss - expected) <= 1e-6 * expected, "%s: loss %.9g, expected %.9g", name, loss,
-              expected);
-    golden_gradients(&g);
+    golden_loss(&g, g.batch.num_targets);
     if (chunk == 0) golden_logits(&g);
     if (chunk == 0) golden_training(&g, "train_losses", "grad_norms");
     golden_close(&g);
