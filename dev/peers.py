@@ -23,6 +23,7 @@ autocast with fp32 parameters, --params bf16 is bf16 throughout. torch 2.5 or la
 import argparse
 import contextlib
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 import os
@@ -55,6 +56,8 @@ def start_again():
     os.execve(sys.executable, [sys.executable, *sys.argv], env)
 
 
+if not importlib.util.find_spec("torch"):
+    sys.exit("error: the Python package torch is not installed\nhint: pip install torch transformers")
 if STARTED not in os.environ:
     start_again()
 shutil.rmtree(os.environ[STARTED], ignore_errors=True)
