@@ -138,7 +138,7 @@ static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel
     if (missing)
         exit_with(EXIT_DEVICE_ERROR, "make BACKEND=cpu builds a trainer that needs no GPU", "%s",
                   missing);
-    const bool trains = !o->generate && !o->eval && !o->dry_run;  // else not worth a test of kernels
+    const bool trains = !o->generate && !o->eval && !o->dry_run;  // else not worth a probe
     const bool probes = trains || strcmp(o->attention, "auto") != 0;
     if (attention_select(probes ? o->attention : "unprobed") != 0)
         exit_with(EXIT_USAGE,

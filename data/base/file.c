@@ -61,7 +61,7 @@ bool file_open(File *f, const char *path, const char *hint, Error *err) {
     if (f->fd < 0)
         return error_set(
             err, EXIT_BAD_INPUT,
-            hint[0] || errno != ENOENT ? hint : "check the path, which is relative to this directory",
+            hint[0] || errno != ENOENT ? hint : "check the path, relative to this directory",
             "%s: cannot open: %s", path, strerror(errno));
     if (fstat(f->fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         file_close(f);

@@ -370,7 +370,7 @@ static bool read_own_ids(const json_t *root, const char *key, int vocab_size, To
                          Error *err) {
     if (json_object_get(root, key) || (t->n > 0 && t->ids[0] >= vocab_size)) *t = (TokenIds){0};
     if (!read_token_ids(root, key, vocab_size - 1, t, err)) {
-        snprintf(err->hint, sizeof err->hint, "vocab_size is %d; token ids are below it", vocab_size);
+        snprintf(err->hint, sizeof err->hint, "token ids are below vocab_size %d", vocab_size);
         return false;
     }
     t->of_config = t->n;

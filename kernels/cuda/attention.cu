@@ -139,10 +139,10 @@ static const char *best_path(const char *wrong) {
 int attention_select(const char *name) {
     const bool probe = strcmp(name, "auto") == 0, choose = probe || strcmp(name, "unprobed") == 0;
     // even if the name decides: other ranks may have been given another name
-    const char *best = best_path(!choose                ? NULL
+    const char *best = best_path(!choose                 ? NULL
                                  : !attention_has_sm90() ? ""
-                                 : probe                ? probe_attention()
-                                                        : NULL);
+                                 : probe                 ? probe_attention()
+                                                         : NULL);
     if (choose)
         path = best;
     else if (strcmp(name, "sm80") == 0)
