@@ -147,9 +147,11 @@ struct LlamaModel {
     int num_tensors, num_trained;
     size_t num_elements;  // trained, gaps between parameters included
     size_t num_weights;   // trained and frozen
+    size_t num_nf4;       // frozen in NF4, not among num_weights
     size_t num_decayed;   // the trained matrices, which come first
     uint32_t frozen_crc;  // of the frozen model as it was read, in fp32
     floatX *weights;      // (num_weights)
+    Nf4 nf4;              // (num_nf4)
     real *grads;          // (num_elements) at the same offsets
     Zero zero;            // their sum over micro-batches and ranks, and the update
     // views
@@ -170,24 +172,12 @@ struct LlamaModel {
     Arena arenas[LLAMA_NUM_ARENAS];
 };
 
-static inline int64_t llama_q_dim(const LlamaConfig *c) {
-    return (int64_t)c->num_heads * c->head_dim;
-}
-
-static inline int64_t llama_qkv_dim(const LlamaConfig *c) {
-    return (c->num_heads + 2 * (int64_t)c->num_kv_heads) * c->head_dim;
-}
-
 // Elements of the rope table up to its last row
 static inline size_t llama_rope_table_size(const LlamaModel *m) {
     return (size_t)m->settings.max_seqlen * (size_t)m->config.head_dim;
 }
 
 static inline int llama_head_bucket(const LlamaConfig *c) { return LLAMA_LAYERS + c->num_layers; }
-
-static inline bool llama_has_rope(const LlamaConfig *c, int l) {
-    return c->no_rope_interval == 0 || (l + 1) % c->no_rope_interval != 0;
-}
 
 // ---- What a run calls, in this order ------------------------------------------------------------
 // Every rank makes the same calls.
@@ -638,17 +628,19 @@ static inline void llama_align(LlamaModel *m) {
 
 enum { NO_LAYER = -1, INIT_ONES = 0, INIT_ZEROS = -1 };  // INIT_ZEROS: a bias
 
+#define LLAMA_NF4 ((size_t)1 << 62)  // where offsets of parameters in NF4 begin; they have no view
+
 // Places the next parameter of the table, whose name and shape are set. *weight and *grad point to
 // it where the arenas exist; weight NULL: it is part of the view of the one before, and follows it
 // without a gap. Frozen weights have no gradient.
-static inline void llama_place_tensor(LlamaModel *m, floatX **weight, real **grad) {
+static inline void llama_place(LlamaModel *m, bool nf4, floatX **weight, real **grad) {
     Parameter *t = &m->tensors[m->num_tensors++];
     if (weight) llama_align(m);
-    t->offset = m->num_weights;
+    t->offset = nf4 ? LLAMA_NF4 + m->num_nf4 : m->num_weights;
     t->count = (size_t)t->rows * (size_t)(t->cols ? t->cols : 1);
     t->decay = t->cols != 0;
-    m->num_weights += t->count;
-    if (weight && m->weights) *weight = m->weights + t->offset;
+    *(nf4 ? &m->num_nf4 : &m->num_weights) += t->count;
+    if (weight && m->weights && !nf4) *weight = m->weights + t->offset;
     if (weight && m->grads) *grad = t->offset < m->num_elements ? m->grads + t->offset : NULL;
 }
 
@@ -656,15 +648,16 @@ static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad,
                                     const char *name, int64_t rows, int64_t cols, float init_std) {
     Parameter *t = &m->tensors[m->num_tensors];
     const char *kind = init_std == INIT_ZEROS ? "bias" : "weight";
+    const bool matrix = layer != NO_LAYER && cols;
     if (layer == NO_LAYER)
         snprintf(t->name, sizeof t->name, "%s.%s", name, kind);
     else
         snprintf(t->name, sizeof t->name, "model.layers.%d.%s.%s", layer, name, kind);
     t->rows = rows;
     t->cols = cols;
-    t->moments = m->settings.muon && layer != NO_LAYER && cols ? 1 : 2;
+    t->moments = m->settings.muon && matrix ? 1 : 2;
     t->init_std = init_std;
-    llama_place_tensor(m, weight, grad);
+    llama_place(m, matrix && m->settings.lora.nf4, weight, grad);
 }
 
 // Adapters of layer l: for each group of linear layers with one input all A, then all B
@@ -678,8 +671,8 @@ static inline void llama_add_adapters(LlamaModel *m, int l) {
                     .dh = m->scratch.lora_dh};
         a->num = lora_group_parameters(m->tensors + m->num_tensors, a->column, a->rows, c,
                                        &m->config, l, g);
-        for (int i = 0; i < a->num; i++) llama_place_tensor(m, i == 0 ? &a->A : NULL, &a->dA);
-        for (int i = 0; i < a->num; i++) llama_place_tensor(m, i == 0 ? &a->B : NULL, &a->dB);
+        for (int i = 0; i < a->num; i++) llama_place(m, false, i == 0 ? &a->A : NULL, &a->dA);
+        for (int i = 0; i < a->num; i++) llama_place(m, false, i == 0 ? &a->B : NULL, &a->dB);
     }
 }
 
@@ -697,7 +690,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
     const bool lora = m->settings.lora.rank > 0;
     const size_t padding = (size_t)((padded_vocab(V) - V) * C);  // rows of the head: always zeros
     m->num_tensors = 0;
-    m->num_weights = 0;
+    m->num_weights = m->num_nf4 = 0;
     for (int l = 0; l < c->num_layers && lora; l++) llama_add_adapters(m, l);
     llama_align(m);
     const int adapters = m->num_tensors;
@@ -708,6 +701,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
     for (int l = 0; l < c->num_layers; l++) {
         LlamaLayer *w = &m->layers[l];
         LlamaLayerGrads *g = &m->dlayers[l];
+        const Parameter *first = m->tensors + m->num_tensors;
         llama_add_tensor(m, &w->qkv_proj, &g->qkv_proj, l, "self_attn.q_proj", q_dim, C, std);
         llama_add_tensor(m, NULL, NULL, l, "self_attn.k_proj", kv_dim, C, std);
         llama_add_tensor(m, NULL, NULL, l, "self_attn.v_proj", kv_dim, C, std);
@@ -715,6 +709,8 @@ static inline void llama_build_tensors(LlamaModel *m) {
         llama_add_tensor(m, &w->gate_up_proj, &g->gate_up_proj, l, "mlp.gate_proj", F, C, std);
         llama_add_tensor(m, NULL, NULL, l, "mlp.up_proj", F, C, std);
         llama_add_tensor(m, &w->down_proj, &g->down_proj, l, "mlp.down_proj", C, F, resid_std);
+        for (int i = 0; i < LORA_GROUPS && m->nf4.codes; i++)
+            w->lora[i].base = nf4_at(m->nf4, first[lora_group_first[i]].offset - LLAMA_NF4);
     }
     m->lm_head = m->embed_tokens;  // tied: both gradients are summed into one
     m->dlm_head = m->dembed_tokens;
@@ -760,12 +756,15 @@ static inline void llama_carve(LlamaModel *m) {
                  F = (size_t)c->intermediate_size, H = (size_t)c->num_heads;
     const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
     const size_t Vp = (size_t)padded_vocab(c->vocab_size), chunk = (size_t)m->settings.head_chunk;
-    const size_t rank = (size_t)m->settings.lora.rank;
+    const size_t rank = (size_t)m->settings.lora.rank, logits = chunk * Vp,
+                 matrix = m->num_nf4 ? (2 * F > qkv_dim ? 2 * F : qkv_dim) * C : 0;
     const bool train = m->settings.train, repad = m->settings.repad;
     LlamaScratch *s = &m->scratch;
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) m->arenas[i].bytes = 0;
 
     LLAMA_BUFFER(LLAMA_WEIGHTS, m->weights, m->num_weights, true);
+    LLAMA_BUFFER(LLAMA_WEIGHTS, m->nf4.codes, m->num_nf4 / 2, m->num_nf4 > 0);
+    LLAMA_BUFFER(LLAMA_WEIGHTS, m->nf4.absmax, m->num_nf4 / NF4_BLOCK, m->num_nf4 > 0);
     LLAMA_BUFFER(LLAMA_GRADS, m->grads, m->num_elements, train);
     zero_carve(&m->zero, m->weights, m->grads, m->arenas + LLAMA_WEIGHTS, m->arenas + LLAMA_GRADS,
                m->arenas + LLAMA_OPTIMIZER, m->arenas + LLAMA_WORKSPACE);
@@ -801,7 +800,8 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->rope_table, llama_rope_table_size(m) + (size_t)c->head_dim,
                  true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->unrotated, T, c->no_rope_interval > 0);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->logits, chunk * Vp, true);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->logits, logits > matrix ? logits : matrix, true);
+    m->nf4.values = s->logits;  // never needed at one time
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->head_rows, chunk * C, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->dresid, T * C, train);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->dnorm, T * C, train);
@@ -820,12 +820,12 @@ static inline void llama_carve(LlamaModel *m) {
 
 // Logits of one chunk take about 192 MiB: the head's weights and their gradient pass through memory
 // once a chunk, which 1,024 tokens of a 49,152 vocabulary pay for (at 256 they cost 13 % of the
-// head's time on two CPU cores). A GPU, where floatX is bf16, takes 1056 MiB, in multiples of 11
-// row tiles of 128: with 12 column tiles, or 44 row tiles with 3, they fill 132 SMs.
+// head's time on two CPU cores). On a GPU (bf16) it is 1056 MiB, beside NF4 352, in multiples of
+// 11 row tiles of 128: with 12 column tiles, or 44 row tiles with 3, they fill 132 SMs.
 static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSettings *s) {
     const bool gpu = sizeof(floatX) == 2;
-    const int64_t tokens = gpu ? 11 * 128 : 128, bytes = (int64_t)(gpu ? 1056 : 192) << 20;
-    int64_t chunk = bytes / ((int64_t)sizeof(floatX) * c->vocab_size) / tokens * tokens;
+    const int64_t tokens = gpu ? 11 * 128 : 128, mib = !gpu ? 192 : s->lora.nf4 ? 352 : 1056;
+    int64_t chunk = (mib << 20) / ((int64_t)sizeof(floatX) * c->vocab_size) / tokens * tokens;
     if (chunk < tokens) chunk = tokens;
     if (s->head_chunk > 0) chunk = s->head_chunk;
     return chunk < s->micro_batch_tokens ? (int32_t)chunk : s->micro_batch_tokens;
@@ -913,12 +913,11 @@ static inline void llama_free(LlamaModel *m) {
 }
 
 static inline void llama_fill_rope_table(LlamaModel *m) {
-    const size_t D = (size_t)m->config.head_dim, count = llama_rope_table_size(m);
-    real *table = host_calloc(count + D, sizeof(real), "rope table");
+    const size_t count = llama_rope_table_size(m) + (size_t)m->config.head_dim;
+    real *table = host_calloc(count, sizeof(real), "rope table");
     double *turns = rope_turns(&m->config, m->settings.max_seqlen);
     for (size_t i = 0; i < count; i++) table[i] = (real)turns[i];
-    for (size_t i = 0; i < D; i += 2) table[count + i] = 1;
-    device_upload(m->rope_table, table, (count + D) * sizeof(real));
+    device_upload(m->rope_table, table, count * sizeof(real));
     free(turns);
     free(table);
 }
@@ -955,6 +954,7 @@ static inline void llama_put(void *model, ParameterArena arena, size_t offset, c
     comm_progress();
     if (offset >= m->num_elements)
         m->frozen_crc = crc32c(m->frozen_crc, values, n * sizeof *values);
+    if (offset >= LLAMA_NF4) return nf4_put(m->nf4, offset - LLAMA_NF4, values, n);
     zero_put(&m->zero, (ZeroArray)arena, offset, values, n);
 }
 

@@ -193,6 +193,8 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
 static void rank_field_weights(RankFields *f, const LlamaModel *m) {
     const uint32_t crc = zero_weights_crc(&m->zero, m->num_weights, m->settings.io_chunk);
     rank_field(f, "weights", &crc, sizeof crc);
+    rank_field_device(f, "codes of NF4", m->nf4.codes, m->num_nf4 / 2);
+    rank_field_device(f, "scales of NF4", m->nf4.absmax, m->num_nf4 / NF4_BLOCK * sizeof(float));
 }
 
 // With ZeRO-1 one rank's differing weights would spread to all ranks at the first update.
@@ -282,9 +284,9 @@ static void print_model(const LlamaModel *m, const Options *o, const char *weigh
         c->intermediate_size, c->num_heads, c->num_kv_heads, c->head_dim, c->vocab_size,
         c->tie_word_embeddings ? ", tied head" : "");
     if (o->adapters.rank > 0)
-        printf("lora    rank %d, scale %g, beside %d linear layers of the frozen model: %.2f M\n",
+        printf("lora    rank %d, scale %g, beside %d linear layers of the frozen model%s: %.2f M\n",
                o->adapters.rank, (double)lora_scale(&o->adapters), m->num_trained / 2,
-               (double)m->num_elements * 1e-6);
+               o->adapters.nf4 ? " in NF4" : "", (double)m->num_elements * 1e-6);
     printf("start   %s\n", !weights ? o->adapters.rank > 0 ? "new adapters" : "random weights"
                            : weights == o->model ? "weights of --model"
                                                  : weights);
@@ -360,11 +362,13 @@ static SaveJob save_job(const Run *run) {
 // Saves while training waits. All ranks call it; the result is meaningful on rank 0 only.
 static bool save_and_wait(Run *run, const char *name, Error *err) {
     LlamaModel *m = run->model;
-    LoraMerge merge = {llama_frozen_parameters(m), llama_parameters(m), &run->o->adapters};
-    const Parameters p = name && run->o->lora_merge ? lora_merged(&merge) : merge.adapters;
+    Parameters p = llama_parameters(m);
+    LoraMerge merge = {llama_frozen_parameters(m), p, &run->o->adapters, {0}};
     const SaveJob job = save_job(run);
     comm_phase("save", run->state.cursor.step);
+    if (name && run->o->lora_merge) must(lora_merge_open(&merge, run->o->model, &p, err), err);
     const bool ok = save_checkpoint(&job, name, p, err);
+    safetensors_close(&merge.files);
     comm_barrier();  // here the other ranks wait and see that rank 0 is alive
     return ok || !is_rank_0();
 }
@@ -620,10 +624,11 @@ static void open_out_dir(Run *run) {
     if (!is_rank_0()) return;
     const bool continues = at->in_place || (o->resume && !at->dir[0]);
     must(out_dir_open(run->out, continues, o->overwrite, &err), &err);
-    must(out_dir_check_space(o->out, 12 * (uint64_t)m->num_elements,  // weights, two moments
-                             (o->final_dtype == MODEL_BF16 ? 2u : 4u) *
-                                 (uint64_t)(o->lora_merge ? m->num_weights : m->num_elements),
-                             o->steps - run->state.cursor.step, o->save_every, o->keep, &err),
+    must(out_dir_check_space(
+             o->out, 12 * (uint64_t)m->num_elements,  // weights, two moments
+             (o->final_dtype == MODEL_BF16 ? 2u : 4u) *
+                 (uint64_t)(o->lora_merge ? m->num_weights + m->num_nf4 : m->num_elements),
+             o->steps - run->state.cursor.step, o->save_every, o->keep, &err),
          &err);
 }
 

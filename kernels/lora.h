@@ -4,7 +4,7 @@
 // rounded. x A^T is small, and backward computes it again.
 #pragma once
 
-#include "kernels.h"
+#include "nf4.h"
 
 enum { LORA_MOST = 3 };  // layers that share an input: q_proj, k_proj, v_proj
 
@@ -15,7 +15,15 @@ typedef struct {
     floatX *A, *B;                               // (num*r, K), (rows, r): one after another
     real *dA, *dB;
     floatX *h, *dh;  // (T, LORA_MOST*r)  scratch
+    Nf4 base;        // the layer's weight, if it is kept in NF4
 } Lora;
+
+// The weight (n) that products read: dequantised where it is kept in NF4
+static inline const floatX *linear_weight(const floatX *weight, const Lora *a, int64_t n) {
+    if (!a->base.codes) return weight;
+    nf4_dequantize(a->base.values, a->base.codes, a->base.absmax, (size_t)n);
+    return a->base.values;
+}
 
 // out (T,N) =  resid (T,N) + inp (T,K) weight (N,K)^T + scale * (inp A^T) B^T
 // resid NULL: zeros, and only then may adapters leave out some of the columns
@@ -31,7 +39,8 @@ static inline void linear_forward(floatX *out, const floatX *resid, const floatX
     for (int i = 0; i < a->num; B += a->rows[i++] * r)
         matmul_forward_columns(out + a->column[i], resid, a->h + i * r, B, a->scale, T, r,
                                a->rows[i], all, N);
-    matmul_forward_add(out, a->num > 0 ? out : resid, inp, weight, T, K, N);
+    matmul_forward_add(out, a->num > 0 ? out : resid, inp, linear_weight(weight, a, N * K), T, K,
+                       N);
 }
 
 // With h = inp A^T and dh = scale * dout B, of dout (T,N) and inp (T,K):
@@ -51,5 +60,5 @@ static inline void linear_backward(floatX *dinp, real *dweight, const floatX *do
         matmul_backward_weight(a->dA, a->dh, inp, accumulate, T, K, all);
         matmul_backward_input(dinp, a->dh, a->A, false, T, K, all);
     }
-    matmul_backward_input(dinp, dout, weight, a->num > 0, T, K, N);
+    matmul_backward_input(dinp, dout, linear_weight(weight, a, N * K), a->num > 0, T, K, N);
 }

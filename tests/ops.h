@@ -16,7 +16,8 @@
 
 #include <math.h>
 
-#include "../kernels/kernels.h"
+#include "../data/models/safetensors.h"
+#include "../kernels/nf4.h"
 #include "test.h"
 
 #if defined(BACKEND_CUDA)
@@ -585,6 +586,29 @@ REFERENCE(swiglu_backward) {
     }
 }
 
+// ---- NF4: T blocks of 64 numbers ----------------------------------------------------------------
+
+static float rounded(float x) {
+#ifdef BACKEND_CUDA
+    const uint32_t bits = (uint32_t)bf16_bits(x) << 16;
+    memcpy(&x, &bits, sizeof x);
+#endif
+    return x;
+}
+CALL(nf4_dequantize, p[0], p[1], p[2], (size_t)(64 * T))
+REFERENCE(nf4_dequantize) {
+    static const float levels[] = {NF4_LEVELS};
+    EACH(i, 64 * T) {
+        const uint32_t word = (uint32_t)(int32_t)x[1][i / 8];
+        const float level = levels[word >> (i % 8 / 2 * 8 + (i % 2 ? 0 : 4)) & 15];
+        want_exactly(r, 0, i, (double)rounded(level * (float)x[2][i / 64]));
+    }
+}
+static void prepare_codes(Run *r, double *const *x) {
+    EACH(i, r->n[1])
+    x[1][i] = (int32_t)(test_rng_below(1 << 16) << 16 | test_rng_below(1 << 16));
+}
+
 // ---- Cross-entropy ------------------------------------------------------------------------------
 
 HOT static double lse_of(const double *x, int64_t n) {
@@ -898,6 +922,11 @@ static const Shape swiglu_shapes[] = {
     ODD({.T = 7, .C = 45, .scale = 4}) END};
 static const Shape swiglu_bench[] = {TC(4096, 1536), END};
 
+// Blocks of 32 and of fewer, on the CPU's threads too
+static const Shape nf4_shapes[] = {
+    TC(5, 1), TC(0, 1), TC(1, 1), TC(32, 1), TC(33, 1), {.T = 700, .C = 1, .scale = 1e-30}, END};
+static const Shape nf4_bench[] = {TC(1 << 16, 1), END};
+
 #define VOCAB(T_, V_, scale_) {.T = T_, .V = V_, .scale = scale_}
 static const Shape vocab_shapes[] = {
     VOCAB(9, 264, 3), VOCAB(6, 4099, 3), VOCAB(0, 264, 0), VOCAB(5, 1, 0), VOCAB(5, 7, 400),
@@ -1004,6 +1033,9 @@ static const Operation operations[] = {
         RESULT("out", "TC"), INPUT("gate_up", "T2C")}),
     OPERATION(swiglu_backward, .flags = BY_ROWS, SHAPES(swiglu), .operands = {
         RESULT("dgate_up", "T2C"), INPUT("dout", "TC"), INPUT("gate_up", "T2C")}),
+    OPERATION(nf4_dequantize, .flags = BY_ROWS, SHAPES(nf4), .prepare = prepare_codes,
+              .operands = {
+        RESULT("out", "T88"), {"codes", INT, IN, "T8", 0}, {"absmax", FLOAT, IN, "T", 0}}),
     OPERATION(cross_entropy_forward, .flags = BY_ROWS, SHAPES(vocab), .prepare = prepare_logits,
               .operands = {
         {"losses", REAL, OUT, "T", 0}, INPUT("logits", "TP"), {"targets", INT, IN, "T", TARGETS}}),

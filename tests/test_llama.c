@@ -234,7 +234,7 @@ TEST(shared_prefixes_have_the_losses_and_gradients_of_packed) {
         check_shared(tiny_config(3, 1, 4, true), false, false);
         check_shared(tiny_config(4, 2, 6, false), true, false);
         check_shared(variant_config(), true, true);
-        adapters = (LoraConfig){3, 5, {1, 1, 1, 1, 1, 1, 1}};
+        adapters = (LoraConfig){3, 5, {1, 1, 1, 1, 1, 1, 1}, false};
         check_shared(variant_config(), true, false);
         adapters = (LoraConfig){0};
     }
@@ -332,7 +332,7 @@ static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
     if (adapters.rank > 0) {
         MUST(parameters_load(llama_frozen_parameters(&g->model), false, g->dir, &err));
         snprintf(g->dir, sizeof g->dir, "tests/golden/%s/lora", name);
-        open_expected(g, "expected");
+        open_expected(g, adapters.nf4 ? "nf4" : "expected");
     }
     MUST(llama_load(&g->model, g->dir, &err));
 }
@@ -420,15 +420,17 @@ static void check_golden(const char *name, int chunk) {
     golden_close(&g);
 }
 
-// Of make_lora_golden.py
-static void check_lora_golden(const char *name) {
+// Of make_lora_golden.py, or make_nf4_golden.py
+static void check_golden_of_adapters(const char *name, bool nf4) {
     char base[16];
     MUST(lora_config_read(&adapters, base, sizeof base, printed("tests/golden/%s/lora", name),
                           &err));
     CHECK(strcmp(base, "..") == 0);
+    adapters.nf4 = nf4;
     check_golden(name, 0);
-    adapters.rank = 0;
+    adapters = (LoraConfig){0};
 }
+static void check_lora_golden(const char *name) { check_golden_of_adapters(name, false); }
 
 static void check_with_head_at_once(const char *name) { check_golden(name, 0); }
 static void check_in_chunks(const char *name) { check_golden(name, 64); }
@@ -450,6 +452,7 @@ TEST(goldens_with_the_head_and_the_weights_in_chunks) {
 }
 TEST(goldens_of_muon) { check_goldens("muon.safetensors", check_muon_golden); }
 TEST(goldens_of_peft) { check_goldens("lora/expected.safetensors", check_lora_golden); }
+TEST(golden_of_peft_beside_nf4) { check_golden_of_adapters("gqa3_tied", true); }
 
 // The same weights, all of them exact in bf16, in two files, like a download of a large model
 TEST(sharded_bf16_weights_are_the_same) {
@@ -767,7 +770,7 @@ TEST(initial_weights_have_their_spread_and_depend_only_on_the_seed) {
     c.hidden_size = 192, c.vocab_size = 300;
     c.qk_norm = c.qkv_bias = true;
     for (int lora = 0; lora < 2; lora++) {
-        if (lora) adapters = (LoraConfig){16, 16, {true, false, false, true}};
+        if (lora) adapters = (LoraConfig){16, 16, {true, false, false, true}, false};
         make_model(&a, &c, 16, 16, false);
         make_model(&b, &c, 32, 32, false);
         adapters.rank = 0;
@@ -924,13 +927,15 @@ TEST(merged_weights_have_the_losses_of_adapters) {
     const LlamaConfig c = variant_config();
     float adapted[256], losses[256], values[37];
     Batch b;
-    adapters = (LoraConfig){4, 6, {true, false, true, true, true, false, true}};
+    Parameters p;
+    make_model(&merged, &c, 256, ROW, false);
+    MUST(save_final(&merged, MODEL_FP32, MODEL_FILE_BYTES, &err));
+    adapters = (LoraConfig){4, 6, {true, false, true, true, true, false, true}, false};
     open_packed(&m, &b, &c, usual, false);
     adapters.rank = 0;
-    make_model(&merged, &c, 256, ROW, false);
     row_losses(&m, &b, adapted);
-    LoraMerge merge = {llama_frozen_parameters(&m), llama_parameters(&m), &m.settings.lora};
-    const Parameters p = lora_merged(&merge);
+    LoraMerge merge = {llama_frozen_parameters(&m), llama_parameters(&m), &m.settings.lora, {0}};
+    MUST(lora_merge_open(&merge, scratch("final"), &p, &err));
     CHECK(p.num == merged.num_tensors);
     for (int i = 0; i < p.num; i++)
         for (size_t first = 0, n; first < p.list[i].count; first += n) {
@@ -938,6 +943,7 @@ TEST(merged_weights_have_the_losses_of_adapters) {
             p.get(p.context, ARENA_WEIGHTS, p.list[i].offset + first, values, n);
             memcpy(merged.weights + merged.tensors[i].offset + first, values, n * sizeof *values);
         }
+    safetensors_close(&merge.files);
     row_losses(&merged, &b, losses);
     for (int t = 0; t < b.total_tokens; t++)
         CHECK_MSG(fabsf(losses[t] - adapted[t]) <= 1e-5f * (1 + adapted[t]), "%d: %g, expected %g",
@@ -947,12 +953,49 @@ TEST(merged_weights_have_the_losses_of_adapters) {
 }
 
 TEST(adapters_keep_the_promises_of_a_model) {
-    const LlamaConfig a = tiny_config(3, 1, 4, true), v = variant_config();
-    adapters = (LoraConfig){4, 10, {true, false, true, true, false, true, true}};
-    check_layouts(&v, true);
-    check_isolation(&a);
-    check_recompute(v);
+    LlamaConfig a = tiny_config(3, 1, 4, true), v = variant_config();
+    adapters = (LoraConfig){4, 10, {true, false, true, true, false, true, true}, false};
     check_left_over_gradients(false);
+    for (int nf4 = 0; nf4 < 2; nf4++, a.hidden_size = v.hidden_size = 16) {
+        adapters.nf4 = nf4;
+        check_layouts(&v, true);
+        check_isolation(&a);
+        check_recompute(v);
+    }
+    adapters = (LoraConfig){0};
+}
+
+// Losses, gradients and adapters of ten steps, bit for bit
+TEST(a_base_in_nf4_is_that_of_its_dequantised_weights) {
+    static LlamaModel m, full;
+    LlamaConfig c = variant_config();
+    Batch b;
+    c.hidden_size = 16;
+    adapters = (LoraConfig){4, 10, {true, false, true, true, false, false, true}, true};
+    open_packed(&m, &b, &c, usual, false);
+    adapters.nf4 = false;
+    make_model(&full, &c, 256, ROW, false);
+    CHECK(forward_backward(&m, &b) != forward_backward(&full, &b));
+    CHECK(m.arenas[LLAMA_WEIGHTS].bytes < full.arenas[LLAMA_WEIGHTS].bytes);
+    for (int l = 0; l < c.num_layers; l++) {
+        const LlamaLayer *w = &full.layers[l];
+        floatX *to[] = {w->qkv_proj, w->o_proj, w->gate_up_proj, w->down_proj};
+        const int64_t rows[] = {llama_qkv_dim(&c), llama_q_dim(&c), 2 * c.intermediate_size,
+                                c.intermediate_size};  // or columns
+        for (int g = 0; g < LORA_GROUPS; g++) {
+            const Nf4 *q = &m.layers[l].lora[g].base;
+            nf4_dequantize(to[g], q->codes, q->absmax, (size_t)(rows[g] * c.hidden_size));
+        }
+    }
+    for (int step = 1; step <= 10; step++) {
+        CHECK(forward_backward(&m, &b) == forward_backward(&full, &b));
+        CHECK(memcmp(m.grads, full.grads, m.num_elements * sizeof *m.grads) == 0);
+        zero_update(&m.zero, (AdamW){1e-2f, 0.9f, 0.95f, 1e-8f, 0, step}, 1);
+        zero_update(&full.zero, (AdamW){1e-2f, 0.9f, 0.95f, 1e-8f, 0, step}, 1);
+        CHECK(memcmp(m.weights, full.weights, m.num_elements * sizeof *m.weights) == 0);
+    }
+    llama_free(&full);
+    close_packed(&m, &b);
     adapters = (LoraConfig){0};
 }
 
@@ -1017,8 +1060,8 @@ GRADIENTS(a_variant, VARIANT, REPAD, true, 0)
 GRADIENTS(padded, ONE_LAYER, PADDED, true, 0)
 GRADIENTS(rows, ONE_LAYER, ROWS, false, 0)
 GRADIENTS(repad, ONE_LAYER, REPAD, true, 0)
-GRADIENTS(all_adapters, VARIANT, PACKED, true, 3, 5, {1, 1, 1, 1, 1, 1, 1})
-GRADIENTS(some_adapters, VARIANT, PACKED, false, 3, 5, {0, 1, 0, 0, 1, 0, 0})
+GRADIENTS(all_adapters, VARIANT, PACKED, true, 3, 5, {1, 1, 1, 1, 1, 1, 1}, false)
+GRADIENTS(some_adapters, VARIANT, PACKED, false, 3, 5, {0, 1, 0, 0, 1, 0, 0}, false)
 
 #endif
 

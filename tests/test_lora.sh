@@ -59,6 +59,38 @@ loss adapted-loss --adapter full/final
 loss whole-loss --model half/final
 same merged_has_the_same_loss adapted-loss.txt whole-loss.txt
 
+# ---- beside a base in NF4 ----------------------------------------------------------------------------
+check trains_beside_nf4 "$train" "${run[@]}" --base nf4 --save-every 2 --out nf4
+has nf4_shows_in_the_plan '^lora .*frozen model in NF4' out.txt
+check_python nf4_is_another_base_and_learns <<'PY'
+def val(run): return [v["loss"] for v in events(run, "val")]
+(full, _), (before, after) = val("full"), val("nf4")
+assert 0 < abs(before - full) < 0.02 and after < before - 0.005, (full, before, after)
+said = json.load(open("nf4/final/adapter_config.json"))["quantization_config"]
+assert said == {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+                "bnb_4bit_use_double_quant": False}, said
+PY
+mkdir nf4-half && cp -r nf4/step-00000002 nf4-half/
+check resumes_nf4_to_merge "$train" --resume --out nf4-half --lora-merge
+same_state resumed_nf4_has_the_same_bits {nf4,nf4-half}/step-00000004
+check nf4_packed_is_alone "$train" "${run[@]}" --base nf4 --check-packing
+check recomputes_nf4 "$train" "${run[@]}" --base nf4 --recompute full --out nf4-recomputed
+same recomputed_nf4_has_the_same_bits {nf4,nf4-recomputed}/final/adapter_model.safetensors
+loss nf4-loss --adapter nf4/final
+check_python eval_takes_the_base_of_the_run <<'PY'
+after = [v["loss"] for v in events("nf4", "val")][-1]
+assert open("nf4-loss.txt").read().split()[3] == "%.4f" % after, after
+PY
+loss asked-loss --adapter nf4/final --base nf4
+loss full-loss --adapter nf4/final --base full
+loss nf4-merged-loss --model nf4-half/final
+same nf4_can_be_asked_for nf4-loss.txt asked-loss.txt
+differ it_matters nf4-loss.txt full-loss.txt
+same nf4_is_merged_into_the_weights_as_they_are full-loss.txt nf4-merged-loss.txt
+generate nf4-text --adapter nf4/final
+generate nf4-asked --adapter nf4/final --base nf4
+same nf4_writes_texts nf4-text.txt nf4-asked.txt
+
 # ---- other ranks, and the CUDA backend --------------------------------------------------------------
 few=("${run[@]}" --model base-run/step-00000008 --val-every 0 --steps 2)  # its gradients are large
 check on_a_gpu "$cuda" "${few[@]}" --out gpu
@@ -69,11 +101,15 @@ check_python new_adapters_change_nothing_on_a_gpu <<'PY'
 loss = [steps(run)[0]["loss"] for run in ("gpu", "gpu-all")]
 assert loss[0] == loss[1], loss
 PY
+for on in cuda train; do check "nf4_on_$on" "${!on}" "${few[@]}" --base nf4 --out "nf4-$on"; done
+same_losses a_gpu_has_the_losses_of_nf4 0.00390625 0.03125 2 nf4-cuda nf4-train
 check a_gpu_resumes "$cuda" --resume --out gpu --steps 3
 if with_ranks ranks "$train"; then
     for n in 1 2; do
         check "on_$n" "${mpi[@]}" -n $n "$train" "${run[@]}" --deterministic --out ranks$n --lora-targets q,v,up
+        check "nf4_on_$n" "${mpi[@]}" -n $n "$train" "${run[@]}" --deterministic --out nf4-ranks$n --base nf4
     done
+    same_state ranks_beside_nf4_have_the_same_bits nf4-ranks{1,2}/step-00000004
     same_state ranks_have_the_same_bits ranks{1,2}/step-00000004
     check on_2_merged "${mpi[@]}" -n 2 "$train" "${run[@]}" --deterministic --out merged2 --lora-merge
     check on_1_merged "$train" "${run[@]}" --deterministic --out merged1 --lora-merge
@@ -91,12 +127,16 @@ no a_target_twice_named 2 'found ""' --model base --lora 8 --lora-targets q,
 no targets_without_lora 2 'work with --lora only' --model base --lora-targets q
 no merging_without_lora 2 'work with --lora only' --model base --lora-merge
 no alpha_without_lora 2 'work with --lora only' --model base --lora-alpha 8
+no nf4_without_lora 2 'work with --lora only' --model base --base nf4
+expect nf4_without_adapter 2 '--lora and --adapter only' "$train" --model base --base nf4 "${greedy[@]}"
+tiny_model odd 20 10 6
+expect matrices_of_part_blocks 3 'found q_proj of 18 x 20' "$train" --model odd "${common[@]}" --lora 8 --base nf4
 no muon 2 'expected at most one of them' --model base --lora 8 --optimizer muon
 no training_with_an_adapter 2 '--adapter works with --generate and --eval only' --model base --adapter full/final
 no dropout 2 'lora-dropout' --model base --lora 8 --lora-dropout 0.1
 no an_adapter_as_a_model 3 'for --adapter, or resume their run with --lora-merge' --model full/final
-for other in '--lora 0' '--lora-targets q' '--lora-alpha 4'
-do expect "another_${other%% *}" 9 'give --lora 8 --lora-alpha 0 --lora-targets all' "$train" --resume --out half $other; done
+for other in '--lora 0' '--lora-targets q' '--lora-alpha 4' '--base nf4'
+do expect "another_${other%% *}" 9 'give --lora 8 --lora-alpha 0 --lora-targets all --base full' "$train" --resume --out half $other; done
 expect adapters_of_a_whole_model 9 'hint: give --lora 0' "$train" --resume --out base-run --lora 8
 expect a_base_seen_from_elsewhere 3 'hint: --model DIR' env -C full "$train" --adapter final "${greedy[@]}"
 cp -r base other && cp merged/final/model.safetensors other/
@@ -119,6 +159,8 @@ target_modules "all-linear"
 target_modules ["embed_tokens"]
 peft_type "IA3"
 peft_type null
+quantization_config {"load_in_4bit":true,"bnb_4bit_quant_type":"fp4"}
+quantization_config {"load_in_4bit":true,"bnb_4bit_quant_type":"nf4","bnb_4bit_use_double_quant":true}
 r 12
 r null
 lora_alpha null

@@ -979,12 +979,43 @@ TEST(adapters_are_added_before_the_layer_is_rounded) {
     for (int i = 0; i < R; i++) x[B + i * R] = -256;
     floatX *p = device_malloc(ALL * sizeof *p);
     weights_from_host(p, NULL, x, ALL);
-    const Lora adapter = {1, R, 1, {R}, {R}, p + A, p + B, NULL, NULL, p + H, NULL};
+    const Lora adapter = {1, R, 1, {R}, {R}, p + A, p + B, NULL, NULL, p + H, NULL, {0}};
     linear_forward(p + OUT, NULL, p + X, p + W, &adapter, 1, K, N);
     activations_to_host(got, p + OUT, N);
     for (int i = 0; i < N; i++)
         CHECK_MSG(i < R ? fabsf(got[i] - 257) <= 1 : got[i] == 1, "%d: %g", i, (double)got[i]);
     device_free(p);
+}
+
+static void read_floats(SafetensorsSet *s, const char *name, float *to, size_t n) {
+    MUST(safetensors_read_f32(s, safetensors_find(s, name), to, 0, n, &err));
+}
+
+// Quantised in two parts. Of make_nf4_golden.py.
+TEST(nf4_has_the_bits_of_bitsandbytes) {
+    enum { N = 24 * 64, FIRST = 5 * 64 };
+    static float x[N], codes[N / 2], absmax[N / 64], want_out[N], out[N], scales[N / 64];
+    static uint8_t bytes[N / 2];
+    SafetensorsSet set;
+    open_device();
+    MUST(safetensors_open(&set, "tests/golden/nf4.safetensors", &err));
+    read_floats(&set, "values", x, N), read_floats(&set, "codes", codes, N / 2);
+    read_floats(&set, "absmax", absmax, N / 64);
+    read_floats(&set, sizeof(floatX) == 2 ? "bf16" : "fp32", want_out, N);
+    const Nf4 q = {device_malloc(N / 2), device_malloc(sizeof absmax),
+                   device_malloc(N * sizeof(floatX))};
+    nf4_put(q, FIRST, x + FIRST, N - FIRST);
+    nf4_put(q, 0, x, FIRST);
+    nf4_dequantize(q.values, q.codes, q.absmax, N);
+    device_download(bytes, q.codes, sizeof bytes);
+    device_download(scales, q.absmax, sizeof scales);
+    activations_to_host(out, q.values, N);
+    EACH(i, N / 2) CHECK_MSG(bytes[i] == codes[i], "byte %ld: %d", (long)i, bytes[i]);
+    CHECK(memcmp(scales, absmax, sizeof absmax) == 0);
+    EACH(i, N)
+    CHECK_MSG(memcmp(out + i, want_out + i, 4) == 0, "%ld: %g", (long)i, (double)out[i]);
+    device_free(q.codes), device_free(q.absmax), device_free(q.values);
+    safetensors_close(&set);
 }
 
 // While the running maximum does not change, rescaling must not change the previous sums by a bit:

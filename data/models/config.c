@@ -601,8 +601,10 @@ double rope_attention_factor(const LlamaConfig *c) {
 double *rope_turns(const LlamaConfig *c, int32_t num_positions) {
     const int pairs = c->head_dim / 2;
     const double scale = rope_attention_factor(c);
-    double *turns = host_calloc((size_t)num_positions * (size_t)pairs * 2, sizeof *turns, "RoPE");
+    double *turns =
+        host_calloc(((size_t)num_positions + 1) * (size_t)pairs * 2, sizeof *turns, "RoPE");
     for (int i = 0; i < pairs; i++) {
+        turns[((int64_t)num_positions * pairs + i) * 2] = 1;
         const float frequency = rope_frequency(c, i);
         for (int32_t pos = 0; pos < num_positions; pos++) {
             const double angle = (double)((float)pos * frequency);

@@ -44,6 +44,18 @@ typedef struct {
     int no_rope_interval;   // every such layer, counted from 1, has no RoPE; 0: all have RoPE
 } LlamaConfig;
 
+static inline int64_t llama_q_dim(const LlamaConfig *c) {
+    return (int64_t)c->num_heads * c->head_dim;
+}
+
+static inline int64_t llama_qkv_dim(const LlamaConfig *c) {
+    return (c->num_heads + 2 * (int64_t)c->num_kv_heads) * c->head_dim;
+}
+
+static inline bool llama_has_rope(const LlamaConfig *c, int l) {
+    return c->no_rope_interval == 0 || (l + 1) % c->no_rope_interval != 0;
+}
+
 // False when the name is not built in ("demo", "smollm2-135m" ...)
 bool llama_config_builtin(LlamaConfig *c, const char *name);
 
@@ -81,5 +93,6 @@ float rope_frequency(const LlamaConfig *c, int i);
 
 double rope_attention_factor(const LlamaConfig *c);  // 1 except with YaRN
 
-// (num_positions, head_dim/2, 2) cosine and sine of angles in fp32, in memory the caller frees
+// (num_positions + 1, head_dim/2, 2) cosine and sine of angles in fp32, in memory the caller frees;
+// the last row rotates nothing
 double *rope_turns(const LlamaConfig *c, int32_t num_positions);

@@ -44,6 +44,10 @@ bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets,
 }
 
 // ---- adapter_config.json ------------------------------------------------------------------------
+// The base of adapters trained beside NF4 is described as transformers does in config.json: what
+// BitsAndBytesConfig takes. PEFT has no such key: it warns and ignores it.
+
+#define QUANTIZATION "quantization_config"
 
 // Whether a key that is not null, false or empty leaves the adapter's maths as implemented here
 static bool is_computed(const char *key, const json_t *item) {
@@ -54,6 +58,10 @@ static bool is_computed(const char *key, const json_t *item) {
     char word[64];
     if (strcmp(key, "peft_type") == 0) return json_string_is(item, "LORA");
     if (strcmp(key, "bias") == 0) return json_string_is(item, "none");
+    if (strcmp(key, QUANTIZATION) == 0)
+        return json_is_true(json_object_get(item, "load_in_4bit")) &&
+               json_string_is(json_object_get(item, "bnb_4bit_quant_type"), "nf4") &&
+               !json_is_true(json_object_get(item, "bnb_4bit_use_double_quant"));
     if (strcmp(key, "init_lora_weights") == 0)  // others have changed the base model
         return json_is_true(item) || json_string_is(item, "gaussian");
     snprintf(word, sizeof word, " %s ", key);
@@ -85,6 +93,7 @@ static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *
     if (!json_string_is(json_member(root, "peft_type"), "LORA"))
         return bad_input(err, "peft_type: expected LORA, not found");
     c->alpha = (float)alpha;
+    c->nf4 = json_is_set(json_member(root, QUANTIZATION));
     text_copy(base_model, capacity, base);
     return check_rank(c->rank, EXIT_BAD_INPUT, "r", err);
 }
@@ -102,25 +111,46 @@ char *lora_config_text(const LoraConfig *c, const char *base_model) {
     json_t *targets = json_array();
     for (int t = 0; t < LORA_TARGETS; t++)
         if (c->target[t]) json_array_append_new(targets, json_string(lora_target_names[t]));
-    return json_write(json_pack("{s:s, s:s, s:o, s:i, s:f, s:f, s:s, s:o}", "peft_type", "LORA",
-                                "task_type", "CAUSAL_LM", "base_model_name_or_path",
-                                json_text(base_model), "r", c->rank, "lora_alpha", (double)c->alpha,
-                                "lora_dropout", 0.0, "bias", "none", "target_modules", targets),
-                      JSON_INDENT(2));
+    json_t *root = json_pack("{s:s, s:s, s:o, s:i, s:f, s:f, s:s, s:o}", "peft_type", "LORA",
+                             "task_type", "CAUSAL_LM", "base_model_name_or_path",
+                             json_text(base_model), "r", c->rank, "lora_alpha", (double)c->alpha,
+                             "lora_dropout", 0.0, "bias", "none", "target_modules", targets);
+    if (c->nf4)
+        json_object_set_new(
+            root, QUANTIZATION,
+            json_pack("{s:s, s:b, s:s, s:b}", "quant_method", "bitsandbytes", "load_in_4bit", 1,
+                      "bnb_4bit_quant_type", "nf4", "bnb_4bit_use_double_quant", 0));
+    return json_write(root, JSON_INDENT(2));
 }
 
 // ---- Parameters ---------------------------------------------------------------------------------
 
 #define ADAPTER_OF "base_model.model."  // prefix of the model's tensor names
 
+static void sizes_of_targets(const LlamaConfig *c, int64_t *rows, int64_t *cols) {
+    const int64_t C = c->hidden_size, F = c->intermediate_size, q_dim = llama_q_dim(c),
+                  kv_dim = (int64_t)c->num_kv_heads * c->head_dim;
+    memcpy(rows, (int64_t[]){q_dim, kv_dim, kv_dim, C, F, F, C}, LORA_TARGETS * sizeof *rows);
+    memcpy(cols, (int64_t[]){C, C, C, q_dim, C, C, F}, LORA_TARGETS * sizeof *cols);
+}
+
+bool lora_config_fits(const LoraConfig *c, const LlamaConfig *model, Error *err) {
+    int64_t rows[LORA_TARGETS], cols[LORA_TARGETS];
+    sizes_of_targets(model, rows, cols);
+    for (int t = 0; t < LORA_TARGETS && c->nf4; t++)
+        if (rows[t] * cols[t] % 64 != 0)
+            return error_set(err, EXIT_BAD_INPUT, "leave --base nf4 out",
+                             "--base nf4: expected matrices of whole blocks of 64 numbers, found "
+                             "%s of %ld x %ld",
+                             lora_target_names[t], rows[t], cols[t]);
+    return true;
+}
+
 int lora_group_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
                           const LlamaConfig *model, int l, int group) {
-    const int64_t C = model->hidden_size, F = model->intermediate_size, D = model->head_dim,
-                  q_dim = model->num_heads * D, kv_dim = model->num_kv_heads * D;
-    const int64_t all_rows[LORA_TARGETS] = {q_dim, kv_dim, kv_dim, C, F, F, C},
-                  all_cols[LORA_TARGETS] = {C, C, C, q_dim, C, C, F};
-    int64_t end = 0;
+    int64_t end = 0, all_rows[LORA_TARGETS], all_cols[LORA_TARGETS];
     int n = 0, targets[LORA_TARGETS];
+    sizes_of_targets(model, all_rows, all_cols);
     for (int t = lora_group_first[group]; t < lora_group_first[group + 1]; end += all_rows[t++]) {
         if (!c->target[t]) continue;
         column[n] = end;
@@ -154,12 +184,15 @@ static const Parameter *adapter_of(const LoraMerge *merge, const Parameter *t, c
 
 static void get_merged(void *context, ParameterArena arena, size_t offset, float *values,
                        size_t n) {
-    const LoraMerge *merge = context;
+    Error err = {0};
+    LoraMerge *merge = context;
     const Parameters *adapters = &merge->adapters;
     const Parameter *t = merge->frozen.list;
-    while (offset >= t->offset + t->count) t++;
+    while (offset - t->offset >= t->count) t++;  // offsets need not ascend
     const Parameter *a = adapter_of(merge, t, 'A'), *b = adapter_of(merge, t, 'B');
-    merge->frozen.get(merge->frozen.context, arena, offset, values, n);
+    must(safetensors_read_f32(&merge->files, safetensors_find(&merge->files, t->name), values,
+                              offset - t->offset, n, &err),
+         &err);
     if (!a) return;
     const size_t cols = (size_t)t->cols, r = (size_t)a->rows, first = offset - t->offset,
                  row = first / cols, rows = (first + n - 1) / cols - row + 1;
@@ -173,9 +206,9 @@ static void get_merged(void *context, ParameterArena arena, size_t offset, float
     free(A);
 }
 
-Parameters lora_merged(LoraMerge *merge) {
-    Parameters p = merge->frozen;
-    p.context = merge;
-    p.get = get_merged;
-    return p;
+bool lora_merge_open(LoraMerge *merge, const char *dir, Parameters *merged, Error *err) {
+    *merged = merge->frozen;
+    merged->context = merge;
+    merged->get = get_merged;
+    return weights_check(merge->frozen, dir, err) && safetensors_open(&merge->files, dir, err);
 }

@@ -14,6 +14,7 @@ typedef struct {
     int rank;     // 0: no adapters
     float alpha;  // B (A x) is multiplied by alpha / rank
     bool target[LORA_TARGETS];
+    bool nf4;  // the frozen matrices of layers are kept in NF4: kernels/nf4.h
 } LoraConfig;
 
 static inline float lora_scale(const LoraConfig *c) { return c->alpha / (float)c->rank; }
@@ -21,6 +22,9 @@ static inline float lora_scale(const LoraConfig *c) { return c->alpha / (float)c
 // targets: "all", or some of q,k,v,o,gate,up,down. alpha 0: twice the rank, so that one learning
 // rate serves all ranks. Exit 2, also if the rank is not a multiple of 8, as kernels require.
 bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets, Error *err);
+
+// Can the model be kept as c says? Exit 3.
+bool lora_config_fits(const LoraConfig *c, const LlamaConfig *model, Error *err);
 
 // Reads an adapter's directory; base_model (capacity): the model that it names, or "". Exit 3 if it
 // needs something that is not implemented.
@@ -36,9 +40,12 @@ char *lora_config_text(const LoraConfig *c, const char *base_model);
 int lora_group_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
                           const LlamaConfig *model, int l, int group);
 
-// The frozen parameters with the adapters added, as long as *merge exists
+// The whole model: the frozen parameters, read again from their files so that they are as exact as
+// these, with the adapters added
 typedef struct {
     Parameters frozen, adapters;
     const LoraConfig *config;
+    SafetensorsSet files;  // open while merged: safetensors_close, also if it never was
 } LoraMerge;
-Parameters lora_merged(LoraMerge *merge);
+// *merged exists as long as *merge. Exit 3 if the directory does not hold the frozen parameters.
+bool lora_merge_open(LoraMerge *merge, const char *dir, Parameters *merged, Error *err);

@@ -211,7 +211,10 @@ void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vo
 LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_given) {
     Error err = {0};
     LlamaConfig config, saved;
-    if (!at->dir[0] || model_given) must(llama_config_find(&config, o->model, &err), &err);
+    if (!at->dir[0] || model_given)
+        must(llama_config_find(&config, o->model, &err) &&
+                 lora_config_fits(&o->adapters, &config, &err),
+             &err);
     if (!at->dir[0]) return config;
     must(llama_config_read(&saved, at->dir, &err), &err);
     if (!model_given) return saved;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../base/json.h"
 #include "../base/memory.h"
 #include "../shards/sources.h"
 #include "checkpoint_files.h"
@@ -25,6 +26,9 @@ Option run_option_table[] = {
          "linear layers with adapters: all, or some of q,k,v,o,gate,up,down"),
     FLAG("lora-merge", parsed.lora_merge,
          "final/ is the whole model with the adapters added, instead of the adapters alone"),
+    CHOICE("base", parsed.base, "full", "full|nf4",
+           "how --lora and --adapter keep the frozen matrices of layers: as they are, or in 4 bits "
+           "(NF4, as QLoRA's); --adapter: default as they were trained beside"),
     DIRECTORY("adapter", parsed.adapter, NULL,
               "--generate and --eval: LoRA adapters to add to --model (default: the base model "
               "that they name)"),
@@ -215,7 +219,7 @@ Option run_option_table[] = {
     HINT("log*|metrics.log-freq", "it is --log-every"),
     HINT("lora*|peft*|use-peft|use-dora|rslora|dora",
          "it is --lora RANK, with --lora-alpha, --lora-targets and --lora-merge"),
-    HINT("qlora|load-in*|quant*|bnb*", "there is no quantization: TRL has it"),
+    HINT("qlora|load-in*|quant*|bnb*", "it is --lora RANK --base nf4"),
     HINT("wandb*|tensorboard*|report-to|run-name",
          "scripts/follow_run.py copies the log of a run there, also while it grows"),
     HINT("chat-template*", "chats are rendered by the template of --model, or ChatML"),
@@ -244,10 +248,11 @@ const char run_options_of_a_start[] =
 
 static const char options_of_generate[] =
     "options|generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|"
-    "max-seqlen|micro-batch-tokens|threads|memory-gib|bf16-matmul|attention|adapter|dry-run";
+    "max-seqlen|micro-batch-tokens|threads|memory-gib|bf16-matmul|attention|adapter|base|dry-run";
 static const char options_of_eval[] =
     "options|eval|train|val|bench|log-every|train-on|long-docs|boundary-token|"
-    "allow-other-tokenizer|seed|model|adapter|from-scratch|max-seqlen|micro-batch-tokens|threads|"
+    "allow-other-tokenizer|seed|model|adapter|base|from-scratch|max-seqlen|micro-batch-tokens|"
+    "threads|"
     "memory-gib|bf16-matmul|attention|heartbeat-seconds|dry-run";
 
 Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks) {
@@ -286,24 +291,28 @@ void run_options_write(const char *log, bool resumed) {
         error_exit(&err);
 }
 
+enum { BASE_FULL, BASE_NF4 };
+static const char *const bases[] = {"full", "nf4"};
+
 // Adapters of another rank or beside other layers are other tensors than the run's; another alpha
-// would scale what they have learned.
+// would scale what they have learned, and another base is another model.
 static void check_lora_kept(const json_t *stored, const char *dir) {
     char hint[256];
     const int rank = (int)json_number_value(json_object_get(stored, "lora"));
     const float alpha = (float)json_number_value(json_object_get(stored, "lora-alpha"));
     const char *targets = json_string_value(json_object_get(stored, "lora-targets"));
+    const int base = json_string_is(json_object_get(stored, "base"), bases[BASE_NF4]);
     if (!targets) targets = "all";
-    if (rank == parsed.lora &&
-        (rank == 0 || (alpha == parsed.lora_alpha && strcmp(targets, parsed.lora_targets) == 0)))
+    if (rank == parsed.lora && (rank == 0 || (alpha == parsed.lora_alpha && base == parsed.base &&
+                                              strcmp(targets, parsed.lora_targets) == 0)))
         return;
     snprintf(hint, sizeof hint,
-             "give --lora %d --lora-alpha %g --lora-targets %.160s, or leave them out", rank, alpha,
-             targets);
+             "give --lora %d --lora-alpha %g --lora-targets %.160s --base %s, or leave them out",
+             rank, alpha, targets, bases[base]);
     exit_with(EXIT_CHECKPOINT_MISFIT, hint,
               "%s: expected the adapters of this run, found --lora %d --lora-alpha %g "
-              "--lora-targets %s",
-              dir, parsed.lora, parsed.lora_alpha, parsed.lora_targets);
+              "--lora-targets %s --base %s",
+              dir, parsed.lora, parsed.lora_alpha, parsed.lora_targets, bases[parsed.base]);
 }
 
 // Options that are not on the command line become those of the run whose checkpoint is resumed.
@@ -410,13 +419,14 @@ static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
 }
 
 static void check_lora(const Options *o) {
-    const bool more = o->lora_alpha > 0 || o->lora_merge || strcmp(o->lora_targets, "all") != 0;
+    const bool more = o->lora_alpha > 0 || o->lora_merge || o->base != BASE_FULL ||
+                      strcmp(o->lora_targets, "all") != 0;
     if (o->adapter)
         exit_with(EXIT_USAGE, "--lora RANK trains new adapters, for example --lora 16",
                   "--adapter works with --generate and --eval only");
     if (o->lora == 0 && more)
         exit_with(EXIT_USAGE, "give --lora RANK, for example --lora 16",
-                  "--lora-alpha, --lora-targets and --lora-merge work with --lora only");
+                  "--lora-alpha, --lora-targets, --lora-merge and --base work with --lora only");
     if (o->lora == 0) return;
     if (o->from_scratch || model_is_builtin(o))
         exit_with(EXIT_USAGE, "give --model DIR, the directory of a trained model",
@@ -462,6 +472,7 @@ json_t *run_options_complete(const ResumePoint *at, int num_ranks) {
     check_lora(o);
     if (o->lora > 0)
         must(lora_config_make(&o->adapters, o->lora, o->lora_alpha, o->lora_targets, &err), &err);
+    o->adapters.nf4 = o->base == BASE_NF4;
     choose_rates(o, stored != NULL);
     check_training(o, num_ranks, stored != NULL);
     return stored;
@@ -472,6 +483,7 @@ static void find_base_model(Options *o) {
     static char base[IO_PATH_MAX];
     Error err = {0};
     must(lora_config_read(&o->adapters, base, sizeof base, o->adapter, &err), &err);
+    if (option_given(run_option_table, "base")) o->adapters.nf4 = o->base == BASE_NF4;
     if (!base[0] || option_given(run_option_table, "model")) return;
     o->model = base;
     if (!path_exists(base))
@@ -482,6 +494,9 @@ static void find_base_model(Options *o) {
 void run_options_complete_inference(int num_ranks) {
     Options *o = &parsed;
     if (o->adapter) find_base_model(o);
+    if (!o->adapter && o->base != BASE_FULL)
+        exit_with(EXIT_USAGE, "give --adapter DIR, or leave it out",
+                  "--base nf4 works with --lora and --adapter only");
     const char *mode = o->eval ? "eval" : "generate";
     const char *other =
         options_given_besides(run_option_table, o->eval ? options_of_eval : options_of_generate);

@@ -55,22 +55,26 @@ def adapter(name, seed):
     return model.double(), path
 
 
-def make(name, seed):
-    batch = load_file(GOLDEN / name / "expected.safetensors")
-    docs = documents(batch)
-    model, path = adapter(name, seed)
-    with fp64_inside(model):
-        loss, logits = each_alone(model, docs)
-        loss.backward()
-        out = {"grad." + n.replace(".default", ""): p.grad.clone().float()
-               for n, p in model.named_parameters() if p.requires_grad}
-        losses, norms, _ = train(model, docs)
+def measured(model, docs):
+    loss, logits = each_alone(model, docs)
+    loss.backward()
+    out = {"grad." + n.replace(".default", ""): p.grad.clone().float()
+           for n, p in model.named_parameters() if p.requires_grad}
+    losses, norms, _ = train(model, docs)
     assert all("lora_" in n for n in out)
     out["loss"], out["logits"] = loss.detach().reshape(1).float(), logits.detach().float()
     out["train_losses"] = torch.tensor(losses, dtype=torch.float64).float()
     out["grad_norms"] = torch.tensor(norms, dtype=torch.float64).float()
-    save_file({n: t.contiguous() for n, t in out.items()}, path / "expected.safetensors")
-    print(f"{name}: loss {loss.item():.9f}, after {len(losses)} steps {losses[-1]:.6f}")
+    print(f"loss {loss.item():.9f}, after {len(losses)} steps {losses[-1]:.6f}")
+    return {n: t.contiguous() for n, t in out.items()}
+
+
+def make(name, seed):
+    docs = documents(load_file(GOLDEN / name / "expected.safetensors"))
+    model, path = adapter(name, seed)
+    print(name, end=": ")
+    with fp64_inside(model):
+        save_file(measured(model, docs), path / "expected.safetensors")
 
 
 def load(run, shard):

@@ -44,6 +44,20 @@ void rank_field_file(RankFields *f, const char *name, const char *path) {
     rank_field(f, name, &crc, sizeof crc);
 }
 
+void rank_field_device(RankFields *f, const char *name, const void *device, size_t bytes) {
+    enum { MOST = 1 << 20 };  // at a time
+    uint32_t crc = 0;
+    char *part = host_calloc(1, MOST, "weights");
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = bytes - at < MOST ? bytes - at : MOST;
+        comm_progress();
+        device_download(part, (const char *)device + at, n);
+        crc = crc32c(crc, part, n);
+    }
+    free(part);
+    rank_field(f, name, &crc, sizeof crc);
+}
+
 void rank_fields_agree(const RankFields *own, const char *what, const char *hint) {
     Error err = {0};
     const size_t all = (size_t)comm_num_ranks() * MAX_RANK_FIELDS;

@@ -30,6 +30,8 @@ void rank_field(RankFields *f, const char *name, const void *data, size_t bytes)
 void rank_field_text(RankFields *f, const char *name, const char *text);
 // The content of a file; one that cannot be read counts as empty.
 void rank_field_file(RankFields *f, const char *name, const char *path);
+// Bytes in device memory
+void rank_field_device(RankFields *f, const char *name, const void *device, size_t bytes);
 // One field per option, with its value.
 void rank_field_options(RankFields *f, const Option *table);
 

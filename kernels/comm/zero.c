@@ -415,10 +415,6 @@ void zero_put(Zero *z, ZeroArray array, size_t offset, const float *values, size
 void zero_get(Zero *z, ZeroArray array, size_t offset, float *values, size_t n) {
     const ShardPart own = own_part(z, offset, offset + n);
     const size_t at = own.at - offset;
-    if (offset >= z->shape.num_elements) {
-        weights_to_host(values, z->weights + offset, NULL, n);
-        return;
-    }
     if (own.count && array == ZERO_WEIGHTS)
         weights_to_host(values + at, z->weights + own.at, low_bits(z, own.at), own.count);
     else if (own.count)

@@ -138,7 +138,7 @@ static inline RankNote *zero_notes(StepScalars *step) { return (RankNote *)(step
 // frozen: every rank has them.
 typedef enum { ZERO_WEIGHTS, ZERO_M, ZERO_V } ZeroArray;
 void zero_put(Zero *z, ZeroArray array, size_t offset, const float *values, size_t n);
-// All ranks call: rank 0 gets them from the ranks that have them.
+// All ranks call: rank 0 gets them, not those of frozen weights, from the ranks that have them.
 void zero_get(Zero *z, ZeroArray array, size_t offset, float *values, size_t n);
 // CRC-32C of all num_weights weights as this rank computes with them, read n at a time: in full
 // precision if it holds every low half.
