@@ -96,6 +96,7 @@ typedef struct {
 typedef struct {
     int32_t *tokens, *position_ids, *token_order;  // (T)
     int32_t *cache_rows;                           // (T) generation only, else NULL
+    int64_t copies, copy_rows;                     // see Batch
     bool decode;                                   // attention over the cache
     VarlenInfo docs;
     int32_t num_head_rows;         // rows that the head computes: see Batch
@@ -410,17 +411,13 @@ static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a) {
     LlamaScratch *s = &m->scratch;
     const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
     const int64_t q_dim = llama_q_dim(&m->config), qkv_dim = llama_qkv_dim(&m->config);
-    if (in->cache_rows)
-        kv_store(a->kv_cache, a->qkv, in->cache_rows, in->position_ids, T, m->heads);
-    if (in->decode) {
-        attention_decode(a->attn, a->qkv, a->kv_cache, in->cache_rows, in->position_ids, T,
-                         m->heads);
-        return;
-    }
-    if (n == 0) {
-        attention_forward(a->attn, a->lse, a->qkv, &in->docs, m->heads);
-        return;
-    }
+    for (int64_t row = 0; in->cache_rows && row < in->copies * in->copy_rows; row += in->copy_rows)
+        kv_store(a->kv_cache + row * (qkv_dim - q_dim), a->qkv, in->cache_rows, in->position_ids, T,
+                 m->heads);
+    if (in->decode)
+        return attention_decode(a->attn, a->qkv, a->kv_cache, in->cache_rows, in->position_ids, T,
+                                m->heads);
+    if (n == 0) return attention_forward(a->attn, a->lse, a->qkv, &in->docs, m->heads);
     gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
     attention_forward(s->real_attn, a->lse, s->real_qkv, &in->real_docs, m->heads);
     scatter_rows(a->attn, s->real_attn, in->real_rows, n, T, q_dim);
@@ -494,6 +491,8 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->position_ids = llama_stage(m, &used, b->position_ids, b->total_tokens);
     in->token_order = llama_stage(m, &used, b->token_order, b->total_tokens);
     in->cache_rows = b->cache_rows ? llama_stage(m, &used, b->cache_rows, b->total_tokens) : NULL;
+    in->copies = b->copies;
+    in->copy_rows = b->copy_rows;
     in->decode = b->decode;
     in->num_head_rows = b->num_head_rows;
     in->head_rows = llama_stage(m, &used, b->head_rows, b->num_head_rows);

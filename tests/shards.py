@@ -101,7 +101,7 @@ def mask(directory, rule):
 
 
 def read(directory, split="train"):
-    """[(ids, bits of the mask, or None)] of all documents, every field and checksum proven."""
+    """[(ids, bits of the mask or weights, or None)] of all documents, every field and checksum proven."""
     found = []
     for path in sorted(glob.glob("%s/%s_*.bin" % (directory, split))):
         data, index, stem = load(path), load(path[:-4] + ".idx"), path[:-4]
@@ -119,12 +119,13 @@ def read(directory, split="train"):
         if words[11] & 4:
             mask = load(stem + ".mask")
             magic, version, of, count, ones = struct.unpack("<8sI4sQQ", mask[:32])
-            assert (magic, version, of) == (b"UNPADMSK", 1, data[1020:1024])
+            assert (magic, of) == (b"UNPADMSK", data[1020:1024]) and version in (1, 2)
             assert mask == sealed(mask[:-4]) and count == len(tokens)
-            bits = [mask[32 + i // 8] >> i % 8 & 1 for i in range(8 * (len(mask) - 36))]
-            assert sum(bits) == ones and not any(bits[len(tokens):]) and len(bits) < len(tokens) + 8
+            size = (count + 7) // 8
+            bits = [mask[32 + i // 8] >> i % 8 & 1 for i in range(8 * size)]
+            assert sum(bits) == ones and not any(bits[len(tokens):]) and len(mask) == 36 + size + 4 * (version - 1) * count
+            if version == 2: bits = list(struct.unpack("<%df" % count, mask[32 + size:-4]))
         for first, end in zip((0,) + ends, ends):
-            assert not bits or not bits[first], "a first token is trained"
             found.append((list(tokens[first:end]), bits and bits[first:end]))
     return found
 

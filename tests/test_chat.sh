@@ -106,8 +106,14 @@ bad = [{"messages": [user, answer], "tools": [{}]}, {"messages": [{"role": "tool
        {"messages": [user, dict(answer, weight=0)]}, {"prompt": [user, answer], "completion": [user]},
        {"messages": [user, answer], "tools": '[{"name": "add"}]'},
        {"instruction": "Add", "output": "3", "tools": [], "history": [["Hi", "Hello"]]},
-       {"messages": [user, dict(answer, weight="1")]}, {"messages": [user, dict(answer, tool_calls=[{"name": "add"}])]}]
-for name, records in ("same", same), ("text", [{"text": "plain"}, {"text": "plain", "instruction": "x"}]), ("ends", [{"messages": [user, answer, user]}]), *(("bad%d" % i, [b]) for i, b in enumerate(bad)):
+       {"messages": [user, dict(answer, weight="1")]}, {"messages": [user, dict(answer, tool_calls=[{"name": "add"}])]},
+       {"prompt": "x", "completions": []}, {"prompt": "x", "completions": ["y", 3]}]
+one = lambda completion, **more: dict({"prompt": "Add\n\n1 2", "completion": completion}, **more)
+apart = [one("9"), one("3", weight=2), one("4", weight=-1), one([answer], weight=2), one("6")]
+several = [apart[0], {"prompt": one(0)["prompt"], "completions": ["3", {"completion": "4", "weight": -0.5}, [answer]], "weight": 2}, apart[4]]
+many = [{"prompt": "%d?" % i, "completions": [str(k) for k in range(3)]} for i in range(400)]
+open("many.jsonl", "w").writelines(json.dumps(r) + "\n" for r in many)
+for name, records in ("apart", apart), ("several", several), ("same", same), ("text", [{"text": "plain"}, {"text": "plain", "instruction": "x"}]), ("ends", [{"messages": [user, answer, user]}]), *(("bad%d" % i, [b]) for i, b in enumerate(bad)):
     os.mkdir(name)
     open(name + "/val.jsonl", "w").close()
     open(name + "/train.jsonl", "w").writelines(json.dumps(r) + "\n" for r in records)
@@ -115,6 +121,19 @@ json.dump(same, open("same.json", "w"), indent=1)
 PY
 check kinds_of_chats tokenize demo same same.out
 has kinds_are_counted '^records 2 of messages, 1 of conversations, 3 of prompt, 2 of instruction; chats by .* ChatML, .*answers$' out.txt
+check apart tokenize demo apart apart.out
+check several_completions tokenize demo several several.out
+has records_of_several_are_counted '^records 2 of prompt, 1 of completions; chats by' out.txt
+has targets_are_counted '^train .*5 documents, .* 60 of them targets with weights' out.txt
+check many_completions tokenize demo many.jsonl many.out
+check_python completions_are_documents_of_one_record << 'PY'
+found, alone = shards.read("several.out/tokens"), shards.read("apart.out/tokens")
+assert [weights[0] for _, weights in found] == [0, 0, 1, 1, 0] and {w for _, weights in found for w in weights} == {0, 1, 2, -1}
+assert [(ids, weights[1:]) for ids, weights in found] == [(ids, weights[1:]) for ids, weights in alone]
+for split, least in ("train", 1000), ("val", 3):   # a record is on one side
+    marks = [bits[0] for _, bits in shards.read("many.out/tokens", split)]
+    assert len(marks) >= least and marks == [0, 1, 1] * (len(marks) // 3), (split, marks)
+PY
 check chats_in_an_array tokenize demo same.json array.out
 check on_every_turn tokenize demo same all.out --train-on all
 check_python all_are_the_same_document << 'PY'
@@ -127,7 +146,7 @@ PY
 for i in '0 without tools' '1 expected system, user or assistant' '2 an answer that is trained' '3 without NULs' '4 a list of messages' \
     '5 a list of messages' '6 expected text, messages, .*found question' '7 an answer that is trained' '8 an answer that' '9 without tools' \
     '10 without tools' '11 message 2: weight: expected a number' \
-    '12 message 2: .*without tools'; do
+    '12 message 2: .*without tools' '13 completions: expected a list' '14 completion 2: expected a list'; do
     expect "bad_chat_${i%% *}" 3 "error: bad${i%% *}/train.jsonl:1: .*${i#* }" tokenize demo "bad${i%% *}" refused
 done
 check every_turn_needs_no_answer tokenize demo bad2 turns.out --train-on all

@@ -175,7 +175,7 @@ static Epoch epoch_of(const Lengths *l, const PlanSettings *s, int64_t epoch) {
         e.counts.tokens_left_out += length;
         for (int64_t at = 0, n; trained && at < kept; at += n) {
             n = kept - at < s->max_seqlen ? kept - at : s->max_seqlen;
-            const Segment c = {doc, at, (int32_t)n, at + n < kept, 0};
+            const Segment c = {doc, at, (int32_t)n, at + n < kept, 0, false};
             if (l->mask > 0 && targets_of(l, doc, at + 1, n - 1 + c.has_next) == 0) continue;
             e.segments = (Segment *)host_grow(e.segments, &capacity, (size_t)e.n + 1, sizeof c, "");
             e.segments[e.n++] = c;
@@ -810,6 +810,75 @@ TEST(shared_plans_keep_the_step_and_compute_less) {
             state = p.cursor_after;
         }
     }
+}
+
+// ---- Records of several documents, two or four ---------------------------------------------------
+
+static bool in_record(const void *context, int64_t doc) {
+    return doc > 0 && doc < ((const Lengths *)context)->n &&
+           splitmix64((uint64_t)doc) % (families ? 2 : 4) > 0;
+}
+
+// The first 129 tokens are the same in all (families > 0), and at least 257 in a record.
+static bool read_record(const void *context, const Segment *c, int64_t n, int32_t *tokens,
+                        Error *err) {
+    int64_t first = c->doc;
+    while (in_record(context, first)) first--;
+    CHECK(!err->code && n <= c->length);
+    for (int64_t i = 0, k = c->tok_off; i < n; i++, k++)
+        tokens[i] = (int32_t)(k < 129 && families    ? k
+                              : k < 257 + first % 50 ? first << 10 ^ k
+                                                     : c->doc << 12 ^ k << 20);
+    return true;
+}
+
+// A step cuts no record but its first one, and one that fits is in one micro-batch. Returns how many.
+static int check_records(const StepPlan *p, const Lengths *l, const PlanSettings *s) {
+    int together = 0;
+    for (int64_t i = 0, end; i < p->num_stream; i = end) {
+        const int64_t first = p->stream[i].doc;
+        int64_t rows = p->stream[i].length, micros = 0, found = 0;
+        for (end = i + 1; end < p->num_stream && p->stream[end - 1].more; end++) {
+            CHECK(p->stream[end].doc == p->stream[end - 1].doc + 1);
+            rows += p->stream[end].length - 128;
+        }
+        CHECK(i == 0 || (!in_record(l, first) && !p->stream[end - 1].more));
+        for (int32_t m = 0; m<p->num_micro; m++, micros += found> 0, found = 0)
+            for (int64_t k = p->micro_start[m]; k < p->micro_start[m + 1]; k++)
+                found += p->segments[k].doc >= first && p->segments[k].doc < first + end - i;
+        // where units do not fit into as many micro-batches as packed has, segments are placed alone
+        CHECK_MSG(micros == 1 || rows > s->micro_batch_tokens || p->num_micro == s->num_micro,
+                  "%ld in %ld", end - i, micros);
+        together += micros == 1 && end - i > 1;
+    }
+    return together;
+}
+
+TEST(documents_of_a_record_stay_together) {
+    int together = 0;
+    for (int round = 0; round < 60; round++) {
+        LENGTHS l = make_lengths(150, 10);
+        for (int64_t i = 0; i < l.n; i++) l.lengths[i] = 310 + (int32_t)test_rng_below(300);
+        DocIndex index = index_of(&l);
+        PlanSettings s = {.seed = test_rng_u64(), .fill_ppm = 970000, .max_seqlen = 610}, fixed = s;
+        PLAN p = {0};
+        int64_t seen = 0;
+        families = round % 2;
+        if (round % 3 == 0) s.max_seqlen = 400, s.long_docs = LONG_TRUNCATE;
+        s.micro_batch_tokens = 610 + (int32_t)test_rng_below(6000);
+        s.num_micro = 1 + (int32_t)test_rng_below(6);
+        index.follows = in_record, index.read = read_record;
+        for (PlanState state = START; state.sources[0].epoch == 0; state = p.cursor_after) {
+            plan_ok(&p, &index, &s, LAYOUT_SHARED, &state);
+            seen += p.num_stream;
+            CHECK(p.num_targets == p.real_tokens - p.num_stream);
+            if (p.cursor_after.sources[0].epoch == 0) together += check_records(&p, &l, &s);
+        }
+        CHECK(seen - p.num_stream <= l.n && seen >= l.n);
+        fixed.micro_batch_tokens = 610;
+        MUST(plan_fix_set(&fixed, &index, 2000, &err));
+    }
+    CHECK_MSG(together > 1850, "%d", together);
 }
 
 // Documents 0 to 3 begin each other; the others share 300 tokens, and two pairs of them 1000.

@@ -23,10 +23,12 @@ static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t
 }
 
 static int most_docs;  // of one batch
+static int32_t all_tokens;
 
 static void count_docs(LlamaModel *m, const Batch *b, const int32_t *rows, int32_t n,
                        float *logits) {
     if (b->num_segments > most_docs) most_docs = b->num_segments;
+    all_tokens += b->total_tokens;
     llama_next_logits(m, b, rows, n, logits);
 }
 
@@ -234,6 +236,37 @@ TEST(a_continued_text_is_that_of_its_whole_beginning) {
     texts_write(&other, model, 1);
     CHECK(text->length == whole->length);
     CHECK(memcmp(text->tokens, whole->tokens, (size_t)text->length * sizeof(int32_t)) == 0);
+}
+
+// Three fit at a time: a prompt that is computed once for all of them, one that ends otherwise in one
+// of them, and one that goes on. Each text is that of its prompt alone.
+TEST(samples_of_a_prompt_share_its_cache) {
+    enum { N = 8, PROMPT = 9 };
+    const TokenIds none = {0};
+    MODEL m;
+    Options o = greedy(96);
+    WRITER w = {.o = &o}, other = {.o = &o};
+    o.temperature = 2;
+    open_model(&m, "tests/golden/gqa3_tied", 3 * (PROMPT + NEW_TOKENS), 96);
+    ModelFace model = face_of(&m);
+    model.text_ends = &none;
+    for (int i = 0; i < 2 * N; i++) {
+        Text *text = text_add(i < N ? &w : &other, PROMPT + (i % N == 7));
+        for (int32_t k = 0; k < text->length; k++)
+            text->tokens[k] = 3 * k + 1 + (i % N == 5 && k == PROMPT - 1);
+    }
+    all_tokens = 0;
+    texts_write(&w, model, 1);
+    CHECK_MSG(all_tokens == 6 * PROMPT + 1 + N * (NEW_TOKENS - 1), "%d tokens", all_tokens);
+    for (int i = 0; i < N; i++, other.texts++) {
+        other.num_texts = 1;
+        texts_write(&other, model, 1);
+        CHECK(w.texts[i].length == other.texts->length);
+        for (int32_t k = 0; k < other.texts->length; k++)
+            CHECK(w.texts[i].tokens[k] == other.texts->tokens[k]);
+    }
+    other.texts -= N;
+    other.num_texts = N;
 }
 
 // One draw, plainly: candidates by falling probability, equal ones by id, from the fewest that sum

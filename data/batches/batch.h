@@ -65,9 +65,10 @@ typedef struct {
     int32_t *real_rows;        // (num_real_rows)
     int32_t *real_cu_seqlens;  // (num_real_segments + 1)
     // generation only, else NULL and false: the row of the key-value cache where the text of each
-    // token begins (T), freed by batch_free; whether attention is over the cache, for texts whose
-    // first tokens are not in this batch
-    int32_t *cache_rows;
+    // token begins (T), freed by batch_free; how many texts of copy_rows rows each begin with the
+    // tokens of this batch; whether attention is over the cache, for texts whose first tokens are
+    // not in this batch
+    int32_t *cache_rows, copies, copy_rows;
     bool decode;
     // what the arrays have room for
     int32_t micro_batch_tokens, max_segments;

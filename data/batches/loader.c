@@ -19,6 +19,10 @@ static int64_t dataset_index_targets(const void *dataset, int64_t doc, int64_t f
     return dataset_count_targets((const Dataset *)dataset, doc, from, n);
 }
 
+static bool dataset_index_follows(const void *dataset, int64_t doc) {
+    return dataset_doc_follows((const Dataset *)dataset, doc);
+}
+
 static double dataset_index_weights(const void *dataset, const Segment *c) {
     double sum = 0;
     for (int64_t i = 1; i < c->length + c->has_next; i++)
@@ -36,6 +40,7 @@ DocIndex dataset_doc_index(const Dataset *ds) {
                       .length = dataset_index_length,
                       .context = ds,
                       .targets = ds->masked ? dataset_index_targets : NULL,
+                      .follows = ds->masked ? dataset_index_follows : NULL,
                       .weights = ds->weighted ? dataset_index_weights : NULL,
                       .sources = &ds->sources,
                       .read = dataset_index_read};

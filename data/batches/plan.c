@@ -161,13 +161,27 @@ static int64_t own_work(int32_t length, int32_t shared_len) {
     return plan_work(length) - plan_work(shared_len);
 }
 
-// Units of ids that share with one another, of at most `most` rows where they can be divided. What
-// a segment shares with the first of its unit is then at least what `shared` says.
-static void make_units(StepPlan *p, int64_t most) {
+// Does ids[i] share what ids[i - 1] begins with, and belong to its record?
+static bool goes_on(const StepPlan *p, int64_t i) {
+    if (i == 0 || i == p->num_stream || p->shared[i] == 0) return false;
+    const int32_t a = p->ids[i - 1], b = p->ids[i], last = a > b ? a : b;
+    int32_t k = a < b ? a : b;
+    while (k < last && p->stream[k].more) k++;
+    return k == last;
+}
+
+// Units of ids that share with one another, of at most `most` rows where they can be divided, or of
+// `room` in one record. What a segment shares with the first of its unit is then at least what
+// `shared` says.
+static void make_units(StepPlan *p, int64_t most, int64_t room) {
     PlanUnit *u = p->units;
     for (int64_t i = 0; i < p->num_stream; i++) {
         const int32_t length = p->stream[p->ids[i]].length, shared_len = p->shared[i];
-        if (i == 0 || shared_len == 0 || u[-1].length + length - shared_len > most)
+        const bool inside = goes_on(p, i);
+        int64_t rows = length - shared_len;  // of a whole record
+        for (int64_t k = i + 1; !inside && goes_on(p, k); k++)
+            rows += p->stream[p->ids[k]].length - p->shared[k];
+        if (i == 0 || shared_len == 0 || u[-1].length + rows > (inside ? room : most))
             *u++ = (PlanUnit){i, i + 1, length, plan_work(length)};
         else
             u[-1] = (PlanUnit){u[-1].first, i + 1, u[-1].length + length - shared_len,
@@ -206,11 +220,11 @@ static bool plan_layout_shared(StepPlan *p, const DocIndex *index, const PlanSet
     const int64_t saved = prefixes_share(&p->prefixes, p->ids, p->shared, p->num_stream),
                   rows = p->real_tokens - saved, room = s->micro_batch_tokens;
     if (saved == 0) return true;
-    for (int64_t n = (rows * s->num_micro + p->real_tokens - 1) / p->real_tokens; n < s->num_micro;
+    for (int64_t n = (rows * s->num_micro + p->real_tokens - 1) / p->real_tokens; n <= s->num_micro;
          n += 1 + n / 32) {
         const int64_t even = rows / n + p->longest_segment / 2;  // each has a copy
         if (n > 1) prefixes_share(&p->prefixes, p->ids, p->shared, p->num_stream);
-        make_units(p, even < room ? even : room);
+        make_units(p, even < room ? even : room, room);
         if (place_units(p, s, (int32_t)n) && share_in_micros(p, s)) return true;
     }
     const bool fits = plan_pack(p, s) && share_in_micros(p, s);
@@ -251,7 +265,7 @@ static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
             }
             const int32_t rest = whole.length - done, n = rest < left ? rest : (int32_t)left;
             p->segments[p->num_segments++] =
-                (Segment){whole.doc, whole.tok_off + done, n, n < rest || whole.has_next, 0};
+                (Segment){whole.doc, whole.tok_off + done, n, n < rest || whole.has_next, 0, false};
             done += n;
             left -= n;
         }
@@ -267,11 +281,12 @@ static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
 // ---- A step -------------------------------------------------------------------------------------
 
 // Fills p->stream with the longest prefix of at most plan_goal tokens and max_segments segments, at
-// least one. One-token segments, which have no target, are left out if they would be the whole
-// step.
+// least one; a record that ends later is left to the next step, but not the first. One-token
+// segments, which have no target, are left out if they would be the whole step.
 static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                              const PlanState *state, int64_t max_segments, Error *err) {
     const int64_t goal = plan_goal(s);
+    int64_t whole = 0;  // segments of whole records
     LongCounts counts = {0};
     PlanState at = *state;
     p->num_stream = p->num_targets = p->real_tokens = p->longest_segment = 0;
@@ -281,19 +296,27 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
         if (p->num_stream > 0 && p->real_tokens + segment.length > goal) {
             if (p->num_targets > 0 || s->set_tokens > 0 || stream_targets(index, &segment) == 0)
                 break;
-            p->num_stream = p->real_tokens = p->longest_segment = 0;
+            p->num_stream = p->real_tokens = 0;
         }
         p->stream = host_grow(p->stream, &p->stream_capacity, (size_t)p->num_stream + 1,
                               sizeof *p->stream, owner);
         p->stream[p->num_stream++] = segment;
         p->real_tokens += segment.length;
         p->num_targets += stream_targets(index, &segment);
-        if (segment.length > p->longest_segment) p->longest_segment = segment.length;
-        p->cursor_after = at;
+        if (p->num_targets > 0 && (!segment.more || s->set_tokens > 0)) whole = p->num_stream;
+        if (whole == 0 || whole == p->num_stream) p->cursor_after = at;
+    }
+    for (; whole > 0 && p->num_stream > whole; p->num_stream--) {
+        const Segment *last = &p->stream[p->num_stream - 1];
+        p->real_tokens -= last->length;
+        p->num_targets -= stream_targets(index, last);
     }
     p->weight_sum = index->weights ? 0 : (double)p->num_targets;
-    for (int64_t i = 0; index->weights && i < p->num_stream; i++)
-        p->weight_sum += index->weights(index->context, &p->stream[i]);
+    for (int64_t i = 0; i < p->num_stream; i++) {
+        const Segment *c = &p->stream[i];
+        if (c->length > p->longest_segment) p->longest_segment = c->length;
+        if (index->weights) p->weight_sum += index->weights(index->context, c);
+    }
     p->cursor_after.step = state->step + 1;
     return true;
 }

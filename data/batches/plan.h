@@ -2,9 +2,11 @@
 // which rank works on which micro-batch.
 //
 //   step      the longest prefix of the stream with at most
-//             floor(fill * num_micro * micro_batch_tokens) tokens
+//             floor(fill * num_micro * micro_batch_tokens) tokens; it cuts a record only if it
+//             begins with it
 //   packing   longest segment first, each into the micro-batch with the least work among those with
-//             room; shared: in as few micro-batches as hold it, what begins alike as one
+//             room; shared: in as few micro-batches as hold it, what begins alike as one, and what
+//             only a record has in common in one micro-batch if it fits
 //
 // A step is the same for any number of ranks; the layout only changes the grouping into
 // micro-batches. The state is a cursor for each source; planning again from the same state gives

@@ -28,14 +28,28 @@ static int64_t stream_document(const DocIndex *index, uint64_t seed, int64_t epo
     return first + (int64_t)x;
 }
 
+static bool follows(const DocIndex *index, int64_t doc) {
+    return index->follows && index->follows(index->context, doc);
+}
+
+// From the first document of a record to the one that *tok_off of its tokens lead to, and to the
+// rest of them. False: the record has fewer.
+static bool find_in_record(const DocIndex *index, int64_t *doc, int64_t *tok_off) {
+    for (int64_t n; *tok_off >= (n = index->length(index->context, *doc)); *tok_off -= n)
+        if (!follows(index, ++*doc)) return false;
+    return true;
+}
+
 static bool cursor_check(const DocIndex *index, const PlanSettings *s, const SourceCursor *at,
                          Error *err) {
     bool good =
         at->epoch >= 0 && at->doc_pos >= 0 && at->tok_off >= 0 && at->doc_pos <= index->num_docs;
     if (good && at->tok_off > 0) {
-        good = at->doc_pos < index->num_docs && s->long_docs == LONG_SPLIT;
-        const int64_t doc = good ? stream_document(index, s->seed, at->epoch, at->doc_pos) : 0;
-        good = good && at->tok_off < index->length(index->context, doc);
+        int64_t doc = 0, rest = at->tok_off;
+        good = at->doc_pos < index->num_docs;
+        if (good) doc = stream_document(index, s->seed, at->epoch, at->doc_pos);
+        good =
+            good && find_in_record(index, &doc, &rest) && (rest == 0 || s->long_docs == LONG_SPLIT);
     }
     if (good) return true;
     return error_set(err, EXIT_CHECKPOINT_MISFIT, "resume with the data and flags it was made with",
@@ -89,7 +103,7 @@ static bool leaves_out(const DocIndex *index, const PlanSettings *s, int64_t doc
 static Segment segment_at(const PlanSettings *s, int64_t doc, int64_t length, int64_t tok_off) {
     const int64_t rest = length - tok_off;
     const int32_t n = rest < s->max_seqlen ? (int32_t)rest : s->max_seqlen;
-    return (Segment){doc, tok_off, n, s->long_docs == LONG_SPLIT && n < rest, 0};
+    return (Segment){doc, tok_off, n, s->long_docs == LONG_SPLIT && n < rest, 0, false};
 }
 
 bool stream_next_segment(const DocIndex *index, const PlanSettings *s, SourceCursor *at,
@@ -102,17 +116,21 @@ bool stream_next_segment(const DocIndex *index, const PlanSettings *s, SourceCur
             at->doc_pos = at->tok_off = 0;
         }
         if (at->epoch > last_epoch) return nothing_left(index, s, counts, err);
-        const int64_t doc = stream_document(index, s->seed, at->epoch, at->doc_pos);
-        const int64_t length = index->length(index->context, doc);
-        assert(length > at->tok_off);
-        if (!check_length(s, doc, length, err)) return false;
-        if (at->tok_off == 0 && leaves_out(index, s, doc, length, counts)) {
+        int64_t doc = stream_document(index, s->seed, at->epoch, at->doc_pos), from = at->tok_off;
+        if (from == 0 && follows(index, doc)) {  // it comes with its record
             at->doc_pos++;
             continue;
         }
-        *segment = segment_at(s, doc, length, at->tok_off);
-        at->tok_off = segment->has_next ? at->tok_off + segment->length : 0;
-        at->doc_pos += !segment->has_next;
+        find_in_record(index, &doc, &from);
+        const int64_t length = index->length(index->context, doc);
+        if (!check_length(s, doc, length, err)) return false;
+        const bool left_out = from == 0 && leaves_out(index, s, doc, length, counts);
+        *segment = segment_at(s, doc, length, from);
+        const bool ends = left_out || !segment->has_next;
+        segment->more = ends && follows(index, doc + 1);
+        at->tok_off += ends ? length - from : segment->length;
+        if (ends && !segment->more) at->tok_off = 0, at->doc_pos++;
+        if (left_out) continue;
         if (!index->targets || stream_targets(index, segment) > 0) {
             at->tokens += segment->length;
             at->counted += segment->length;

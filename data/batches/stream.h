@@ -1,5 +1,5 @@
-// The stream of segments that steps are cut from: documents in an order keyed by (seed, epoch). A
-// document longer than max_seqlen becomes segments of at most max_seqlen tokens; with a loss mask,
+// The stream of segments that steps are cut from: documents in an order keyed by (seed, epoch),
+// those of one record one after another, where the first of them would be. A document longer than max_seqlen becomes segments of at most max_seqlen tokens; with a loss mask,
 // documents and segments without a target are left out: nothing in them has a gradient.
 #pragma once
 
@@ -14,6 +14,7 @@ typedef struct {
     int32_t length;
     bool has_next;       // the token after it is the target of its last token
     int32_t shared_len;  // in a plan of layout shared: see DocView
+    bool more;           // another document of its record follows
 } Segment;
 
 typedef struct {
@@ -24,6 +25,8 @@ typedef struct {
     int64_t (*targets)(const void *context, int64_t doc, int64_t from, int64_t n);
     // The sum of the magnitudes of a segment's weights; NULL: all are 1
     double (*weights)(const void *context, const Segment *c);
+    // Does a document belong to the record of the one before it? False behind the last; NULL: none
+    bool (*follows)(const void *context, int64_t doc);
     int64_t first_doc;       // documents are first_doc .. first_doc + num_docs - 1
     const Sources *sources;  // of these documents; NULL: one
     // The first n tokens of a segment; only for layout shared
@@ -46,8 +49,8 @@ typedef struct {
 // A position in the stream of one source; {0} is the beginning.
 typedef struct {
     int64_t epoch;
-    int64_t doc_pos;  // documents of this epoch that are used up
-    int64_t tok_off;  // tokens of the next one that are used up
+    int64_t doc_pos;  // documents of this epoch that are used up, or come with their records
+    int64_t tok_off;  // tokens of the next one, and of its record, that are used up
     int64_t tokens;   // of all segments so far
     int64_t counted;  // for its share: tokens since the weights were last changed
 } SourceCursor;

@@ -180,8 +180,8 @@ typedef struct {
     size_t n, capacity;
 } Messages;
 
-const char *const record_kind_names[] = {"text",          "parts",  "messages",
-                                         "conversations", "prompt", "instruction"};
+const char *const record_kind_names[] = {"text",   "parts",       "messages",   "conversations",
+                                         "prompt", "completions", "instruction"};
 
 static const json_t *either(const json_t *object, const char *key, const char *other) {
     const json_t *item = json_member(object, key);
@@ -193,6 +193,8 @@ RecordKind record_kind(const json_t *record) {
     if (json_member(record, "conversations")) return RECORD_CONVERSATIONS;
     if (json_member(record, "instruction") && json_member(record, "output"))
         return RECORD_INSTRUCTION;
+    if (json_member(record, "prompt") && json_member(record, "completions"))
+        return RECORD_COMPLETIONS;
     if (json_member(record, "prompt") && either(record, "completion", "response"))
         return RECORD_PROMPT;
     if (json_object_get(record, "parts")) return RECORD_PARTS;

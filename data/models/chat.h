@@ -57,6 +57,7 @@ typedef enum {
     RECORD_MESSAGES,       // messages: role, content
     RECORD_CONVERSATIONS,  // conversations: from, value
     RECORD_PROMPT,         // prompt, completion or response: strings, or lists of messages
+    RECORD_COMPLETIONS,    // prompt, completions: a list of what is a document each
     RECORD_INSTRUCTION,    // instruction, output; optionally input
     RECORD_OTHER,
     NUM_RECORD_KINDS = RECORD_OTHER
@@ -64,10 +65,11 @@ typedef enum {
 
 extern const char *const record_kind_names[NUM_RECORD_KINDS];
 
-// The first kind whose keys exist: messages, conversations, instruction, prompt, parts, text.
+// The first kind whose keys exist: messages, conversations, instruction, completions, prompt, parts,
+// text.
 RecordKind record_kind(const json_t *record);
 
-// Renders a record of one of the four kinds of chats. Answers are trained on, including the token
+// Renders a record of one of the four kinds of single chats. Answers are trained on, including the token
 // that ends them, with the "weight" of the message (0: not) but not in a prompt; with train_all,
 // everything is.
 // *bad says why a record cannot be rendered.

@@ -18,18 +18,14 @@ void scorer_open(Scorer *s, const Options *o, ModelFace model) {
     s->sums = host_calloc((size_t)most, sizeof *s->sums, "documents");
 }
 
-// The choices of a question, and questions behind one header, share what they begin with.
+// The choices of a question, and questions behind one header, share what they begin with. What one
+// shares is the beginning of all in front of it back to the first, so it is compared with the last.
 static void share_prefixes(DocView *docs, int n) {
-    const DocView *leader = docs;
-    int32_t most = 0;
-    for (DocView *d = docs; d < docs + n; d++) {
+    for (DocView *d = docs + 1; d < docs + n; d++) {
+        const int32_t most = d[-1].shared_len > 0 ? d[-1].shared_len + 1 : d[-1].length;
         int32_t same = 0;
-        while (same < d->length && same < leader->length && d->tokens[same] == leader->tokens[same])
-            same++;
-        if (same > most + 1) same = most + 1;
-        d->shared_len = same > 0 ? (same - 1) / SHARED_TILE_TOKENS * SHARED_TILE_TOKENS : 0;
-        if (d->shared_len == 0) leader = d;
-        most = d->shared_len > 0 ? d->shared_len : d->length;
+        while (same < d->length && same < most && d->tokens[same] == d[-1].tokens[same]) same++;
+        d->shared_len = (same - 1) / SHARED_TILE_TOKENS * SHARED_TILE_TOKENS;
     }
 }
 

@@ -169,6 +169,16 @@ static float sample_uniform(uint64_t seed, int64_t step, int text, int position)
 
 enum { MAX_GROUP = 64 };
 
+// Have all of the n texts the same prompt, and nothing else? They then have as many rows each.
+static bool are_samples(Text **texts, int32_t n) {
+    const size_t bytes = n > 0 ? (size_t)texts[0]->length * sizeof(int32_t) : 0;
+    for (int32_t i = 0; i < n; i++)
+        if (texts[i]->num_cached > 0 || texts[i]->length != texts[0]->length ||
+            memcmp(texts[i]->tokens, texts[0]->tokens, bytes) != 0)
+            return false;
+    return n > 1;
+}
+
 // Packs what is not in the cache of each text that has room for one more token; rows: the last row
 // of each. Returns how many these are.
 static int32_t group_pack(TextWriter *w, Text **growing, int32_t *rows) {
@@ -184,10 +194,14 @@ static int32_t group_pack(TextWriter *w, Text **growing, int32_t *rows) {
         b->decode |= done > 0;
         growing[n++] = text;
     }
-    if (n > 0) batch_pack(b, docs, n);
+    const bool samples = are_samples(growing, n);
+    b->copies = samples ? n : 1;
+    b->copy_rows = samples ? growing[1]->first_row - growing[0]->first_row : 1;
+    if (n > 0) batch_pack(b, docs, n / b->copies);
     for (int i = 0; i < n; i++) {
-        rows[i] = b->cu_seqlens[i + 1] - 1;
-        for (int32_t t = b->cu_seqlens[i]; t <= rows[i]; t++) {
+        const int doc = samples ? 0 : i;
+        rows[i] = b->cu_seqlens[doc + 1] - 1;
+        for (int32_t t = b->cu_seqlens[doc]; i == doc && t <= rows[i]; t++) {
             b->position_ids[t] += growing[i]->num_cached;
             b->cache_rows[t] = growing[i]->first_row;
         }

@@ -259,6 +259,12 @@ int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, in
     return s->mask ? mask_count(s->mask, start + offset, start + offset + n) : n;
 }
 
+bool dataset_doc_follows(const Dataset *ds, int64_t doc) {
+    int64_t start, end;
+    const Shard *s = doc < ds->num_docs ? dataset_find(ds, doc, &start, &end) : NULL;
+    return s && s->mask && start > 0 && mask_bit(s->mask, start);
+}
+
 float dataset_weight(const Dataset *ds, int64_t doc, int64_t offset) {
     int64_t start, end;
     const Shard *s = dataset_find(ds, doc, &start, &end);

@@ -67,6 +67,9 @@ void dataset_describe(const Dataset *ds, char *out, size_t capacity);
 // Tokens of a document, >= 1.
 int64_t dataset_doc_length(const Dataset *ds, int64_t doc);
 
+// Does a document belong to the record of the one before it? False for a number that is none.
+bool dataset_doc_follows(const Dataset *ds, int64_t doc);
+
 // Reads tokens [offset, offset + n) of a document into out (n). EXIT_BAD_INPUT unless every id is
 // below ds->vocab_size and every block matches its checksum, if it has one. Thread-safe.
 bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *out, Error *err);

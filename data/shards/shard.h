@@ -56,10 +56,12 @@ struct Shard {
     uint32_t checksum;             // CRC32C of the header and the index
     int64_t block_tokens;          // tokens that share a checksum; 0: tokens have none
     uint32_t *block_crcs;          // CRC32C of each block; NULL: none; owned
-    uint32_t token_sum;   // CRC of those checksums, or of the scanned tokens; and of the mask
-    unsigned char *mask;  // (num_tokens) bits: is the token a target? NULL: no mask; owned
+    uint32_t token_sum;  // CRC of those checksums, or of the scanned tokens; and of the mask
+    // (num_tokens) bits: is the token a target? Of a document's first token: does it belong to the
+    // record of the document before it? NULL: no mask; owned
+    unsigned char *mask;
     float *weights;       // (num_tokens) finite, 0 where the bit is; NULL: all 1; owned
-    int64_t num_targets;  // ones in the mask
+    int64_t num_targets;  // in the mask
     int64_t first_doc;    // number of its first document, set by the data set
 };
 

@@ -121,6 +121,7 @@ typedef struct {
     const Part *parts;  // none is empty, the last one ends at n; NULL: all of it is trained
     float weight;       // of a record, on top of the parts'
     bool is_val;
+    bool follows;  // the document before it is of the same record
 } Text;
 
 // Where its content places it in [0, 1), so that copies of a document are on the same side.
@@ -197,8 +198,8 @@ static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
                          "expected text that the tokenizer does not normalize");
     if (text->parts && ends) count += (weights[n - 1] = weight_of_end(text)) != 0;
     if (text->parts && !begins) count -= weights[0] != 0;
-    weights[0] = 0;  // nothing comes before it
     for (size_t i = 0; i < n; i++) weights[i] *= text->weight;
+    weights[0] = text->follows;  // it is no target: nothing comes before it
     return count > 0 || bad_input(bad, "expected a part that is trained, found none");
 }
 
@@ -234,8 +235,9 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
     const bool masked = text->parts || text->weight != 1;
     if (masked && !mark_document(u, text, first, bad)) return false;
     const double place = place_of(text);
-    const bool is_val = text->is_val || place < u->options->val_frac;
-    if (place < u->least_place) u->least_place = place;
+    const bool is_val = text->follows ? u->documents[u->num_documents - 1].is_val
+                                      : text->is_val || place < u->options->val_frac;
+    if (place < u->least_place && !text->follows) u->least_place = place;
     u->documents = host_grow(u->documents, &u->document_capacity, u->num_documents + 1,
                              sizeof *u->documents, "documents");
     u->documents[u->num_documents++] = (UnitDocument){first, end, is_val, masked};
@@ -320,11 +322,10 @@ static bool read_chat(Unit *u, const json_t *record, Parts *parts, Error *bad) {
     return false;
 }
 
-static bool add_record(Unit *u, const json_t *record, const char *parse_error, Error *bad) {
+static bool add_one(Unit *u, const json_t *record, const char *parse_error, Text text, Error *bad) {
     const json_t *value = json_object_get(record, "text");
     const RecordKind kind = record_kind(record);
     Parts parts = {0};
-    Text text = {.is_val = u->file->is_val, .weight = 1};
     bool ok = read_weight(json_member(record, "weight"), &text.weight, bad);
     if (!ok) return false;
     if (kind == RECORD_OTHER)
@@ -336,10 +337,42 @@ static bool add_record(Unit *u, const json_t *record, const char *parse_error, E
     text.bytes = kind == RECORD_TEXT ? (unsigned char *)json_string_value(value) : parts.bytes;
     text.n = kind == RECORD_TEXT ? json_string_length(value) : parts.n;
     text.parts = parts.parts;
-    const size_t before = u->num_documents;
     ok = ok && u->err.code == 0 && add_document(u, &text, bad);
-    if (u->num_documents > before) u->kinds[kind]++;
     parts_free(&parts);
+    return ok;
+}
+
+// Each completion is a document, and in the place of one an object may also have a weight.
+static bool add_completions(Unit *u, const json_t *record, Text text, Error *bad) {
+    json_t *list = json_object_get(record, "completions"), *item;
+    const size_t before = u->num_documents;
+    const double least_place = u->least_place;
+    char where[40];
+    size_t i;
+    if (!read_weight(json_member(record, "weight"), &text.weight, bad)) return false;
+    json_array_foreach(list, i, item) {
+        json_auto_t *one = json_copy((json_t *)record);
+        json_object_del(one, "completions");
+        json_object_del(one, "weight");
+        if (json_object_update(one, item) < 0) json_object_set(one, "completion", item);
+        snprintf(where, sizeof where, "completion %zu", i + 1);
+        if (!add_one(u, one, NULL, text, bad)) {
+            u->num_documents = before;
+            u->least_place = least_place;
+            return error_prefix(bad, where);
+        }
+        text.follows = u->num_documents > before;
+    }
+    return json_array_size(list) > 0 || bad_input(bad, "completions: expected a list");
+}
+
+static bool add_record(Unit *u, const json_t *record, const char *parse_error, Error *bad) {
+    const Text text = {.is_val = u->file->is_val, .weight = 1};
+    const RecordKind kind = record_kind(record);
+    const size_t before = u->num_documents;
+    const bool ok = kind == RECORD_COMPLETIONS ? add_completions(u, record, text, bad)
+                                               : add_one(u, record, parse_error, text, bad);
+    if (u->num_documents > before) u->kinds[kind]++;
     return ok;
 }
 

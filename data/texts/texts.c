@@ -23,7 +23,7 @@
 
 enum {
     UNITS_PER_THREAD = 16,
-    FORMAT = 3,
+    FORMAT = 4,
     VAL_MIN_DOCS = 10,          // fewer are all trained
     MAX_ROUND_BYTES = 1 << 28,  // except for the last file: their tokens are in memory
 };
