@@ -636,7 +636,7 @@ static inline void llama_place(LlamaModel *m, bool nf4, floatX **weight, real **
     Parameter *t = &m->tensors[m->num_tensors++];
     if (weight) llama_align(m);
     t->offset = nf4 ? LLAMA_NF4 + m->num_nf4 : m->num_weights;
-    t->count = (size_t)t->rows * (size_t)(t->cols ? t->cols : 1);
+    t->count = (size_t)((t->rows + t->pad_rows) * ((t->cols ? t->cols : 1) + t->pad_cols));
     t->decay = t->cols != 0;
     *(nf4 ? &m->num_nf4 : &m->num_weights) += t->count;
     if (weight && m->weights && !nf4) *weight = m->weights + t->offset;
@@ -664,7 +664,7 @@ static inline void llama_add_adapters(LlamaModel *m, int l) {
     const LoraConfig *c = &m->settings.lora;
     for (int g = 0; g < LORA_GROUPS; g++) {
         Lora *a = &m->layers[l].lora[g];
-        *a = (Lora){.rank = c->rank,
+        *a = (Lora){.rank = lora_padded_rank(c),
                     .scale = lora_scale(c),
                     .h = m->scratch.lora_h,
                     .dh = m->scratch.lora_dh};
@@ -755,7 +755,7 @@ static inline void llama_carve(LlamaModel *m) {
                  F = (size_t)c->intermediate_size, H = (size_t)c->num_heads;
     const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
     const size_t Vp = (size_t)padded_vocab(c->vocab_size), chunk = (size_t)m->settings.head_chunk;
-    const size_t rank = (size_t)m->settings.lora.rank, logits = chunk * Vp,
+    const size_t rank = (size_t)lora_padded_rank(&m->settings.lora), logits = chunk * Vp,
                  matrix = m->num_nf4 ? (2 * F > qkv_dim ? 2 * F : qkv_dim) * C : 0;
     const bool train = m->settings.train, repad = m->settings.repad;
     LlamaScratch *s = &m->scratch;

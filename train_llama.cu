@@ -13,7 +13,6 @@
 #include <assert.h>
 #include <jansson.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,16 +21,9 @@
 
 #include "data/base/clock.h"
 #include "data/base/dir.h"
-#include "data/base/error.h"
 #include "data/base/file.h"
-#include "data/base/memory.h"
-#include "data/base/path.h"
 #include "data/base/signals.h"
-#include "data/batches/batch.h"
-#include "data/batches/loader.h"
 #include "data/batches/mixture.h"
-#include "data/models/config.h"
-#include "data/models/weights.h"
 #include "data/runs/benchmark.h"
 #include "data/runs/checkpoint.h"
 #include "data/runs/checkpoint_files.h"
@@ -47,7 +39,6 @@
 #include "data/shards/dataset.h"
 #include "data/texts/texts.h"
 #include "kernels/comm/agree.h"
-#include "kernels/comm/comm.h"
 #include "kernels/kernels.h"  // defines: the device
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
 
@@ -258,7 +249,9 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
                                  .num_ranks = ranks,
                                  .deterministic = reduces_deterministically(o),
                                  .num_leaves = leaves,
-                                 .num_losses = most > ranks ? most : ranks}};
+                                 .num_losses = most > ranks ? most : ranks,
+                                 .bf16_moments = o->moments == MODEL_BF16,
+                                 .seed = (uint64_t)o->seed}};
     int chosen = LLAMA_RECOMPUTE_FULL;
     for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
         s.recompute = (LlamaRecompute)i;
@@ -624,11 +617,12 @@ static void open_out_dir(Run *run) {
     if (!is_rank_0()) return;
     const bool continues = at->in_place || (o->resume && !at->dir[0]);
     must(out_dir_open(run->out, continues, o->overwrite, &err), &err);
-    must(out_dir_check_space(
-             o->out, 12 * (uint64_t)m->num_elements,  // weights, two moments
-             (o->final_dtype == MODEL_BF16 ? 2u : 4u) *
-                 (uint64_t)(o->lora_merge ? m->num_weights + m->num_nf4 : m->num_elements),
-             o->steps - run->state.cursor.step, o->save_every, o->keep, &err),
+    must(out_dir_check_space(o->out,  // weights, two moments
+                             (o->moments == MODEL_BF16 ? 8u : 12u) * (uint64_t)m->num_elements,
+                             (o->final_dtype == MODEL_BF16 ? 2u : 4u) *
+                                 (uint64_t)(o->lora_merge ? m->num_weights + m->num_nf4
+                                                          : m->num_elements),
+                             o->steps - run->state.cursor.step, o->save_every, o->keep, &err),
          &err);
 }
 
@@ -651,11 +645,6 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
 
 // ---- --compare: every layout on the same documents, weights and kernels, in one table -----------
 
-static int compare_doubles(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 // The median of --compare's steps after one that is not timed; lr 0: full steps that leave the
 // weights unchanged
 static double time_steps(LlamaModel *m, const StepData *data, const Options *o, const char *name,
@@ -670,10 +659,9 @@ static double time_steps(LlamaModel *m, const StepData *data, const Options *o, 
         if (i >= 0) ms[i] = now_ms() - start_ms;
     }
     line_erase(stderr);
-    qsort(ms, (size_t)n, sizeof *ms, compare_doubles);
-    const double median_ms = ms[n / 2];
+    const double median = median_ms(ms, n);
     free(ms);
-    return median_ms;
+    return median;
 }
 
 // One row of the table: its own model, sized for this layout's largest micro-batch, so that the
@@ -692,7 +680,8 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
                            .train = true,
                            .muon = planned->settings.muon,
                            .lora = planned->settings.lora,
-                           .recompute = planned->settings.recompute};
+                           .recompute = planned->settings.recompute,
+                           .ranks.bf16_moments = o->moments == MODEL_BF16};
     for (int i = 0; i < data.num_micro; i++)
         if (data.micro[i].total_tokens > model.micro_batch_tokens)
             model.micro_batch_tokens = data.micro[i].total_tokens;
@@ -748,7 +737,7 @@ static void check_packing(LlamaModel *m, Data *d, const char *kit) {
     step_data_free(&data);
 }
 
-// ---- --generate and --eval: the model alone; nothing is trained ---------------------------------
+// ---- --generate, --eval, merging: the model alone; nothing is trained ---------------------------
 
 static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const Options *o,
                                const DeviceRoom *room, int32_t micro_batch_tokens,
@@ -796,12 +785,24 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
     if (o->bench) benchmark_score(&bench, llama_face(m), -1, &(RunLog){0});
 }
 
+static void merge_adapters(LlamaModel *m, const LlamaConfig *config, const Options *o,
+                           const DeviceRoom *room) {
+    static Data data;  // the tokenizer's files alone
+    Error err = {0};
+    Run run = {.o = o, .data = &data, .model = m, .out = &(OutDir){.path = o->out}};
+    load_for_inference(m, config, o, room, 1, 0);
+    for (int i = 0; i < 2; i++)
+        must(model_files_read(&data.files, i, (const char *[]){o->model}, 1, &err), &err);
+    must(out_dir_open(run.out, false, o->overwrite, &err), &err);
+    must(save_and_wait(&run, "final", &err), &err);
+    printf("done: %s/final is a Hugging Face model\n", o->out);
+}
+
 static void infer(const Options *o, LlamaModel *m) {
     run_options_complete_inference(comm_num_ranks());
     const LlamaConfig config = load_config(o, &(ResumePoint){0}, true);
     const DeviceRoom room = open_device(o, &config, m);
-    if (o->eval) return evaluate_model(m, &config, o, &room);
-    generate(m, &config, o, &room);
+    (o->eval ? evaluate_model : o->generate ? generate : merge_adapters)(m, &config, o, &room);
 }
 
 // ---- The program --------------------------------------------------------------------------------
@@ -840,7 +841,7 @@ int main(int argc, char **argv) {
     static Run run;
     Error err = {0};
     Options *o = start_process(argc, argv);
-    if (o->generate || o->eval) {
+    if (o->generate || o->eval || run_merges(o)) {
         if (o->generate) signals_release();
         infer(o, &model);
         comm_finalize();

@@ -33,6 +33,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#include "moments.h"  // defines: Moments
 
 // floatX: weights and activations; bf16 on CUDA, fp32 on the CPU. real: anything accumulated or
 // kept exact (losses, lse, rstd, weight gradients, optimizer state); fp32. Both are double in the
@@ -256,9 +257,9 @@ typedef struct {
     int64_t t;  // number of this update, from 1
 } AdamW;
 // AdamW (arXiv 1711.05101) as torch.optim.AdamW:  w -= lr * (wd * w + m_hat / (sqrt(v_hat) + eps))
-// weights, master_lo, m, v (n) updated in place; grads (n) are read times step->scale. With scale 0
-// nothing changes. master_lo: as in weights_from_host, but never NULL on CUDA.
-void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
+// weights, master_lo, moments (n) updated in place; grads (n) are read times step->scale. With scale
+// 0 nothing changes. master_lo: as in weights_from_host, but never NULL on CUDA.
+void adamw_update(floatX *weights, uint16_t *master_lo, Moments moments, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n);
 
 // Muon (muon.h), of num matrices stride elements apart in weights, grads and momentum, dense in x,
@@ -267,8 +268,8 @@ typedef struct {
     int64_t rows, cols, num;
     size_t stride;
 } MuonShape;
-// momentum =  beta momentum + (1 - beta) g  and  grads =  the same once more; g: scale times grads
-void muon_momentum(real *grads, real *momentum, const StepScalars *step, float beta, MuonShape s);
+// momentum.m =  beta m + (1 - beta) g  and  grads =  the same once more; g: scale times grads
+void muon_momentum(real *grads, Moments momentum, const StepScalars *step, float beta, MuonShape s);
 // x =  grads / max(||grads||, eps), the Frobenius norm of each matrix
 void muon_normalise(floatX *x, const real *grads, double eps, MuonShape s);
 // next =  k[0] x + (k[1] g + k[2] g g) x  with g = x x^T, where x is tall x (..) with x^T x

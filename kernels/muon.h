@@ -33,7 +33,7 @@ static inline double muon_cost(int64_t rows, int64_t cols) {
 
 // weights, master_lo and momentum in place; grads are read times step->scale and become scratch.
 // With scale 0 weights and momentum do not change.
-static inline void muon_update(floatX *weights, uint16_t *master_lo, real *momentum, real *grads,
+static inline void muon_update(floatX *weights, uint16_t *master_lo, Moments momentum, real *grads,
                                const StepScalars *step, float lr, float weight_decay,
                                MuonShape shape, MuonScratch s) {
     const float longer = sqrtf((float)(shape.rows > shape.cols ? shape.rows : shape.cols));

@@ -22,7 +22,7 @@ ROOMS = {
     "kernels/cuda": "kernels kernels/comm data/base",
     "kernels/cpu": "kernels kernels/comm data/base",
     "kernels/comm": "kernels data/base",
-    "kernels": "",
+    "kernels": "data/base",
     "data/base": "",
 }
 graph, wrong = {}, []

@@ -55,8 +55,8 @@ typedef struct {
     int spike;           // attention: the key that is far larger than all others, + 1; 0: none
 } Shape;
 
-// MASTER: a weight and its low bits
-typedef enum { FLOATX, REAL, INT, DOUBLE, FLOAT, MASTER, STEP } Type;
+// MASTER: a weight and its low bits; HALF: bf16 on every backend
+typedef enum { FLOATX, REAL, INT, DOUBLE, FLOAT, MASTER, STEP, HALF } Type;
 typedef enum { OUT, INOUT, IN } Role;
 // clang-format off
 typedef enum {
@@ -705,7 +705,8 @@ static size_t low_bits_at(int64_t n) { return ((size_t)n * sizeof(floatX) + 255)
 static uint16_t *low_bits_of(void *master, int64_t n) {
     return master_lo_bytes() ? (uint16_t *)((char *)master + low_bits_at(n)) : NULL;
 }
-CALL(adamw_update, p[0], low_bits_of(p[0], T), p[1], p[2], p[3], p[4], hyper, (size_t)T)
+CALL(adamw_update, p[0], low_bits_of(p[0], T), (Moments){p[1], p[2], false, 0}, p[3], p[4], hyper,
+     (size_t)T)
 REFERENCE(adamw_update) {
     const double b1 = hyper.beta1, b2 = hyper.beta2, lr = hyper.lr, t = (double)hyper.t;
     EACH(i, T) {
@@ -720,6 +721,22 @@ REFERENCE(adamw_update) {
         r->tol[0][i] += 0x1p-23 * (fabs(w) + fabs(r->want[0][i]));
         for (int k = 0; k < 3 && x[4][3] == 0; k++) want_exactly(r, k, i, x[k][i]);
     }
+}
+
+// Moments in bf16: the same, rounded by a hash; near a border of it, either way
+static const uint64_t counter = 0x123456789abcdefull;
+static void want_rounded(Run *r, int k, int64_t i, int shift) {
+    const double value = r->want[k][i], error = r->tol[k][i] + 0x1p-24 * fabs(value);
+    const uint64_t random = mix64(counter + (uint64_t)i) >> shift;
+    const double low = (double)moment_widen(moment_narrow((float)(value - error), random)),
+                 high = (double)moment_widen(moment_narrow((float)(value + error), random));
+    r->want[k][i] = (low + high) / 2, r->tol[k][i] = fabs(high - low) / 2;
+}
+CALL_AS(adamw_bf16, adamw_update, p[0], low_bits_of(p[0], T), (Moments){p[1], p[2], true, counter},
+        p[3], p[4], hyper, (size_t)T)
+REFERENCE(adamw_bf16) {
+    want_adamw_update(r, x, T, C, V);
+    EACH(i, x[4][3] == 0 ? 0 : T) want_rounded(r, 1, i, 0), want_rounded(r, 2, i, 16);
 }
 
 static void prepare_adamw(Run *r, double *const *x) {
@@ -739,7 +756,7 @@ static void prepare_adamw(Run *r, double *const *x) {
 #define EACH_OF_MATRICES(i_, at_)                 \
     for (int64_t i_ = 0, at_ = 0; i_ < T * C * V; \
          i_++, at_ = i_ / (T * C) * (2 * T * C) + i_ % (T * C))
-CALL(muon_momentum, p[0], p[1], p[2], 0.95f, (MuonShape)MATRICES)
+CALL(muon_momentum, p[0], (Moments){.m = p[1]}, p[2], 0.95f, (MuonShape)MATRICES)
 REFERENCE(muon_momentum) {
     const double beta = (double)0.95f, scale = x[2][3];
     for (int k = 0; k < 2; k++) EACH(i, r->n[k]) want_exactly(r, k, i, x[k][i]);
@@ -749,6 +766,12 @@ REFERENCE(muon_momentum) {
         want(r, 1, at, m, fabs(old) + fabs(g), 0);
         want(r, 0, at, beta * m + g, fabs(old) + 2 * fabs(g), 0);
     }
+}
+CALL_AS(muon_momentum_bf16, muon_momentum, p[0], (Moments){p[1], NULL, true, counter}, p[2], 0.95f,
+        (MuonShape)MATRICES)
+REFERENCE(muon_momentum_bf16) {
+    want_muon_momentum(r, x, T, C, V);
+    EACH_OF_MATRICES(i, at) if (x[2][3] != 0) want_rounded(r, 1, at, 0);
 }
 CALL(muon_normalise, p[0], p[1], 1e-7, (MuonShape)MATRICES)
 REFERENCE(muon_normalise) {
@@ -1060,6 +1083,9 @@ static const Operation operations[] = {
         {"step", STEP, INOUT, "4", SCALARS}}),
     OPERATION(muon_momentum, SHAPES(matrix), .prepare = prepare_muon, .operands = {
         GRADIENT("grads", "2VTC"), GRADIENT("momentum", "2VTC"), {"step", STEP, IN, "4", SCALARS}}),
+    OPERATION(muon_momentum_bf16, SHAPES(matrix), .prepare = prepare_muon, .operands = {
+        GRADIENT("grads", "2VTC"), {"momentum", HALF, INOUT, "2VTC", 0},
+        {"step", STEP, IN, "4", SCALARS}}),
     OPERATION(muon_normalise, SHAPES(matrix), .prepare = prepare_norm, .operands = {
         RESULT("x", "VTC"), {"grads", REAL, IN, "2VTC", 0}}),
     OPERATION(muon_iterate, SHAPES(matrix), .operands = {
@@ -1070,6 +1096,10 @@ static const Operation operations[] = {
     OPERATION(adamw_update, SHAPES(flat), .prepare = prepare_adamw, .operands = {
         {"weights", MASTER, INOUT, "T", 0}, GRADIENT("m", "T"), {"v", REAL, INOUT, "T", POSITIVE},
         {"grads", REAL, IN, "T", 0}, {"step", STEP, IN, "4", SCALARS}}),
+    OPERATION(adamw_bf16, SHAPES(flat), .prepare = prepare_adamw, .operands = {
+        {"weights", MASTER, INOUT, "T", 0}, {"m", HALF, INOUT, "T", 0},
+        {"v", HALF, INOUT, "T", POSITIVE}, {"grads", REAL, IN, "T", 0},
+        {"step", STEP, IN, "4", SCALARS}}),
 };
 // clang-format on
 enum { NUM_OPERATIONS = sizeof operations / sizeof *operations };

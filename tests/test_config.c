@@ -167,7 +167,6 @@ static const struct {
 } bad_configs[] = {
     {NULL, "{'model_type': 'gemma'}",
      "model_type: expected llama, mistral, qwen2, qwen3 or smollm3"},
-    {NULL, "{'model_type': 'mistral'}", "sliding_window: expected null, not found"},
     {NULL, "{'vocab_size': 1.5}", "found 1.5"},
     {NULL, "{'vocab_size': 257}", "eos_token_id"},
     {NULL, "{'num_key_value_heads': 2}", "multiple of num_key_value_heads"},
@@ -198,7 +197,7 @@ static const struct {
     {NULL, "{'hidden_size': 193, 'head_dim': null}", "expected a multiple of num_attention_heads"},
     {NULL, "{'hidden_size': 262144, 'intermediate_size': 262144, 'num_hidden_layers': 1024}",
      "2^40 parameters"},
-    {"mistral-7b-v0.3", "{'sliding_window': 4096}", "sliding_window: expected null, found 4096"},
+    {"mistral-7b-v0.3", "{'sliding_window': 0}", "sliding_window"},
     {"smollm3-3b", "{'no_rope_layers': [1, 1]}",
      "no_rope_layers: expected an array with a number for each layer"},
     {"smollm3-3b", "{'no_rope_layers': [1, 1, 1, 0, 1, 1, 1, 1], 'num_hidden_layers': 8}",
@@ -330,6 +329,14 @@ TEST(harmless_values_are_accepted) {
     const LlamaConfig padded = config_of(NULL, "{'pad_token_id': 7}");
     CHECK(padded.pad.n == 1 && padded.pad.ids[0] == 7);
     check_written(&padded);
+    for (int i = 0; i < 3; i++) {  // Mistral's window: none, the default, a value
+        const LlamaConfig m = config_of("mistral-7b-v0.3", i == 0   ? "{'sliding_window': null}"
+                                                           : i == 1 ? "-sliding_window"
+                                                                    : "{'sliding_window': 96}");
+        const int expected[] = {0, 4096, 96};
+        CHECK(m.sliding_window == expected[i]);
+        check_written(&m);
+    }
 }
 
 // The FLOPs of a step are those of its sizes; the pairs of attention depend on lengths alone. A key

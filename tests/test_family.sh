@@ -10,7 +10,7 @@ python << 'PY'
 types = {
     "qwen2": dict(architectures=["Qwen2ForCausalLM"], sliding_window=64, use_sliding_window=False),
     "qwen3": dict(architectures=["Qwen3ForCausalLM"], tie_word_embeddings=False),
-    "mistral": dict(architectures=["MistralForCausalLM"], sliding_window=None,
+    "mistral": dict(architectures=["MistralForCausalLM"], sliding_window=96,
                     rope_scaling=dict(rope_type="linear", factor=2.0)),
     "smollm3": dict(architectures=["SmolLM3ForCausalLM"], no_rope_layers=[1, 0],
                     rope_scaling=dict(rope_type="yarn", factor=4.0)),
@@ -36,6 +36,17 @@ for type in qwen2 qwen3 mistral smollm3; do
 done
 check smollm3_on_an_older_gpu "$cuda" --model smollm3 "${common[@]}" --attention sm80 --out older
 same_losses smollm3_on_an_older_gpu_has_the_losses 0.00390625 0.03125 2 smollm3-off older
+
+# Mistral's window of 96 is full attention here, and would not be for longer documents.
+check_python the_window_is_written_back <<'PY'
+assert json.load(open("mistral-off/final/config.json"))["sliding_window"] == 96
+PY
+longer=(--max-seqlen 97 --train corpus)
+expect a_longer_document 3 'sliding_window: expected at least --max-seqlen 97, found 96' \
+    "$cpu" --model mistral --from-scratch "${longer[@]}" --out longer
+expect a_longer_text 3 'hint: lower --max-seqlen' "$cpu" --model mistral-off/final --max-seqlen 97 --generate --prompt a
+expect a_longer_evaluation 3 'found 96' "$cpu" --model mistral-off/final --eval "${longer[@]}"
+check a_shorter_text "$cpu" --model mistral-off/final --max-seqlen 96 --generate --prompt a --sample-tokens 4
 
 if with_ranks ranks "$cpu"; then
     for type in qwen2 qwen3; do

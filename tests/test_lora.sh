@@ -91,6 +91,45 @@ generate nf4-text --adapter nf4/final
 generate nf4-asked --adapter nf4/final --base nf4
 same nf4_writes_texts nf4-text.txt nf4-asked.txt
 
+# ---- a rank that is no multiple of 8; adapters that are merged, and trained further ----------------
+twelve=(--model base "${common[@]}" --lora 12 --lora-targets q,down --lr 1e-2 --val-every 4)
+check rank_12_trains "$train" "${twelve[@]}" --steps 4 --save-every 2 --out twelve
+mkdir six && cp -r twelve/step-00000002 six/
+check rank_12_resumes "$train" --resume --out six
+same_state rank_12_resumed_has_the_same_bits {twelve,six}/step-00000004
+check_python rank_12_is_saved_as_it_is_and_16_with_zeros_is_the_same_adapter <<'PY'
+os.mkdir("sixteen")
+found = tensors("twelve/final/adapter_model.safetensors")
+assert len(found) == 8 and all(12 in shape for _, shape, _ in found.values()), found
+for name, (dtype, (rows, cols), raw) in found.items():
+    found[name] = (dtype, [16, cols], raw + bytes(16 * cols)) if "lora_A" in name else (
+        dtype, [rows, 16], b"".join(raw[48 * i:48 * i + 48] + bytes(16) for i in range(rows)))
+put_tensors("sixteen/adapter_model.safetensors", found)
+config = json.load(open("twelve/final/adapter_config.json"))
+assert (config["r"], config["lora_alpha"]) == (12, 24)
+json.dump({**config, "r": 16, "lora_alpha": 32}, open("sixteen/adapter_config.json", "w"))
+PY
+loss twelve-loss --adapter twelve/final
+loss sixteen-loss --adapter sixteen
+same zeros_change_nothing {twelve,sixteen}-loss.txt
+for n in twelve sixteen; do
+    check "${n}_is_merged" "$train" --adapter $n$([ $n = sixteen ] || echo /final) --lora-merge --out $n-merged
+done
+same merged_alike {twelve,sixteen}-merged/final/model.safetensors
+loss twelve-merged-loss --model twelve-merged/final
+same merging_alone_has_the_loss twelve{,-merged}-loss.txt
+more=(--adapter twelve/final "${common[@]}" --lr 1e-2 --steps 3 --val-every 3 --save-every 1)
+check adapters_are_trained_further "$train" "${more[@]}" --out more
+check_python they_start_where_they_were <<'PY'
+end, start = [[v["loss"] for v in events(run, "val")][i] for run, i in (("twelve", -1), ("more", 0))]
+assert end == start, (end, start)
+assert json.load(open("more/final/adapter_config.json"))["r"] == 12
+PY
+mkdir again && mv more/step-00000001 again/ && mv twelve/final elsewhere
+check without_the_old_ones_it_resumes "$train" --resume --out again
+same_state resumed_further_has_the_same_bits {more,again}/step-00000003
+expect a_merge_over_its_adapter 2 'final' "$train" --adapter again/final --lora-merge --out again --overwrite
+
 # ---- other ranks, and the CUDA backend --------------------------------------------------------------
 few=("${run[@]}" --model base-run/step-00000008 --val-every 0 --steps 2)  # its gradients are large
 check on_a_gpu "$cuda" "${few[@]}" --out gpu
@@ -120,7 +159,6 @@ fi
 no() { expect "$1" "$2" "$3" "$train" "${common[@]}" --out refused "${@:4}"; }
 no a_model_without_weights 2 'expected a model with weights' --lora 8
 no from_scratch 2 'expected a model with weights' --model base --from-scratch --lora 8
-no a_rank_of_4 2 'expected a multiple of 8' --model base --lora 4
 no an_unknown_target 2 'found "head"' --model base --lora 8 --lora-targets q,head
 no half_a_target 2 'found "ga"' --model base --lora 8 --lora-targets q,ga
 no a_target_twice_named 2 'found ""' --model base --lora 8 --lora-targets q,
@@ -132,7 +170,8 @@ expect nf4_without_adapter 2 '--lora and --adapter only' "$train" --model base -
 tiny_model odd 20 10 6
 expect matrices_of_part_blocks 3 'found q_proj of 18 x 20' "$train" --model odd "${common[@]}" --lora 8 --base nf4
 no muon 2 'expected at most one of them' --model base --lora 8 --optimizer muon
-no training_with_an_adapter 2 '--adapter works with --generate and --eval only' --model base --adapter full/final
+no new_and_old_adapters 2 'expected one of them' --model base --adapter full/final --lora 8
+expect merging_with_steps 2 'lora-merge and --steps' "$train" --adapter sixteen --lora-merge --steps 4
 no dropout 2 'lora-dropout' --model base --lora 8 --lora-dropout 0.1
 no an_adapter_as_a_model 3 'for --adapter, or resume their run with --lora-merge' --model full/final
 for other in '--lora 0' '--lora-targets q' '--lora-alpha 4' '--base nf4'
@@ -161,7 +200,7 @@ peft_type "IA3"
 peft_type null
 quantization_config {"load_in_4bit":true,"bnb_4bit_quant_type":"fp4"}
 quantization_config {"load_in_4bit":true,"bnb_4bit_quant_type":"nf4","bnb_4bit_use_double_quant":true}
-r 12
+r 0
 r null
 lora_alpha null
 KEYS

@@ -43,6 +43,18 @@ expect muon_resumed_by_adamw 9 'tensor v.model.layers.0.self_attn.q_proj.weight 
 expect adamw_resumed_by_muon 9 'expected 26 tensors, found 40' \
     "$train" --resume --out d1 --steps 9 --optimizer muon
 
+# Moments in bf16, in checkpoints too: rounded by the seed, the step and the element, not by the rank
+for n in 1 2 3; do ranks $n "${exact[@]}" --moments bf16 --out bf$n --steps 4 --save-every 2; done
+mkdir bfe && cp -r bf2/step-00000002 bfe/
+ranks 3 --resume --out bfe --steps 4
+for d in bf2 bf3 bfe; do same_state "bf16_moments_$d" bf1/step-00000004 $d/step-00000004; done
+check_python moments_are_stored_as_bf16 <<'PY'
+found = tensors("bf1/step-00000004/optimizer.safetensors")
+assert len(found) == 40 and {dtype for dtype, _, _ in found.values()} == {"BF16"}, found.keys()
+PY
+check bf16_moments_become_fp32 "$train" --resume --out bf1 --steps 5 --moments fp32
+check fp32_moments_become_bf16 "$train" --resume --out bf1 --steps 6 --moments bf16
+
 # ---- under a loss mask: documents, segments and micro-batches without a target ----------------------
 cp -r text.bin masked.bin && shards mask masked.bin 'd % 3 > 0 and i // 40 % 2'
 for n in 1 3; do ranks $n "${exact[@]}" --train masked.bin --out md$n --steps 8; done

@@ -112,19 +112,20 @@ static void for_all_arrays(Zero *z, float *values, bool put) {
         }
 }
 
-// TO FROM FIRST LAST DETERMINISTIC MUON: steps FIRST to LAST, from the file FROM, or - at the start
+// TO FROM FIRST LAST DETERMINISTIC MUON BF16: steps FIRST to LAST, from the file FROM, or - at the start
 static int work_as_rank(const char *line) {
     static Flat f;
     static float file[FILE_FLOATS];
     char to[256], from[256];
-    int first, last, deterministic, muon;
+    int first, last, deterministic, muon, bf16;
     StepScalars scalars = {0};
-    if (sscanf(line, "%255s %255s %d %d %d %d", to, from, &first, &last, &deterministic, &muon) !=
-        6)
+    if (sscanf(line, "%255s %255s %d %d %d %d %d", to, from, &first, &last, &deterministic, &muon,
+               &bf16) != 7)
         return 1;
     comm_init();
     device_init(&(DeviceOptions){.threads = 1});
-    const ZeroSettings settings = {comm_rank(), comm_num_ranks(), deterministic, MICROS, MICROS};
+    const ZeroSettings settings = {
+        comm_rank(), comm_num_ranks(), deterministic, MICROS, MICROS, bf16, 5};
     open_flat(&f, settings, muon);
     FILE *in = strcmp(from, "-") ? fopen(from, "rb") : NULL;
     if (in && fread(file, sizeof file, 1, in) == 1) for_all_arrays(&f.zero, file, true);
@@ -143,27 +144,27 @@ static int work_as_rank(const char *line) {
 }
 
 static void run_ranks(float *file, int ranks, const char *to, const char *from, int first, int last,
-                      bool deterministic, bool muon) {
+                      bool deterministic, bool muon, bool bf16) {
     const char *line = printed(
-        "ZERO='%s %s %d %d %d %d' timeout 120 mpirun --allow-run-as-root --oversubscribe -n %d "
+        "ZERO='%s %s %d %d %d %d %d' timeout 120 mpirun --allow-run-as-root --oversubscribe -n %d "
         "'%s' > '%s' 2>&1",
-        scratch(to), from[0] == '-' ? from : scratch(from), first, last, deterministic, muon, ranks,
-        test_self(), scratch("said"));
+        scratch(to), from[0] == '-' ? from : scratch(from), first, last, deterministic, muon, bf16,
+        ranks, test_self(), scratch("said"));
     CHECK_MSG(system(line) == 0, "%s", line);
     FILE *in = fopen(scratch(to), "rb");
     CHECK(in && fread(file, FILE_FLOATS * sizeof *file, 1, in) == 1);
     fclose(in);
 }
 
-static void check_ranks(bool deterministic, bool muon) {
+static void check_ranks(bool deterministic, bool muon, bool bf16) {
     static float alone[FILE_FLOATS], several[FILE_FLOATS], other[FILE_FLOATS];
-    run_ranks(alone, 1, "1", "-", 1, STEPS, deterministic, muon);
+    run_ranks(alone, 1, "1", "-", 1, STEPS, deterministic, muon, bf16);
     for (int ranks = 2; ranks <= 3; ranks++) {
-        run_ranks(several, ranks, "several", "-", 1, STEPS, deterministic, muon);
+        run_ranks(several, ranks, "several", "-", 1, STEPS, deterministic, muon, bf16);
         // what one number of ranks has put down another one takes up
-        run_ranks(other, ranks, "half", "-", 1, 2, deterministic, muon);
+        run_ranks(other, ranks, "half", "-", 1, 2, deterministic, muon, bf16);
         run_ranks(other, deterministic ? 5 - ranks : ranks, "all", "half", 3, STEPS, deterministic,
-                  muon);
+                  muon, bf16);
         CHECK_MSG(memcmp(several, other, sizeof other) == 0, "%d ranks, resumed", ranks);
         CHECK(!deterministic || memcmp(several, alone, sizeof alone) == 0);
         for (int i = 0; i < FILE_FLOATS; i++)
@@ -174,7 +175,8 @@ static void check_ranks(bool deterministic, bool muon) {
 
 TEST(steps_are_the_same_on_1_2_and_3_ranks) {
     if (system("command -v mpirun > /dev/null") != 0) SKIP("mpirun is not installed");
-    for (int i = 0; i < 4; i++) check_ranks(i % 2, i / 2);
+    for (int i = 0; i < 4; i++) check_ranks(i % 2, i / 2, false);
+    for (int i = 0; i < 2; i++) check_ranks(true, i, true);
 }
 
 // ---- One rank, in this process ------------------------------------------------------------------
@@ -196,10 +198,10 @@ TEST(alone_it_is_a_sum_a_norm_and_adamw) {
         }
         global_norm_squared(&expected.norm_squared, grads, NUM);
         clip_scale(&expected, 1);
-        adamw_update(w, NULL, m, v, grads, &expected, h, DECAYED);
+        adamw_update(w, NULL, (Moments){m, v, false, 0}, grads, &expected, h, DECAYED);
         h.weight_decay = 0;
-        adamw_update(w + DECAYED, NULL, m + DECAYED, v + DECAYED, grads + DECAYED, &expected, h,
-                     NUM - DECAYED);
+        adamw_update(w + DECAYED, NULL, (Moments){m + DECAYED, v + DECAYED, false, 0},
+                     grads + DECAYED, &expected, h, NUM - DECAYED);
         const StepScalars found = train_step(&f.zero, step);
         CHECK(found.loss_sum == expected.loss_sum && found.grad_norm == expected.grad_norm);
         CHECK(memcmp(w, f.weights, sizeof w) == 0 && memcmp(m, f.zero.m, sizeof m) == 0);
@@ -208,11 +210,57 @@ TEST(alone_it_is_a_sum_a_norm_and_adamw) {
     close_flat(&f);
 }
 
+// ---- Moments in bf16 ----------------------------------------------------------------------------
+
+// x becomes its upper neighbour as often as it is near it, of m and of v independently.
+TEST(rounding_at_random_is_unbiased) {
+    enum { KEYS = 200000 };
+    const float ulp = 0x1p-7f, at[] = {0.02f, 0.3f, 0.5f, 0.97f};
+    for (int i = 0; i < 8; i++) {
+        const float p = at[i % 4], sign = i < 4 ? 1 : -1;
+        int m = 0, v = 0, both = 0;
+        for (uint64_t k = 0; k < KEYS; k++) {
+            const uint64_t random = mix64(1000 + k);
+            const float x = sign * (1 + p * ulp), up = sign * (1 + ulp);
+            const bool a = moment_widen(moment_narrow(x, random >> RANDOM_M)) == up,
+                       b = moment_widen(moment_narrow(x, random >> RANDOM_V)) == up;
+            m += a, v += b, both += a && b;
+        }
+        const double mean = KEYS * (double)p, sigma = sqrt(mean * (1 - (double)p));
+        CHECK_MSG(fabs(m - mean) < 4 * sigma && fabs(v - mean) < 4 * sigma, "%g: %d, %d", p, m, v);
+        CHECK(fabs(both - mean * (double)p) < 4 * sqrt(mean * (double)p));
+    }
+    for (uint32_t half = 0; half < 0x7f80; half++)  // what is a bf16 stays
+        for (uint64_t random = 0; random < 3; random++)
+            CHECK(moment_narrow(moment_widen((uint16_t)half), random * 0x7fff) == half);
+}
+
+// v of 1 goes to 4 in steps of less than half the distance to the next bf16, 2^-7.
+TEST(small_steps_of_v_are_not_lost) {
+    enum { N = 4096, UPDATES = 500 };
+    static floatX w[N];
+    static real exact_m[N], exact_v[N], grads[N];
+    static uint16_t m[N], v[N];
+    AdamW h = {0, 0.9f, 0.999f, 1e-8f, 0, 0};
+    double sum = 0;
+    for (int i = 0; i < N; i++) exact_v[i] = 1, v[i] = 0x3f80, grads[i] = 2;
+    for (h.t = 1; h.t <= UPDATES; h.t++) {
+        const StepScalars step = {.scale = 1};
+        adamw_update(w, NULL, (Moments){exact_m, exact_v, false, 0}, grads, &step, h, N);
+        adamw_update(w, NULL, (Moments){m, v, true, splitmix64((uint64_t)h.t)}, grads, &step, h, N);
+    }
+    for (int i = 0; i < N; i++) sum += (double)moment_widen(v[i]) / N;
+    const double noise = 0x1p-7 * sqrt((double)UPDATES / N);  // at most half of 2^-6 a step
+    CHECK_MSG(fabs((double)exact_v[0] - sum) < 4 * noise, "v %g, in bf16 %g", (double)exact_v[0],
+              sum);
+    CHECK((double)exact_v[0] > 2 && moment_narrow(1 + 0.001f * 3, TO_NEAREST) == 0x3f80);
+}
+
 // A step without a micro-batch has gradients of zero, whatever was left over.
 TEST(no_micro_batch_is_no_gradient) {
     static Flat f;
     for (int deterministic = 0; deterministic < 2; deterministic++) {
-        open_flat(&f, (ZeroSettings){0, 1, deterministic, MICROS, MICROS}, false);
+        open_flat(&f, (ZeroSettings){0, 1, deterministic, MICROS, MICROS, false, 0}, false);
         zero_begin_step(&f.zero);
         zero_reduce(&f.zero);
         zero_update(&f.zero, (AdamW){.eps = 1, .t = 1}, 1);

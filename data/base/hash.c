@@ -52,12 +52,6 @@ uint32_t crc32c(uint32_t crc, const void *data, size_t n) {
 
 // ---- Hashes for keys and tables -----------------------------------------------------------------
 
-uint64_t mix64(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
-
 uint64_t splitmix64(uint64_t x) { return mix64(x + 0x9e3779b97f4a7c15ull); }
 
 uint64_t fnv1a(uint64_t h, const void *data, size_t n) {

@@ -4,6 +4,12 @@
 
 #include "error.h"
 
+#if defined(BACKEND_CUDA) && defined(__cplusplus)
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
 // CRC32C (Castagnoli) of n more bytes: start with crc = 0, pass the data in any number of parts.
 // crc32c(0, "123456789", 9) == 0xe3069283.
 uint32_t crc32c(uint32_t crc, const void *data, size_t n);
@@ -12,7 +18,11 @@ uint32_t crc32c(uint32_t crc, const void *data, size_t n);
 uint32_t crc32c_portable(uint32_t crc, const unsigned char *p, size_t n);
 
 // splitmix64's finaliser: a bijection; every output bit depends on every input bit. mix64(0) == 0.
-uint64_t mix64(uint64_t x);
+HOST_DEVICE static inline uint64_t mix64(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
 
 // The next output of a splitmix64 generator in state x: mix64 of x plus its constant.
 uint64_t splitmix64(uint64_t x);

@@ -77,9 +77,9 @@ static const struct {
     // clang-format off
     {"LlamaForCausalLM", "",
      {SIZES(0, 0, 0, 0, 0, 0, 0, 2048), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2)}},
-    {"MistralForCausalLM", "pretraining_tp",
+    {"MistralForCausalLM", "pretraining_tp sliding_window",
      {SIZES(0, 0, 0, 0, 0, 8, 0, 131072), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2),
-      .model_type = MODEL_MISTRAL}},
+      .model_type = MODEL_MISTRAL, .sliding_window = 4096}},
     {"Qwen2ForCausalLM", "pretraining_tp sliding_window",
      {SIZES(0, 0, 0, 0, 0, 32, 0, 32768), REALS(1e-6f, 1e4, 0.02f),
       .model_type = MODEL_QWEN2, .qkv_bias = true}},
@@ -301,9 +301,6 @@ static bool read_type(LlamaConfig *c, const json_t *root, Error *err) {
     const char *name = NULL, *key = "model_type";
     int type;
     if (!json_get_string(root, key, &name, true, err)) return false;
-    if (strcmp(name, "mistral") == 0 && !json_object_get(root, "sliding_window"))
-        return error_set(err, EXIT_BAD_INPUT, "without this key transformers has a window of 4096",
-                         "sliding_window: expected null, not found");
     if (!read_name(model_types, key, json_object_get(root, key), &type, err)) return false;
     *c = types[type].config;
     return true;
@@ -318,6 +315,14 @@ static bool read_neutral(const LlamaConfig *c, const json_t *object, Error *err)
                 return refuse(*key, neutral[i].value, item, err);
         }
     return true;
+}
+
+// Of Mistral. In other types it has no effect without use_sliding_window, which is refused.
+static bool read_window(LlamaConfig *c, const json_t *root, Error *err) {
+    const char *key = "sliding_window";
+    if (json_is_null(json_object_get(root, key))) c->sliding_window = 0;
+    return c->sliding_window == 0 ||
+           json_get_int(root, key, 1, MAX_POSITIONS, &c->sliding_window, false, err);
 }
 
 // no_rope_layers has a 1 for each layer, or a 0 where the layer has no RoPE: every interval-th. It
@@ -440,8 +445,8 @@ static bool read_rope(LlamaConfig *c, const json_t *root, Error *err) {
 bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Error *err) {
     if (!json_is_object(root)) return bad_input(err, "%s: expected an object", path);
     const bool ok = read_type(c, root, err) && read_neutral(c, root, err) &&
-                    read_sizes(c, root, err) && read_no_rope(c, root, err) &&
-                    read_rope(c, root, err) && check_sizes(c, err);
+                    read_sizes(c, root, err) && read_window(c, root, err) &&
+                    read_no_rope(c, root, err) && read_rope(c, root, err) && check_sizes(c, err);
     return ok || error_prefix(err, path);
 }
 
@@ -544,7 +549,8 @@ char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
     write_fields(c, fields, all);
     write_fields(c, rope_theta, all);
     if (c->model_type != MODEL_LLAMA)  // without it Mistral has 4096
-        json_object_set_new(all, "sliding_window", json_null());
+        json_object_set_new(all, "sliding_window",
+                            c->sliding_window ? json_integer(c->sliding_window) : json_null());
     if (c->model_type == MODEL_SMOLLM3)
         json_object_set_new(
             all, "no_rope_layer_interval",

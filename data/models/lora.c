@@ -24,12 +24,6 @@ static bool add_target(LoraConfig *c, const char *name, size_t n) {
     return false;
 }
 
-static bool check_rank(int rank, int code, const char *where, Error *err) {
-    return (rank > 0 && rank % 8 == 0) ||
-           error_set(err, code, "kernels take 8 numbers at a time: 8, 16, 32 ...",
-                     "%s: expected a multiple of 8, found %d", where, rank);
-}
-
 bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets, Error *err) {
     *c = (LoraConfig){.rank = rank, .alpha = alpha > 0 ? alpha : 2 * (float)rank};
     if (strcmp(targets, "all") == 0) targets = "q,k,v,o,gate,up,down";
@@ -39,7 +33,7 @@ bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets,
             return error_set(err, EXIT_USAGE, "for example --lora-targets q,v",
                              "--lora-targets: expected all or q,k,v,o,gate,up,down, found \"%.*s\"",
                              (int)n, targets);
-        if (targets[n] == 0) return check_rank(rank, EXIT_USAGE, "--lora", err);
+        if (targets[n] == 0) return true;
     }
 }
 
@@ -95,7 +89,7 @@ static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *
     c->alpha = (float)alpha;
     c->nf4 = json_is_set(json_member(root, QUANTIZATION));
     text_copy(base_model, capacity, base);
-    return check_rank(c->rank, EXIT_BAD_INPUT, "r", err);
+    return true;
 }
 
 bool lora_config_read(LoraConfig *c, char *base_model, size_t capacity, const char *dir,
@@ -148,6 +142,7 @@ bool lora_config_fits(const LoraConfig *c, const LlamaConfig *model, Error *err)
 
 int lora_group_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
                           const LlamaConfig *model, int l, int group) {
+    const int padding = lora_padded_rank(c) - c->rank;
     int64_t end = 0, all_rows[LORA_TARGETS], all_cols[LORA_TARGETS];
     int n = 0, targets[LORA_TARGETS];
     sizes_of_targets(model, all_rows, all_cols);
@@ -162,6 +157,8 @@ int lora_group_parameters(Parameter *list, int64_t *column, int64_t *rows, const
         const bool is_a = i < n;
         list[i] = (Parameter){.rows = is_a ? c->rank : all_rows[t],
                               .cols = is_a ? all_cols[t] : c->rank,
+                              .pad_rows = is_a ? padding : 0,
+                              .pad_cols = is_a ? 0 : padding,
                               .moments = 2,
                               .init_std = -1,
                               .init_bound = is_a ? 1 / sqrtf((float)all_cols[t]) : 0};
@@ -194,7 +191,7 @@ static void get_merged(void *context, ParameterArena arena, size_t offset, float
                               offset - t->offset, n, &err),
          &err);
     if (!a) return;
-    const size_t cols = (size_t)t->cols, r = (size_t)a->rows, first = offset - t->offset,
+    const size_t cols = (size_t)t->cols, r = a->count / cols, first = offset - t->offset,
                  row = first / cols, rows = (first + n - 1) / cols - row + 1;
     float *A = host_calloc(a->count + rows * r, sizeof *A, "adapters"), *B = A + a->count;
     adapters->get(adapters->context, arena, a->offset, A, a->count);

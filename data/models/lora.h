@@ -11,16 +11,17 @@ static const int lora_group_first[LORA_GROUPS + 1] = {0, 3, 4, 6, LORA_TARGETS};
 extern const char *const lora_target_names[];  // "q_proj" ...
 
 typedef struct {
-    int rank;     // 0: no adapters
+    int rank;     // 0: no adapters. Kernels take 8 numbers at a time: zeros fill A and B up
     float alpha;  // B (A x) is multiplied by alpha / rank
     bool target[LORA_TARGETS];
     bool nf4;  // the frozen matrices of layers are kept in NF4: kernels/nf4.h
 } LoraConfig;
 
+static inline int lora_padded_rank(const LoraConfig *c) { return (c->rank + 7) / 8 * 8; }
 static inline float lora_scale(const LoraConfig *c) { return c->alpha / (float)c->rank; }
 
 // targets: "all", or some of q,k,v,o,gate,up,down. alpha 0: twice the rank, so that one learning
-// rate serves all ranks. Exit 2, also if the rank is not a multiple of 8, as kernels require.
+// rate serves all ranks. Exit 2.
 bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets, Error *err);
 
 // Can the model be kept as c says? Exit 3.

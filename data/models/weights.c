@@ -16,6 +16,29 @@ static float *alloc_block(const Parameters *p) {
     return host_calloc(p->block, sizeof(float), "weights");
 }
 
+// Elements in files that lie before element i in arenas
+static size_t in_file(const Parameter *t, size_t i) {
+    const size_t rows = (size_t)t->rows, cols = t->cols ? (size_t)t->cols : 1,
+                 wide = cols + (size_t)t->pad_cols, row = i / wide, column = i % wide;
+    return row >= rows ? rows * cols : row * cols + (column < cols ? column : cols);
+}
+
+// values (n) of elements first .. first + n - 1 of an arena, from those of the file at its beginning
+static void add_padding(const Parameter *t, float *values, size_t first, size_t n) {
+    for (size_t i = t->pad_rows + t->pad_cols ? n : 0; i-- > 0;) {
+        const size_t at = in_file(t, first + i);
+        values[i] = in_file(t, first + i + 1) > at ? values[at - in_file(t, first)] : 0;
+    }
+}
+
+// The inverse. Returns how many are left.
+static size_t remove_padding(const Parameter *t, float *values, size_t first, size_t n) {
+    size_t kept = t->pad_rows + t->pad_cols ? 0 : n;
+    for (size_t i = kept; i < n; i++)
+        if (in_file(t, first + i + 1) > in_file(t, first + i)) values[kept++] = values[i];
+    return kept;
+}
+
 static size_t block_size(const Parameters *p, const Parameter *t, size_t first) {
     const size_t left = t->count - first;
     return left < p->block ? left : p->block;
@@ -33,12 +56,14 @@ static float normal_number(uint64_t key, uint64_t element) {  // Box-Muller
 static void init_parameter(const Parameters *p, const Parameter *t, uint64_t seed, float *values) {
     const uint64_t key = mix64(seed ^ crc32c(0, t->name, strlen(t->name)));
     for (size_t first = 0, n; first < t->count; first += n) {
+        const size_t from = in_file(t, first);
         n = block_size(p, t, first);
         for (size_t i = 0; i < n; i++)
             values[i] = t->init_bound > 0
-                            ? t->init_bound * ((float)(mix64(key + first + i) >> 40) * 0x1p-23f - 1)
-                        : t->init_std > 0 ? t->init_std * normal_number(key, first + i)
+                            ? t->init_bound * ((float)(mix64(key + from + i) >> 40) * 0x1p-23f - 1)
+                        : t->init_std > 0 ? t->init_std * normal_number(key, from + i)
                                           : t->init_std == 0;
+        add_padding(t, values, first, n);
         p->put(p->context, ARENA_WEIGHTS, t->offset + first, values, n);
     }
 }
@@ -161,7 +186,10 @@ static bool load_parameter(const Parameters *p, Stored x, SafetensorsSet *s, flo
                      *info = safetensors_find(s, expected.name);
     for (size_t first = 0, n; first < t->count; first += n) {
         n = block_size(p, t, first);
-        if (!safetensors_read_f32(s, info, values, first, n, err)) return false;
+        const size_t from = in_file(t, first);
+        if (!safetensors_read_f32(s, info, values, from, in_file(t, first + n) - from, err))
+            return false;
+        add_padding(t, values, first, n);
         p->put(p->context, x.arena, t->offset + first, values, n);
     }
     return true;
@@ -239,7 +267,8 @@ bool parameters_save(Parameters p, bool moments, const char *dtype, const char *
         for (size_t first = 0, n; first < t->count; first += n) {
             n = block_size(&p, t, first);
             p.get(p.context, list[i].arena, t->offset + first, values, n);
-            ok = ok && save_block(path, list[i], dtype, values, n, w, err);
+            const size_t kept = remove_padding(t, values, first, n);
+            ok = ok && save_block(path, list[i], dtype, values, kept, w, err);
         }
     }
     free(list);

@@ -9,14 +9,15 @@
 #include "safetensors.h"
 
 typedef struct {
-    char name[96];       // as in a Hugging Face checkpoint
-    int64_t rows, cols;  // cols = 0: a vector of `rows`
-    size_t offset;       // elements from the start of every parameter arena
-    size_t count;        // elements
-    bool decay;          // matrices decay, norm weights and biases do not
-    int moments;         // kept by the optimizer: 2, or 1: m alone
-    float init_std;      // 0: filled with ones; negative: with zeros
-    float init_bound;    // more than 0: uniform in +- it instead
+    char name[96];               // as in a Hugging Face checkpoint
+    int64_t rows, cols;          // cols = 0: a vector of `rows`
+    size_t offset;               // elements from the start of every parameter arena
+    size_t count;                // elements there
+    bool decay;                  // matrices decay, norm weights and biases do not
+    int moments;                 // kept by the optimizer: 2, or 1: m alone
+    float init_std;              // 0: filled with ones; negative: with zeros
+    float init_bound;            // more than 0: uniform in +- it instead
+    int64_t pad_rows, pad_cols;  // zeros behind the rows and columns, in arenas but not in files
 } Parameter;
 
 typedef enum { ARENA_WEIGHTS, ARENA_M, ARENA_V } ParameterArena;

@@ -79,8 +79,8 @@ static bool write_tensors(Parameters p, const char *dtype, bool moments, const c
     return true;
 }
 
-bool model_files_write_moments(Parameters p, Checkpoint *ck, Error *err) {
-    return write_tensors(p, "F32", true, "optimizer.safetensors", ck, err);
+bool model_files_write_moments(Parameters p, ModelDtype dtype, Checkpoint *ck, Error *err) {
+    return write_tensors(p, dtypes[dtype].safetensors, true, "optimizer.safetensors", ck, err);
 }
 
 // Takes the parameters of the next file off *rest: as many as max_bytes hold, but at least one.

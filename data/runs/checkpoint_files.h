@@ -40,7 +40,7 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
                                Checkpoint *ck, Error *err);
 
 // Writes the optimizer's moments, likewise: optimizer.safetensors.
-bool model_files_write_moments(Parameters p, Checkpoint *ck, Error *err);
+bool model_files_write_moments(Parameters p, ModelDtype dtype, Checkpoint *ck, Error *err);
 
 // ------------------------------------------------------------------------------------------------
 // trainer_state.json: where a run is in its data, and the plan and the options it was started with

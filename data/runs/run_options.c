@@ -18,8 +18,7 @@ Option run_option_table[] = {
               "smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"),
     FLAG("from-scratch", parsed.from_scratch, "random weights (always so for a built-in name)"),
     NUMBER("lora", parsed.lora, "0", 0, 1024,
-           "train LoRA adapters of this rank, a multiple of 8, while the model stays frozen; 0: "
-           "train the model"),
+           "train LoRA adapters of this rank while the model stays frozen; 0: train the model"),
     NUMBER("lora-alpha", parsed.lora_alpha, "0", 0, 1e6,
            "scale adapters by alpha / rank; 0: twice the rank"),
     TEXT("lora-targets", parsed.lora_targets, "all",
@@ -30,8 +29,8 @@ Option run_option_table[] = {
            "how --lora and --adapter keep the frozen matrices of layers: as they are, or in 4 bits "
            "(NF4, as QLoRA's); --adapter: default as they were trained beside"),
     DIRECTORY("adapter", parsed.adapter, NULL,
-              "--generate and --eval: LoRA adapters to add to --model (default: the base model "
-              "that they name)"),
+              "LoRA adapters to add to --model (default: the base model that they name), to train "
+              "further, or with --lora-merge and without --train only to merge"),
     OPTION_GROUP("data"),
     DIRECTORY(
         "train", parsed.train, "data/demo",
@@ -96,6 +95,10 @@ Option run_option_table[] = {
     CHOICE("optimizer", parsed.optimizer, "adamw", "adamw|muon",
            "optimizer of the layers' matrices; muon needs half the state and takes the same --lr; "
            "everything else uses AdamW"),
+    CHOICE(
+        "moments", parsed.moments, "fp32", MODEL_DTYPES,
+        "of the optimizer, in memory and in checkpoints: bf16, rounded at random, takes 4 bytes a "
+        "parameter less; --resume converts them"),
     NUMBER("lr", parsed.lr, NULL, 0, 1e30,
            "peak learning rate; default: 2e-3 for random weights, 2e-5 for those of --model, 2e-4 "
            "for --lora"),
@@ -218,7 +221,8 @@ Option run_option_table[] = {
     HINT("save*|checkpoint*", "it is --save-every, with --keep"),
     HINT("log*|metrics.log-freq", "it is --log-every"),
     HINT("lora*|peft*|use-peft|use-dora|rslora|dora",
-         "it is --lora RANK, with --lora-alpha, --lora-targets and --lora-merge"),
+         "it is --lora RANK, with --lora-alpha, --lora-targets and --lora-merge; --adapter DIR "
+         "trains adapters further"),
     HINT("qlora|load-in*|quant*|bnb*", "it is --lora RANK --base nf4"),
     HINT("wandb*|tensorboard*|report-to|run-name",
          "scripts/follow_run.py copies the log of a run there, also while it grows"),
@@ -254,6 +258,9 @@ static const char options_of_eval[] =
     "allow-other-tokenizer|seed|model|adapter|base|from-scratch|max-seqlen|micro-batch-tokens|"
     "threads|"
     "memory-gib|bf16-matmul|attention|heartbeat-seconds|dry-run";
+
+static const char options_of_merge[] =
+    "options|adapter|lora-merge|model|out|overwrite|final-dtype|threads|memory-gib|dry-run";
 
 Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks) {
     Options *o = &parsed;
@@ -421,9 +428,6 @@ static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
 static void check_lora(const Options *o) {
     const bool more = o->lora_alpha > 0 || o->lora_merge || o->base != BASE_FULL ||
                       strcmp(o->lora_targets, "all") != 0;
-    if (o->adapter)
-        exit_with(EXIT_USAGE, "--lora RANK trains new adapters, for example --lora 16",
-                  "--adapter works with --generate and --eval only");
     if (o->lora == 0 && more)
         exit_with(EXIT_USAGE, "give --lora RANK, for example --lora 16",
                   "--lora-alpha, --lora-targets, --lora-merge and --base work with --lora only");
@@ -465,10 +469,39 @@ static void check_training(const Options *o, int num_ranks, bool resumes) {
     check_ranks(o, num_ranks, resumes);
 }
 
+// The model that adapters name, unless --model is given
+static void find_base_model(Options *o) {
+    static char base[IO_PATH_MAX];
+    Error err = {0};
+    must(lora_config_read(&o->adapters, base, sizeof base, o->adapter, &err), &err);
+    if (!option_given(run_option_table, "base")) o->base = o->adapters.nf4 ? BASE_NF4 : BASE_FULL;
+    o->adapters.nf4 = o->base == BASE_NF4;
+    if (o->overwrite) must(out_dir_keeps_model(o->out, o->adapter, &err), &err);
+    if (!base[0] || option_given(run_option_table, "model")) return;
+    o->model = base;
+    if (!path_exists(base))
+        exit_with(EXIT_BAD_INPUT, "--model DIR says where it is; hf download gets it from the hub",
+                  "%s: expected its base model %s, not found", o->adapter, base);
+}
+
+// Training continues them. A resumed run finds them in its checkpoint, and their shape in options.
+static void take_adapter(Options *o) {
+    static char targets[80];
+    if (o->lora > 0 || o->lora_alpha > 0 || strcmp(o->lora_targets, "all") != 0)
+        exit_with(EXIT_USAGE, "leave them out, or --adapter to train new ones",
+                  "--adapter and --lora, --lora-alpha or --lora-targets: expected one of them");
+    find_base_model(o);
+    for (int t = 0; t < LORA_TARGETS; t++)
+        if (o->adapters.target[t])
+            snprintf(strchr(targets, 0), 12, "%s%s", targets[0] ? "," : "", lora_target_names[t]);
+    o->lora = o->adapters.rank, o->lora_alpha = o->adapters.alpha, o->lora_targets = targets;
+}
+
 json_t *run_options_complete(const ResumePoint *at, int num_ranks) {
     Error err = {0};
     Options *o = &parsed;
     json_t *stored = take_options(at);
+    if (o->adapter && !stored) take_adapter(o);
     check_lora(o);
     if (o->lora > 0)
         must(lora_config_make(&o->adapters, o->lora, o->lora_alpha, o->lora_targets, &err), &err);
@@ -478,28 +511,22 @@ json_t *run_options_complete(const ResumePoint *at, int num_ranks) {
     return stored;
 }
 
-// The model that adapters name, unless --model is given
-static void find_base_model(Options *o) {
-    static char base[IO_PATH_MAX];
-    Error err = {0};
-    must(lora_config_read(&o->adapters, base, sizeof base, o->adapter, &err), &err);
-    if (option_given(run_option_table, "base")) o->adapters.nf4 = o->base == BASE_NF4;
-    if (!base[0] || option_given(run_option_table, "model")) return;
-    o->model = base;
-    if (!path_exists(base))
-        exit_with(EXIT_BAD_INPUT, "--model DIR says where it is; hf download gets it from the hub",
-                  "%s: expected its base model %s, not found", o->adapter, base);
+bool run_merges(const Options *o) {
+    return o->adapter && o->lora_merge && !o->resume && !option_given(run_option_table, "train");
 }
 
 void run_options_complete_inference(int num_ranks) {
+    Error err = {0};
     Options *o = &parsed;
     if (o->adapter) find_base_model(o);
     if (!o->adapter && o->base != BASE_FULL)
         exit_with(EXIT_USAGE, "give --adapter DIR, or leave it out",
                   "--base nf4 works with --lora and --adapter only");
-    const char *mode = o->eval ? "eval" : "generate";
-    const char *other =
-        options_given_besides(run_option_table, o->eval ? options_of_eval : options_of_generate);
+    const char *mode = o->eval ? "eval" : o->generate ? "generate" : "lora-merge";
+    const char *other = options_given_besides(run_option_table, o->eval       ? options_of_eval
+                                                                : o->generate ? options_of_generate
+                                                                              : options_of_merge);
+    if (run_merges(o)) must(out_dir_is_outside_models(o->out, &err), &err);
     if (other)
         exit_with(EXIT_USAGE, "leave one of them out", "--%s and --%s: expected at most one", mode,
                   other);

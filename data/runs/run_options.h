@@ -20,8 +20,8 @@ typedef struct {
         *bench, *check_packing, *options;
     bool from_scratch, overwrite, deterministic, bf16_matmul, generate, chat, eval, dry_run,
         allow_other_tokenizer, lora_merge;
-    int train_on, layout, optimizer, schedule, long_docs, recompute, final_dtype, compare, lora,
-        base;
+    int train_on, layout, optimizer, moments, schedule, long_docs, recompute, final_dtype, compare,
+        lora, base;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, sample_tokens, num_samples;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         log_every, replay_every, seed;
@@ -46,8 +46,11 @@ Options *run_options_parse(int argc, char **argv, const char *version, int num_r
 // Returns the options of the resumed run; NULL: none is.
 json_t *run_options_complete(const ResumePoint *at, int num_ranks);
 
-// The same for --generate and --eval
+// The same for --generate, --eval and merging
 void run_options_complete_inference(int num_ranks);
+
+// --adapter and --lora-merge alone: the model with the adapters becomes --out/final.
+bool run_merges(const Options *o);
 
 // Once the data is open: sets --steps for --epochs of about epoch_steps each, 0 for a mixture, and
 // --warmup-steps. Warns of a run of more than 20 epochs of these documents.

@@ -19,7 +19,7 @@ bool save_checkpoint(const SaveJob *job, const char *name, Parameters p, Error *
               (!adapters || checkpoint_write_text(&ck, "adapter_config.json",
                                                   lora_config_text(&o->adapters, o->model), err));
     ok = model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ok ? &ck : NULL, err);
-    if (!name) ok = model_files_write_moments(p, ok ? &ck : NULL, err);
+    if (!name) ok = model_files_write_moments(p, (ModelDtype)o->moments, ok ? &ck : NULL, err);
     ok = ok &&
          (name || state_write(&ck, &job->state, &d->loader_settings.plan, &d->train, job->version,
                               run_option_table, err)) &&
@@ -63,7 +63,7 @@ static void take_snapshot(Saver *s) {
     p.context = s;
     p.get = take;
     model_files_write_weights(p, MODEL_FP32, MODEL_FILE_BYTES, NULL, &(Error){0});
-    model_files_write_moments(p, NULL, &(Error){0});
+    model_files_write_moments(p, MODEL_FP32, NULL, &(Error){0});
     p.get = give;
     s->parameters = p;
 }

@@ -113,6 +113,19 @@ static size_t v_index(const Zero *z, size_t i) {
     return i - z->shard_first - own_part(z, z->matrices_first, last).count;
 }
 
+static size_t moment_bytes(const Zero *z) {
+    return z->settings.bf16_moments ? sizeof(uint16_t) : sizeof(real);
+}
+
+// The moments from weight i of the shard on, as update number t rounds them
+static Moments moments_at(const Zero *z, size_t i, int64_t t) {
+    const size_t bytes = moment_bytes(z);
+    return (Moments){.m = (char *)z->m + bytes * (i - z->shard_first),
+                     .v = (char *)z->v + bytes * v_index(z, i),
+                     .bf16 = z->settings.bf16_moments,
+                     .counter = splitmix64(splitmix64(z->settings.seed) + (uint64_t)t) + i};
+}
+
 // Losses and norms are sums of partial sums, in a fixed order, wherever ranks share them.
 static bool has_partial_sums(const Zero *z) {
     return z->settings.num_ranks > 1 || z->settings.deterministic;
@@ -143,8 +156,8 @@ void zero_carve(Zero *z, floatX *weights, real *grads, Arena *of_weights, Arena 
     z->grads = grads;
     ARENA_BUFFER(of_weights, z->master_lo, own, master_lo_bytes() > 0);
     ARENA_BUFFER(of_grads, z->partial, partial, train && partial);
-    ARENA_BUFFER(of_optimizer, z->m, own, train);
-    ARENA_BUFFER(of_optimizer, z->v, v_index(z, z->shard_first + own), train);
+    if (train) z->m = arena_take(of_optimizer, own, moment_bytes(z));
+    if (train) z->v = arena_take(of_optimizer, v_index(z, z->shard_first + own), moment_bytes(z));
     z->step = arena_take(workspace, z->step_bytes + losses * sizeof(double), 1);
     if (z->step) {
         z->loss_partials = (double *)(zero_notes(z->step) + z->settings.num_ranks);
@@ -354,8 +367,8 @@ static void sum_squares(Zero *z) {
 static void update_range(Zero *z, AdamW hyper, size_t from, size_t to) {
     const ShardPart own = own_part(z, from, to);
     if (own.count > 0)
-        adamw_update(z->weights + own.at, low_bits(z, own.at), z->m + (own.at - z->shard_first),
-                     z->v + v_index(z, own.at), z->grads + own.at, z->step, hyper, own.count);
+        adamw_update(z->weights + own.at, low_bits(z, own.at), moments_at(z, own.at, hyper.t),
+                     z->grads + own.at, z->step, hyper, own.count);
 }
 
 static void update_matrices(Zero *z, AdamW hyper) {
@@ -368,8 +381,8 @@ static void update_matrices(Zero *z, AdamW hyper) {
                 if (!own_part(z, x[num * kinds].first, x[num * kinds].first + 1).count) break;
             const size_t at = x->first, stride = num > 1 ? x[kinds].first - at : 0;
             if (num == 0) continue;
-            muon_update(z->weights + at, low_bits(z, at), z->m + (at - z->shard_first),
-                        z->grads + at, z->step, hyper.lr, hyper.weight_decay,
+            muon_update(z->weights + at, low_bits(z, at), moments_at(z, at, hyper.t), z->grads + at,
+                        z->step, hyper.lr, hyper.weight_decay,
                         (MuonShape){x->rows, x->cols, num, stride}, z->muon);
         }
 }
@@ -395,9 +408,27 @@ void zero_await_weights(Zero *z, int bucket) {
 
 // ---- Values from and to the host ----------------------------------------------------------------
 
-static real *moment(const Zero *z, ZeroArray array, size_t i) {
+static void *moment(const Zero *z, ZeroArray array, size_t i) {
+    const Moments at = moments_at(z, i, 0);
     assert(sizeof(real) == sizeof(float));  // the fp64 build keeps no moments in files
-    return array == ZERO_M ? z->m + (i - z->shard_first) : z->v + v_index(z, i);
+    return array == ZERO_M ? at.m : at.v;
+}
+
+// Rounds what is not bf16: it comes from a run with fp32.
+static void put_moments(const Zero *z, void *to, const float *values, size_t n) {
+    uint16_t *halves = host_calloc(n, sizeof *halves, "moments");
+    for (size_t i = 0; i < n; i++) halves[i] = moment_narrow(values[i], TO_NEAREST);
+    device_upload(to, z->settings.bf16_moments ? (const void *)halves : values,
+                  n * moment_bytes(z));
+    free(halves);
+}
+
+static void get_moments(const Zero *z, float *values, const void *from, size_t n) {
+    uint16_t *halves = host_calloc(n, sizeof *halves, "moments");
+    const bool bf16 = z->settings.bf16_moments;
+    device_download(bf16 ? (void *)halves : values, from, n * moment_bytes(z));
+    for (size_t i = 0; i < n && bf16; i++) values[i] = moment_widen(halves[i]);
+    free(halves);
 }
 
 void zero_put(Zero *z, ZeroArray array, size_t offset, const float *values, size_t n) {
@@ -409,7 +440,7 @@ void zero_put(Zero *z, ZeroArray array, size_t offset, const float *values, size
     if (array == ZERO_WEIGHTS)
         weights_from_host(z->weights + own.at, low_bits(z, own.at), values, own.count);
     else
-        device_upload(moment(z, array, own.at), values, own.count * sizeof(float));
+        put_moments(z, moment(z, array, own.at), values, own.count);
 }
 
 void zero_get(Zero *z, ZeroArray array, size_t offset, float *values, size_t n) {
@@ -418,7 +449,7 @@ void zero_get(Zero *z, ZeroArray array, size_t offset, float *values, size_t n) 
     if (own.count && array == ZERO_WEIGHTS)
         weights_to_host(values + at, z->weights + own.at, low_bits(z, own.at), own.count);
     else if (own.count)
-        device_download(values + at, moment(z, array, own.at), own.count * sizeof(float));
+        get_moments(z, values + at, moment(z, array, own.at), own.count);
     if (z->settings.num_ranks > 1)
         comm_merge(values, n * sizeof(float), at * sizeof(float), own.count * sizeof(float));
 }

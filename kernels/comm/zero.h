@@ -22,6 +22,8 @@ typedef struct {
     bool deterministic;
     int32_t num_leaves;  // of the tree
     int32_t num_losses;  // most partial sums that the losses of a step or a validation have
+    bool bf16_moments;   // half the memory; `seed` rounds them
+    uint64_t seed;
 } ZeroSettings;
 
 // A matrix that Muon updates: no shard cuts it. Matrix i + num_kinds has the shape of matrix i, and
@@ -77,7 +79,7 @@ typedef struct {
     floatX *weights;
     real *grads;
     uint16_t *master_lo;
-    real *m, *v;
+    void *m, *v;  // see Moments
     // deterministic sums: this rank's current leaf and its last + 1; its partial sums so far, from
     // left to right, the last in grads, those before it in partial
     int32_t leaf, end_leaf;

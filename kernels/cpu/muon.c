@@ -4,15 +4,25 @@
 
 static size_t elements(MuonShape s) { return (size_t)(s.rows * s.cols); }
 
-void muon_momentum(real *grads, real *momentum, const StepScalars *step, float beta, MuonShape s) {
-    const real scale = step->scale;
-    if (scale == 0) return;  // skipped: not finite
-    for (int64_t j = 0; j < s.num; j++, grads += s.stride, momentum += s.stride)
+static void momentum_span(real *RESTRICT grads, real *RESTRICT m, real scale, float beta,
+                          size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const real g = (1 - beta) * (grads[i] * scale);
+        m[i] = beta * m[i] + g;
+        grads[i] = beta * m[i] + g;
+    }
+}
+
+void muon_momentum(real *grads, Moments momentum, const StepScalars *step, float beta,
+                   MuonShape s) {
+    if (step->scale == 0) return;  // skipped: not finite
+    for (size_t j = 0, last = elements(s); j < (size_t)s.num; j++, last += s.stride)
 #pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < elements(s); i++) {
-            const real g = (1 - beta) * (grads[i] * scale);
-            momentum[i] = beta * momentum[i] + g;
-            grads[i] = beta * momentum[i] + g;
+        for (size_t i = j * s.stride; i < last; i += MOMENTS_SPAN) {
+            const size_t span = last - i < MOMENTS_SPAN ? last - i : MOMENTS_SPAN;
+            real copy[MOMENTS_SPAN], *m = moments_read(copy, momentum.m, &momentum, i, span);
+            momentum_span(grads + i, m, step->scale, beta, span);
+            moments_write(momentum.m, m, &momentum, RANDOM_M, i, span);
         }
 }
 

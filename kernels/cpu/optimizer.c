@@ -44,6 +44,22 @@ void grads_add(real *sum, const real *x, size_t n) {
     for (size_t i = 0; i < n; i += span) add_span(sum + i, x + i, n - i < span ? n - i : span);
 }
 
+// ---- Moments ------------------------------------------------------------------------------------
+
+CLONES real *moments_read(real *copy, void *values, const Moments *k, size_t i, size_t n) {
+    const uint16_t *halves = (uint16_t *)values + i;
+    if (!k->bf16) return (real *)values + i;
+    for (size_t j = 0; j < n; j++) copy[j] = moment_widen(halves[j]);
+    return copy;
+}
+
+CLONES void moments_write(void *values, const real *copy, const Moments *k, int random, size_t i,
+                          size_t n) {
+    uint16_t *halves = (uint16_t *)values + i;
+    for (size_t j = 0; j < n && k->bf16; j++)
+        halves[j] = moment_narrow((float)copy[j], mix64(k->counter + i + j) >> random);
+}
+
 // ---- AdamW with decoupled weight decay, one pass over memory ------------------------------------
 
 typedef struct {
@@ -65,7 +81,7 @@ static CLONES void update_span(floatX *RESTRICT w, real *RESTRICT m, real *RESTR
     }
 }
 
-void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
+void adamw_update(floatX *weights, uint16_t *master_lo, Moments moments, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n) {
     (void)master_lo;               // the weight is its own fp32 master here
     if (step->scale == 0) return;  // skipped: not finite
@@ -79,8 +95,14 @@ void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const 
         (real)(1 / (1 - pow((double)hyper.beta2, (double)hyper.t))),
         step->scale,
     };
-    const size_t span = 1 << 14;
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i += span)
-        update_span(weights + i, m + i, v + i, grads + i, k, n - i < span ? n - i : span);
+    for (size_t i = 0; i < n; i += MOMENTS_SPAN) {
+        const size_t span = n - i < MOMENTS_SPAN ? n - i : MOMENTS_SPAN;
+        real m_copy[MOMENTS_SPAN], v_copy[MOMENTS_SPAN];
+        real *m = moments_read(m_copy, moments.m, &moments, i, span),
+             *v = moments_read(v_copy, moments.v, &moments, i, span);
+        update_span(weights + i, m, v, grads + i, k, span);
+        moments_write(moments.m, m, &moments, RANDOM_M, i, span);
+        moments_write(moments.v, v, &moments, RANDOM_V, i, span);
+    }
 }

@@ -134,6 +134,27 @@ __device__ __forceinline__ void store8(__nv_bfloat16 *p, const float (&x)[8]) {
     store_vector(p, pack8(x));
 }
 
+// ---- N neighbours: accesses of up to 16 bytes ---------------------------------------------------
+
+template <class T, int N>
+struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Neighbours {
+    T x[N];
+};
+
+template <int N, class T>
+__device__ __forceinline__ Neighbours<T, N> &neighbours(T *p) {
+    return *(Neighbours<T, N> *)p;
+}
+
+// ---- A moment of the optimizer in fp32, and as it is kept: see moments.h ------------------------
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(uint16_t half) { return moment_widen(half); }
+__device__ __forceinline__ void narrow(float *kept, float x, uint64_t) { *kept = x; }
+__device__ __forceinline__ void narrow(uint16_t *kept, float x, uint64_t random) {
+    *kept = moment_narrow(x, random);
+}
+
 // ---- A weight is an fp32 master kept as the bf16 that matmuls read and 16 low bits --------------
 // The bf16 is the master rounded to nearest, ties away from zero: hi = (bits + 0x8000) >> 16, lo =
 // bits & 0xffff. The addition carried into hi exactly when lo >= 0x8000, so lo says what to

@@ -6,11 +6,6 @@
 
 enum { BLOCK = 256, WIDTH = 8 };
 
-template <class T>
-struct alignas(16) Eight {
-    T x[WIDTH];
-};
-
 static size_t elements(const MuonShape &s) { return (size_t)(s.rows * s.cols); }
 
 static dim3 grid_of(const MuonShape &s) {
@@ -24,26 +19,32 @@ __device__ __forceinline__ size_t element() {
     return WIDTH * ((size_t)blockIdx.x * BLOCK + threadIdx.x);
 }
 
-__global__ void muon_momentum_kernel(real *grads, real *momentum, const StepScalars *step,
-                                     float beta, size_t n, size_t stride) {
+template <class M>
+__global__ void muon_momentum_kernel(real *grads, M *momentum, const StepScalars *step, float beta,
+                                     uint64_t counter, size_t n, size_t stride) {
     const size_t i = element() + blockIdx.y * stride;
     const float scale = step->scale;
     if (element() >= n || scale == 0) return;  // a non-finite step changes nothing
-    Eight<float> g = *reinterpret_cast<Eight<float> *>(grads + i),
-                 m = *reinterpret_cast<Eight<float> *>(momentum + i);
+    Neighbours<float, WIDTH> g = neighbours<WIDTH>(grads + i);
+    Neighbours<M, WIDTH> m = neighbours<WIDTH>(momentum + i);
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) {
-        const float x = (1 - beta) * (g.x[k] * scale);
-        m.x[k] = beta * m.x[k] + x;
-        g.x[k] = beta * m.x[k] + x;
+        const float x = (1 - beta) * (g.x[k] * scale), sum = beta * widen(m.x[k]) + x;
+        g.x[k] = beta * sum + x;
+        narrow(&m.x[k], sum, mix64(counter + i + k) >> RANDOM_M);
     }
-    *reinterpret_cast<Eight<float> *>(momentum + i) = m;
-    *reinterpret_cast<Eight<float> *>(grads + i) = g;
+    neighbours<WIDTH>(momentum + i) = m;
+    neighbours<WIDTH>(grads + i) = g;
 }
 
-void muon_momentum(real *grads, real *momentum, const StepScalars *step, float beta, MuonShape s) {
-    muon_momentum_kernel<<<grid_of(s), BLOCK, 0, cuda_stream()>>>(grads, momentum, step, beta,
-                                                                  elements(s), s.stride);
+void muon_momentum(real *grads, Moments momentum, const StepScalars *step, float beta,
+                   MuonShape s) {
+    if (momentum.bf16)
+        muon_momentum_kernel<uint16_t><<<grid_of(s), BLOCK, 0, cuda_stream()>>>(
+            grads, (uint16_t *)momentum.m, step, beta, momentum.counter, elements(s), s.stride);
+    else
+        muon_momentum_kernel<real><<<grid_of(s), BLOCK, 0, cuda_stream()>>>(
+            grads, (real *)momentum.m, step, beta, momentum.counter, elements(s), s.stride);
     LAUNCH_CHECK("muon_momentum_kernel");
 }
 
@@ -52,10 +53,11 @@ __global__ void muon_normalise_kernel(floatX *__restrict__ x, const real *__rest
     const size_t i = element();
     if (i >= n) return;
     const float scale = 1 / fmaxf(sqrtf((float)squares[blockIdx.y]), eps);
-    Eight<float> g = *reinterpret_cast<const Eight<float> *>(grads + blockIdx.y * stride + i);
+    const Neighbours<const real, WIDTH> g = neighbours<WIDTH>(grads + blockIdx.y * stride + i);
+    float scaled[WIDTH];
 #pragma unroll
-    for (int k = 0; k < WIDTH; k++) g.x[k] *= scale;
-    store8(x + blockIdx.y * n + i, g.x);
+    for (int k = 0; k < WIDTH; k++) scaled[k] = g.x[k] * scale;
+    store8(x + blockIdx.y * n + i, scaled);
 }
 
 void muon_normalise(floatX *x, const real *grads, double eps, MuonShape s) {
@@ -82,15 +84,15 @@ __global__ void muon_apply_kernel(uint16_t *weights, uint16_t *master_lo,
                                   float keep, size_t n, size_t stride) {
     const size_t i = element() + blockIdx.y * stride;
     if (element() >= n || step->scale == 0) return;
-    Eight<uint16_t> hi = *reinterpret_cast<Eight<uint16_t> *>(weights + i),
-                    lo = *reinterpret_cast<Eight<uint16_t> *>(master_lo + i);
+    Neighbours<uint16_t, WIDTH> hi = neighbours<WIDTH>(weights + i),
+                                lo = neighbours<WIDTH>(master_lo + i);
     float update[WIDTH];
     load8(update, x + blockIdx.y * n + element());
 #pragma unroll
     for (int k = 0; k < WIDTH; k++)
         master_split(master_join(hi.x[k], lo.x[k]) * keep - lr * update[k], &hi.x[k], &lo.x[k]);
-    *reinterpret_cast<Eight<uint16_t> *>(weights + i) = hi;
-    *reinterpret_cast<Eight<uint16_t> *>(master_lo + i) = lo;
+    neighbours<WIDTH>(weights + i) = hi;
+    neighbours<WIDTH>(master_lo + i) = lo;
 }
 
 void muon_apply(floatX *weights, uint16_t *master_lo, const floatX *x, const StepScalars *step,

@@ -108,7 +108,7 @@ void grads_add(real *sum, const real *x, size_t n) {
 
 // ------------------------------------------------------------------------------------------------
 // AdamW with decoupled weight decay, one pass over memory: 28 bytes read and written for each of
-// 4 weights per thread. The fp32 master is joined from its two halves (common.cuh) and split again,
+// 4 weights per thread, 20 with moments in bf16. The fp32 master is joined from its two halves (common.cuh) and split again,
 // so that the stored bf16 is always the rounded master.
 
 struct Coefficients {
@@ -122,50 +122,51 @@ __device__ __forceinline__ float update(float w, float *m, float *v, float g,
     return w * k.decay - k.lr * (*m * k.correct1) / (sqrtf(*v * k.correct2) + k.eps);
 }
 
-struct alignas(8) Halves {  // of four weights
-    uint16_t x[4];
-};
-
-__device__ __forceinline__ void update4(floatX *weights, uint16_t *master_lo, real *m, real *v,
-                                        const real *grads, float scale, const Coefficients &k) {
-    Halves hi = *reinterpret_cast<Halves *>(weights), lo = *reinterpret_cast<Halves *>(master_lo);
-    float4 m4 = *reinterpret_cast<float4 *>(m), v4 = *reinterpret_cast<float4 *>(v);
-    const float4 g4 = *reinterpret_cast<const float4 *>(grads);
-    float ms[4] = {m4.x, m4.y, m4.z, m4.w}, vs[4] = {v4.x, v4.y, v4.z, v4.w};
-    const float gs[4] = {g4.x, g4.y, g4.z, g4.w};
+// N weights from the first on
+template <int N, class M>
+__device__ __forceinline__ void update_neighbours(uint16_t *weights, uint16_t *master_lo, M *m,
+                                                  M *v, const real *grads, float scale,
+                                                  const Coefficients &k, uint64_t counter) {
+    Neighbours<uint16_t, N> hi = neighbours<N>(weights), lo = neighbours<N>(master_lo);
+    Neighbours<M, N> ms = neighbours<N>(m), vs = neighbours<N>(v);
+    const Neighbours<const real, N> gs = neighbours<N>(grads);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float w = update(master_join(hi.x[i], lo.x[i]), &ms[i], &vs[i], gs[i] * scale, k);
+    for (int i = 0; i < N; i++) {
+        float new_m = widen(ms.x[i]), new_v = widen(vs.x[i]);
+        float w = update(master_join(hi.x[i], lo.x[i]), &new_m, &new_v, gs.x[i] * scale, k);
         master_split(w, &hi.x[i], &lo.x[i]);
+        const uint64_t random = mix64(counter + i);
+        narrow(&ms.x[i], new_m, random >> RANDOM_M);
+        narrow(&vs.x[i], new_v, random >> RANDOM_V);
     }
-    *reinterpret_cast<Halves *>(weights) = hi;
-    *reinterpret_cast<Halves *>(master_lo) = lo;
-    *reinterpret_cast<float4 *>(m) = make_float4(ms[0], ms[1], ms[2], ms[3]);
-    *reinterpret_cast<float4 *>(v) = make_float4(vs[0], vs[1], vs[2], vs[3]);
+    neighbours<N>(weights) = hi;
+    neighbours<N>(master_lo) = lo;
+    neighbours<N>(m) = ms;
+    neighbours<N>(v) = vs;
 }
 
+template <class M>
 __global__ void __launch_bounds__(BLOCK)
-    adamw_kernel(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
-                 const StepScalars *step, Coefficients k, size_t n) {
+    adamw_kernel(uint16_t *weights, uint16_t *master_lo, M *m, M *v, const real *grads,
+                 const StepScalars *step, Coefficients k, uint64_t counter, size_t n) {
     const float scale = step->scale;
     if (scale == 0) return;  // a non-finite step changes nothing
     const size_t i = 4 * ((size_t)blockIdx.x * BLOCK + threadIdx.x);
-    if (i + 4 <= n) {
-        update4(weights + i, master_lo + i, m + i, v + i, grads + i, scale, k);
-        return;
-    }
-    uint16_t *halves = reinterpret_cast<uint16_t *>(weights);
-    for (size_t j = i; j < n; j++) {
-        const float w = master_join(halves[j], master_lo[j]);
-        master_split(update(w, &m[j], &v[j], grads[j] * scale, k), &halves[j], &master_lo[j]);
-    }
+    if (i + 4 <= n)
+        update_neighbours<4>(weights + i, master_lo + i, m + i, v + i, grads + i, scale, k,
+                             counter + i);
+    else
+        for (size_t j = i; j < n; j++)
+            update_neighbours<1>(weights + j, master_lo + j, m + j, v + j, grads + j, scale, k,
+                                 counter + j);
 }
 
-void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
+void adamw_update(floatX *weights, uint16_t *master_lo, Moments moments, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n) {
     if (n == 0) return;
-    const uintptr_t wide = (uintptr_t)m | (uintptr_t)v | (uintptr_t)grads;
-    const uintptr_t narrow = (uintptr_t)weights | (uintptr_t)master_lo;
+    const uintptr_t kept = (uintptr_t)moments.m | (uintptr_t)moments.v,
+                    wide = (uintptr_t)grads | (moments.bf16 ? 2 * kept : kept),
+                    narrow = (uintptr_t)weights | (uintptr_t)master_lo;
     if (wide % 16 != 0 || narrow % 8 != 0)
         cuda_unsupported("adamw_update: expected 16-byte alignment", (int64_t)(wide | narrow));
     Coefficients k = {
@@ -178,6 +179,14 @@ void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const 
         (float)(1 / (1 - pow((double)hyper.beta2, (double)hyper.t))),
     };
     const unsigned blocks = (unsigned)ceil_div<size_t>(n, 4 * BLOCK);
-    adamw_kernel<<<blocks, BLOCK, 0, cuda_stream()>>>(weights, master_lo, m, v, grads, step, k, n);
+    uint16_t *halves = (uint16_t *)weights;
+    if (moments.bf16)
+        adamw_kernel<uint16_t><<<blocks, BLOCK, 0, cuda_stream()>>>(
+            halves, master_lo, (uint16_t *)moments.m, (uint16_t *)moments.v, grads, step, k,
+            moments.counter, n);
+    else
+        adamw_kernel<real><<<blocks, BLOCK, 0, cuda_stream()>>>(
+            halves, master_lo, (real *)moments.m, (real *)moments.v, grads, step, k,
+            moments.counter, n);
     LAUNCH_CHECK("adamw_kernel");
 }
