@@ -8,7 +8,7 @@ usage: dev/mutants.py [--only TEXT] [--suites TEXT] [--jobs N] [--check]
 --suites TEXT  suites whose name contains it: asan/ for a first look, without those in shell
 --check        compiles all and runs the suites without a fault: they must be green
 What was killed, and by which suite, goes to build/mutants/verdicts.txt; a run takes up from there
-what has not changed since. exit status: 0 when every fault is killed or is none, else 1.
+what has not changed since. exit status: 0 when every fault is killed, else 1.
 """
 import argparse, collections, concurrent.futures, hashlib, os, re, shutil, subprocess, sys, time
 
@@ -27,16 +27,15 @@ __attribute__((constructor)) static void mutant_read(void) {
 #endif
 #line 1
 """
-Mutant = collections.namedtuple("Mutant", "number file behind old new reason suites")
+Mutant = collections.namedtuple("Mutant", "number file behind old new suites")
 
 
 def read_list(path):
     """[file] suites; then a line a fault: "old ==> new", "text |> old ==> new": old is the first one
-    behind this text; " ## reason" at the end: it is no fault."""
+    behind this text."""
     mutants, file, suites = [], None, []
     for n, line in enumerate(open(path), 1):
-        code, _, reason = line.rstrip("\n").partition(" ## ")
-        old, arrow, new = code.partition(" ==>")
+        old, arrow, new = line.rstrip("\n").partition(" ==>")
         behind, bar, rest = old.partition(" |> ")
         if not line.strip() or line.startswith("#"):
             continue
@@ -45,7 +44,7 @@ def read_list(path):
             suites = words.split()
         elif arrow:
             mutants.append(Mutant(len(mutants) + 1, file, behind if bar else "", rest if bar else old,
-                                  new[1:], reason, suites))
+                                  new[1:], suites))
         else:
             sys.exit("error: %s:%d: expected [file], or a fault with ==>" % (path, n))
     return mutants
@@ -146,7 +145,7 @@ def main():
     verdicts_path = os.path.join(TREE, "verdicts.txt")
     known = dict(line.rstrip("\n").split("\t")[:2] for line in open(verdicts_path)) if os.path.exists(verdicts_path) else {}
     key = lambda m: hashlib.sha256(repr((m.file, m.behind, m.old, m.new)).encode()).hexdigest()[:16]
-    to_try = [m for m in chosen if not m.reason and known.get(key(m), "survived") == "survived"]
+    to_try = [m for m in chosen if known.get(key(m), "survived") == "survived"]
     suites = sorted({s for m in (chosen if a.check else to_try) for s in m.suites})
     build(sorted({s.split(":")[0] for s in suites}))
     took = {s: run(s, 0, LIMIT_S) for s in suites}
@@ -174,12 +173,12 @@ def main():
             out.flush()
             print("[%d/%d] %s %s: %s -> %s" % (i, len(waiting), found[m.number], m.file, m.old.strip(), m.new.strip()), flush=True)
     for m in chosen:
-        kind = "no fault" if m.reason else "survived" if found[m.number] == "survived" else "killed"
+        kind = "survived" if found[m.number] == "survived" else "killed"
         counts[os.path.dirname(m.file) or m.file][kind] += 1
-    print("%-20s %8s %9s %9s" % ("room", "killed", "survived", "no fault"))
+    print("%-20s %8s %9s" % ("room", "killed", "survived"))
     total = sum(counts.values(), collections.Counter())
     for room, c in sorted(counts.items()) + [("total", total)]:
-        print("%-20s %8d %9d %9d" % (room, c["killed"], c["survived"], c["no fault"]))
+        print("%-20s %8d %9d" % (room, c["killed"], c["survived"]))
     print("%.1f %% of the faults are killed" % (100 * total["killed"] / max(1, total["killed"] + total["survived"])))
     sys.exit(total["survived"] > 0)
 

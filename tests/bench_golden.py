@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
-"""A tiny model and questions for tests/test_benchmark.sh, and what lm-evaluation-harness makes of them.
+"""A tiny model and questions for tests/test_benchmark.sh and dev/reference/make_bench_golden.py.
 
-    bench_golden.py write DIR      # DIR/model, DIR/model_bos, DIR/NAME.jsonl; needs nothing
-    pip install lm_eval torch transformers
-    bench_golden.py make           # writes tests/golden/bench.json: log-likelihoods and scores
+    bench_golden.py DIR      writes DIR/model, DIR/model_bos, DIR/NAME.jsonl; needs nothing
 
 The weights are random numbers of Python, exact in bf16, so that no file holds them.
 """
@@ -18,14 +16,12 @@ import sys
 from runs import put_tensors
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-GOLDEN = os.path.join(HERE, "golden", "bench.json")
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCAB = 32, 48, 4, 2, 8, 2, 344
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": VOCAB,
           "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS,
           "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
           "max_position_embeddings": 512, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
           "tie_word_embeddings": True, "torch_dtype": "float32", "bos_token_id": 0, "eos_token_id": 2}
-MAX_SEQLENS = 512, 24  # contexts are cut to the second
 
 
 def tensors():
@@ -95,53 +91,13 @@ def questions():
     return {"plain": plain, "joined": [dict(record, delimiter="") for record in joined], "contexts": contexts}
 
 
-def task_of(name, records):
-    """What lm_eval takes for a task"""
-    from datasets import Dataset
-    several = isinstance(records[0]["context"], list)
-    config = {"task": name, "custom_dataset": lambda **_: {"test": Dataset.from_list(records)}, "test_split": "test",
-              "output_type": "multiple_choice", "target_delimiter": records[0].get("delimiter", " "),
-              "doc_to_text": lambda doc: doc["context"], "doc_to_choice": lambda doc: doc["choices"],
-              "doc_to_target": lambda doc: doc["answer"],
-              "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}]}
-    if several:  # the choices are in the contexts
-        config.update(doc_to_text=lambda doc: doc["answer"], doc_to_choice=lambda doc: doc["context"],
-                      doc_to_target=lambda doc: doc["choices"][0])
-    return config
-
-
-def make():
-    import tempfile
-
-    import lm_eval
-    from lm_eval.models.huggingface import HFLM
-    golden = {}
-    with tempfile.TemporaryDirectory() as directory:
-        for model in "model", "model_bos":
-            write_model(os.path.join(directory, model), model == "model_bos")
-            for most in MAX_SEQLENS:
-                lm = HFLM(os.path.join(directory, model), device="cpu", dtype="float32", batch_size=1, max_length=most)
-                for name, records in questions().items():
-                    out = lm_eval.simple_evaluate(lm, tasks=[task_of(name, records)], bootstrap_iters=9)
-                    scores, samples = out["results"][name], out["samples"][name]
-                    samples.sort(key=lambda s: s["doc_id"])
-                    golden["%s %d %s" % (model, most, name)] = {
-                        "log_likelihoods": [[round(r[0][0], 6) for r in s["resps"]] for s in samples],
-                        "acc": scores["acc,none"], "acc_norm": scores["acc_norm,none"],
-                        "acc_stderr": scores["acc_stderr,none"], "acc_norm_stderr": scores["acc_norm_stderr,none"]}
-    with open(GOLDEN, "w") as f:
-        f.write("{\"made_by\": \"lm_eval %s\"" % lm_eval.__version__)
-        f.writelines(",\n%s: %s" % (json.dumps(key), json.dumps(value)) for key, value in golden.items())
-        f.write("}\n")
+def write(root):
+    write_model(root + "/model", False)
+    write_model(root + "/model_bos", True)
+    for name, records in questions().items():
+        with open("%s/%s.jsonl" % (root, name), "w") as f:
+            f.writelines(json.dumps(record) + "\n" for record in records)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["make"]:
-        make()
-    else:
-        root = sys.argv[2]
-        write_model(root + "/model", False)
-        write_model(root + "/model_bos", True)
-        for name, records in questions().items():
-            with open("%s/%s.jsonl" % (root, name), "w") as f:
-                f.writelines(json.dumps(record) + "\n" for record in records)
+    write(sys.argv[1])

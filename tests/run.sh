@@ -11,8 +11,8 @@
 # killed, and its files are removed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-slow='ptx ops cuda_ranks emu cuda_modes tensor_cores ranks_failure plan llama
-    cuda_build out_dir house ranks data_cli chat generate'
+slow='ops cuda_ranks ptx cuda_modes emu tensor_cores ranks_failure cuda_train ranks cuda_build probe
+    cli power texts convert export family plan llama faults house out_dir lora chat data_cli generate'
 limit_s=${SUITE_LIMIT_S:-1800} jobs=${JOBS:-3}
 passed=0 failed=0 skipped=0 done=0 said_s=0
 top=$(mktemp -d "${TMPDIR:-/tmp}/unpad-run-XXXXXX") || exit 1

@@ -24,7 +24,7 @@ static void scratch_remove(void) {
 }
 
 // <directory>/<name>; the string is valid until the 16th call after this one.
-__attribute__((unused)) static const char *scratch(const char *name) {
+static inline const char *scratch(const char *name) {
     static char paths[16][256];
     static int next;
     if (!scratch_root.dir[0]) {
@@ -41,17 +41,17 @@ __attribute__((unused)) static const char *scratch(const char *name) {
 
 // free(text) at the end of the block: AUTO_FREE char *text = ...
 #define AUTO_FREE __attribute__((cleanup(scratch_free)))
-__attribute__((unused)) static void scratch_free(void *pointer) { free(*(void **)pointer); }
+static inline void scratch_free(void *pointer) { free(*(void **)pointer); }
 
 // Replaces the file.
-__attribute__((unused)) static void put_file(const char *path, const void *data, size_t n) {
+static inline void put_file(const char *path, const void *data, size_t n) {
     FILE *file = fopen(path, "wb");
     CHECK_MSG(file && fwrite(data, 1, n, file) == n, "%s", path);
     CHECK(fclose(file) == 0);
 }
 
 // JSON with ' for "; valid until the fourth call after this one.
-__attribute__((unused)) static const char *json_of(const char *text) {
+static inline const char *json_of(const char *text) {
     static char texts[4][1 << 14];
     static int next;
     char *copy = texts[next = (next + 1) % 4];
@@ -66,12 +66,12 @@ static struct {
     char *text;
     size_t n;
 } scratch_captured;
-__attribute__((unused)) static void capture_begin(void) {
+static inline void capture_begin(void) {
     free(scratch_captured.text);
     scratch_captured.out = stdout;
     CHECK(stdout = open_memstream(&scratch_captured.text, &scratch_captured.n));
 }
-__attribute__((unused)) static const char *capture_end(void) {
+static inline const char *capture_end(void) {
     fclose(stdout);
     stdout = scratch_captured.out;
     return scratch_captured.text;

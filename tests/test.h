@@ -61,7 +61,7 @@ enum { TEST_FAILED = 1, TEST_SKIPPED = 2 };
     } while (0)
 #define SKIP(...) test_end(TEST_SKIPPED, __FILE__, __LINE__, NULL, __VA_ARGS__)
 
-__attribute__((noreturn, format(printf, 5, 6), unused)) static void test_end(
+__attribute__((noreturn, format(printf, 5, 6))) static inline void test_end(
     int how, const char *file, int line, const char *cond, const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -76,7 +76,7 @@ __attribute__((noreturn, format(printf, 5, 6), unused)) static void test_end(
 }
 
 // As printf; valid until the 16th call after this one.
-__attribute__((format(printf, 1, 2), unused)) static const char *printed(const char *format, ...) {
+__attribute__((format(printf, 1, 2))) static inline const char *printed(const char *format, ...) {
     static char texts[16][4096];
     static int next;
     char *text = texts[next = (next + 1) % 16];
@@ -89,8 +89,7 @@ __attribute__((format(printf, 1, 2), unused)) static const char *printed(const c
 
 // Makes a call in a process that it may end: its exit code, and its standard error, which is valid
 // until the next call.
-__attribute__((unused)) static int exit_code_of(void (*call)(int), int argument,
-                                                const char **said) {
+static inline int exit_code_of(void (*call)(int), int argument, const char **said) {
     static char text[4096];
     int status = 0;
     FILE *file = tmpfile();
@@ -111,30 +110,24 @@ __attribute__((unused)) static int exit_code_of(void (*call)(int), int argument,
 }
 
 // The path of this program
-__attribute__((unused)) static const char *test_self(void) {
+static inline const char *test_self(void) {
     static char self[4096];
     CHECK(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
     return self;
 }
 
 // splitmix64 on the case's own stream
-__attribute__((unused)) static uint64_t test_rng_u64(void) {
+static inline uint64_t test_rng_u64(void) {
     uint64_t z = (test_rng_state += 0x9e3779b97f4a7c15ull);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     return z ^ (z >> 31);
 }
-__attribute__((unused)) static uint32_t test_rng_u32(void) {
-    return (uint32_t)(test_rng_u64() >> 32);
-}
-__attribute__((unused)) static uint32_t test_rng_below(uint32_t n) {
-    return (uint32_t)(test_rng_u64() % n);
-}
-__attribute__((unused)) static double test_rng_uniform(void) {
-    return (double)(test_rng_u64() >> 11) * 0x1p-53;
-}
+static inline uint32_t test_rng_u32(void) { return (uint32_t)(test_rng_u64() >> 32); }
+static inline uint32_t test_rng_below(uint32_t n) { return (uint32_t)(test_rng_u64() % n); }
+static inline double test_rng_uniform(void) { return (double)(test_rng_u64() >> 11) * 0x1p-53; }
 // Mean 0, variance 1 (sum of 12 uniforms): good enough for inputs, without libm
-__attribute__((unused)) static double test_rng_normal(void) {
+static inline double test_rng_normal(void) {
     double s = -6.0;
     for (int i = 0; i < 12; i++) s += test_rng_uniform();
     return s;
@@ -159,7 +152,7 @@ static int test_run_one(const TestCase *t) {
 // How a case ends. test_ops.c runs each in a process.
 static int (*test_runner)(const TestCase *t) = test_run_one;
 
-__attribute__((unused)) static int test_main(int argc, char **argv) {
+static inline int test_main(int argc, char **argv) {
     const char *filter = "";
     int count[3] = {0};  // passed, failed, skipped
     for (int i = 1; i < argc; i++) {

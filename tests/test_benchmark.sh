@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# --bench: log-likelihoods and scores are those of lm-evaluation-harness (tests/bench_golden.py) in any packing
+# --bench: log-likelihoods and scores are those of lm-evaluation-harness (dev/reference/make_bench_golden.py) in any packing
 # and on any number of ranks, after training steps too; damaged questions are named.
 . "$(dirname "$0")/lib.sh"
-check made python3 "$root/tests/bench_golden.py" write .
+check made python3 "$root/tests/bench_golden.py" .
 run=("$train")
 files=plain.jsonl,joined.jsonl,contexts.jsonl
 # score OUT MODEL MAX_SEQLEN ARGUMENTS...: what --eval prints
@@ -12,7 +12,6 @@ score() {
         > out.txt 2> "warning.$1" < /dev/null || bad "$1" "$(exit_code $?)"
     grep -a ' | ' out.txt > "$1"
 }
-
 # ---- the golden ----------------------------------------------------------------------------------------
 for model in model model_bos; do
     for most in 512 24; do score $model.$most.txt $model $most; done
@@ -52,7 +51,6 @@ size = sum(len(q["choices"][q["answer"]].encode()) for q in questions)
 bits = float(re.search(r"bench \| plain.*questions \| (\S+) bits/byte", text)[1])
 assert abs(nats / size / math.log(2) - bits) < 1e-4, (bits, nats / size / math.log(2))
 PY
-
 # ---- packing and ranks -----------------------------------------------------------------------------------
 score small.txt model 24 --micro-batch-tokens 24
 same in_any_packing model.24.txt small.txt
@@ -85,7 +83,6 @@ if with_ranks on_three_ranks "$release"; then
     done
     same on_three_ranks on1.txt on3.txt
 fi
-
 # ---- in a run ----------------------------------------------------------------------------------------------
 uneven_texts text 5
 train_on=("$train" --model model --bench 'pl*.jsonl' --max-seqlen 128 --lr 1e-2 --warmup-steps 0 --num-samples 0
@@ -115,7 +112,6 @@ assert last == "bench after step 3 | plain.jsonl | acc %.4f +- %.4f | acc_norm %
     r["acc"], r["acc_stderr"], r["acc_norm"], r["acc_norm_stderr"], r["questions"], r["bits_per_byte"]), last
 assert r["questions"] == 33 and r["file"] == "plain.jsonl", r
 PY
-
 # ---- what is refused -----------------------------------------------------------------------------------------
 # NAME | PATTERN | the second line of a file
 while IFS='|' read -r name pattern line; do

@@ -51,7 +51,6 @@ for form in turns marked; do
 done
 [ -n "${SMOLLM2_DIR:-}" ] ||
     skip golden_smollm2 'set SMOLLM2_DIR to the directory of get_model.sh smollm2-135m-instruct'
-
 # ---- chats that the trainer reads itself: ids and masks of transformers for the templates of models -------------
 check_python chats_are_those_of_transformers "$root/tests/golden/chat" "$train" << 'PY'
 import hashlib, shutil, subprocess

@@ -11,7 +11,6 @@
 #include "../data/texts/texts.h"
 #include "fault.c"
 #include "scratch.h"
-#include "test.h"
 
 // A checkpoint with the same kinds of files as a real one: a stream and small files. The step
 // determines the contents.
@@ -103,8 +102,6 @@ static int count_names(const char *part) {
     if (dir) closedir(dir);
     return n;
 }
-
-// ---- Save, find, prune --------------------------------------------------------------------------
 
 static int out_of_order;
 
@@ -267,8 +264,6 @@ TEST(nothing_behind_links_is_removed) {
     }
 }
 
-// ---- Damage -------------------------------------------------------------------------------------
-
 static const char *const parts[] = {"manifest.json", "model.safetensors", "state.json",
                                     "tokenizer.json"};
 
@@ -332,8 +327,6 @@ TEST(manifests_of_other_formats_are_refused) {
         CHECK(!checkpoint_verify(dir, NULL, &(Error){0}));
     }
 }
-
-// ---- Every call fails ---------------------------------------------------------------------------
 
 TEST(every_io_call_of_a_save_fails_in_turn) {
     for (int how = 0; how < 8; how++) {
@@ -415,8 +408,6 @@ TEST(what_cannot_be_looked_at_exists) {
         CHECK(exists && !path_exists(scratch("nothing")));
     }
 }
-
-// ---- Space --------------------------------------------------------------------------------------
 
 // Of models in shares of the space that is free: an error where not even the last checkpoint, three
 // times the model, and final/ fit. Other programs may write in the meantime: nothing is near.

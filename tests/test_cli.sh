@@ -9,7 +9,6 @@ data=(--train corpus --max-seqlen 128 --micro-batch-tokens 512)
 common=(--model tiny --from-scratch "${data[@]}" --batch-tokens 1024 --val-tokens 1024 --val-every 4
         --num-samples 2 --sample-tokens 4 --lr 1e-3)
 run=("$train" "${common[@]}")
-
 # ---- training and resuming -------------------------------------------------------------------------
 expect train_8_steps 0 'done: a/final is a Hugging Face model' "${run[@]}" --out a --steps 8 --save-every 3 --keep 0
 check_python memory_and_log_are_as_planned "$root" <<'PY'
@@ -162,7 +161,6 @@ done
 check dry_run_writes_nothing test ! -e nothing
 expect help 0 '^  --micro-batch-tokens' "$train" --help
 expect version 0 '^unpad.c [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?[a-z]+ backend\)$' "$train" --version
-
 # ---- damaged and foreign checkpoints ----------------------------------------------------------------------
 cp -r a d && rm -r d/final && printf 'x' | dd of=d/step-00000008/model.safetensors bs=1 seek=3000 conv=notrunc 2> /dev/null
 expect damaged_newest_falls_back 0 'warning: skipping d/step-00000008' "${resume[@]}" --out d --steps 7
@@ -180,7 +178,6 @@ has there_is_none '^hint: there is no checkpoint in new$' out.txt
 expect resume_from_the_log 3 '^error: k/log.jsonl: expected a checkpoint or a run, found neither$' "${run[@]}" --resume=k/log.jsonl --out a
 expect a_run_as_model 3 '^hint: --model a/final$' "$train" --model a --generate
 expect a_run_without_a_model 3 '^hint: --model killed/step-' eval 'mkdir killed && touch killed/log.jsonl && "$train" --model killed "${data[@]}"'
-
 # ---- usage ------------------------------------------------------------------------------------------------
 expect another_attention 2 '--attention flash: expected kernels' "${run[@]}" --attention flash --dry-run
 expect longest_document_does_not_fit 2 'micro-batch-tokens 512: expected at least --max-seqlen 1024' "${run[@]}" --max-seqlen 1024
@@ -199,7 +196,6 @@ expect optimizer_does_not_fit 5 '^error: memory: [0-9]+ MiB for (gradients|optim
 OMP_STACKSIZE=2G outcome openmp_gets_no_thread 5 '^error: host memory: refused to OpenMP' limited "${data[@]}" --threads 2 --out big
 outcome a_failed_test_is_none_of_openmp 1 'expected a part of a case' "$root/build/asan/test_ops" --filter no_such_case
 expect a_full_standard_output 4 '^error: standard output' eval '"${run[@]}" --dry-run > /dev/full'
-
 # ---- bad input files --------------------------------------------------------------------------------------
 expect no_such_model 3 'hint: there is no such directory' "$train" --model tiny/final
 expect a_gguf_as_model 3 'hint: scripts/gguf_to_hf.py' "$train" --model x/y.gguf
@@ -208,7 +204,6 @@ expect no_weights 3 'hint: .*save_pretrained converts' "$train" --model tiny "${
 expect no_training_data 3 'hint: scripts/quickstart.sh' "$train" --dry-run
 expect no_temporary_directory 4 'none: cannot create a directory' env TMPDIR=none "$train" --train "$root/README.md" --dry-run
 expect a_model_of_the_hub 3 'hint: scripts/get_model.sh org/name gets it from the hub' "$train" --model org/name
-
 # ---- the output directory: errors of a disk are in tests/test_faults.c -------------------------------------
 start_long nohup "${run[@]}" --out lock --steps 100000
 expect second_writer 10 'lock' "${run[@]}" --out lock --steps 1 --overwrite

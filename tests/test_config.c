@@ -5,7 +5,6 @@
 #include "../data/base/json.h"
 #include "../data/models/config.h"
 #include "scratch.h"
-#include "test.h"
 
 static const char *const names[] = {"demo",         "smollm2-135m", "smollm2-360m", "smollm2-1.7b",
                                     "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"};

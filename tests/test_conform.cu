@@ -23,8 +23,6 @@ static std::vector<T> run(size_t n, void (*kernel)(T *, P...), int threads, int 
 
 static float at(const std::vector<bf16> &v, size_t i) { return __bfloat162float(v[i]); }
 
-// ---- Arithmetic ---------------------------------------------------------------------------------
-
 // What would be subnormal becomes 0.
 __global__ void ex2_kernel(float *power, const float *x) {
     power[threadIdx.x] = ex2(x[threadIdx.x]);
@@ -38,8 +36,6 @@ TEST(ex2) {
     for (int i = 0; i < 256; i++)
         CHECK_MSG(p[i] == (x[i] < -126 ? 0.0f : ldexpf(1.0f, i - 128)), "2^%g = %g", x[i], p[i]);
 }
-
-// ---- cp.async and named barriers ----------------------------------------------------------------
 
 // Two groups in flight, every third chunk invalid: it must arrive as zeros. Each thread reads data
 // that another thread copied (reverse order).
@@ -201,8 +197,6 @@ TEST(tma_of_ragged_documents) {
     ragged_case(20, 30, 10);  // to the last row
 }
 
-// ---- sm_90a -------------------------------------------------------------------------------------
-
 // One warpgroup releases registers, two acquire them; 384 threads start with 168 each.
 __global__ void __launch_bounds__(384, 1) setmaxnreg_kernel(int *out) {
 #if SM90A
@@ -219,8 +213,6 @@ TEST(setmaxnreg) {
     const std::vector<int> r = run(384, setmaxnreg_kernel, 384, 0);
     for (int t = 0; t < 384; t++) CHECK(r[t] == t * 3);
 }
-
-// ---- The maps of layout.txt ---------------------------------------------------------------------
 
 static std::vector<std::string> words_of(const char *kind, const char *name) {
     std::vector<std::string> words;
@@ -289,8 +281,6 @@ static void check_product(const std::vector<float> &d, const Map &map, int threa
                   column, found, product(a, b, row, column));
     }
 }
-
-// ---- Tensor cores of sm_80 ----------------------------------------------------------------------
 
 __global__ void mma_kernel(float *d, const uint32_t *a, const uint32_t *b) {
     const int t = threadIdx.x;

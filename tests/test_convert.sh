@@ -32,7 +32,6 @@ sample numpy.npy 50256 --boundary-token 50256
 cp "$golden"/olmo*.npy . && rm -r out
 golden=. sample olmo.npy 50279 --boundary-token 50279
 golden=. sample olmo_wide.npy 100257 --boundary-token 100257
-
 # ---- large files, again, and for the trainer ---------------------------------------------------------------
 python3 - << 'PY'
 import numpy as np
@@ -75,7 +74,6 @@ in_small fewer_files second.npy
 full_disk() { (ulimit -f 4 && trap '' XFSZ && python3 small.py large.npy --out small --vocab-size 258 --boundary-token 0); }
 expect a_full_disk 4 'error: small' full_disk  # no shard is whole
 in_small after_a_full_disk second.npy
-
 # ---- what is refused ---------------------------------------------------------------------------------------
 # refused NAME CODE PATTERN FILE ARGUMENTS...
 refused() { expect "$1" "$2" "$3" convert "${@:4}" --out none --vocab-size 130000; }

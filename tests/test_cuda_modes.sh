@@ -2,7 +2,8 @@
 # The table of operations under AddressSanitizer and UBSan, and under other settings of the emulator:
 # streams that lag behind the host, other architectures with their shared memory, exponentials as inexact
 # as a GPU's, another cuBLASLt; Hopper's attention under a random schedule and one by priorities, with
-# copies done at any time (all of it: make test-dev). --filter TEXT: the runs whose name contains it.
+# copies done at any time (all operations: make test-dev). --filter TEXT: the runs whose name contains it,
+# these with every shape.
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)       # each run sets its own
 chosen=${2:-}
@@ -46,7 +47,7 @@ for filter in copies weights_are_exact; do
 done
 end
 for kind in random prio; do
-    start "hopper_${kind}_schedule" "EMU_SCHED=$kind EMU_ASYNC=random" --filter sm90
+    start "hopper_${kind}_schedule" "EMU_SCHED=$kind EMU_ASYNC=random" --filter sm90 $([ "$chosen" ] || echo --quick)
 done
 # bounds of registers and shared memory; all shapes: make test-sanitizers
 build=emusan start sanitized '' --quick

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Whole training runs of a tiny model on the CUDA backend, emulated (build/emu/train_llama) or real
 # (TRAIN=...), against the CPU backend: the same losses, the same documents, checkpoints that resume
-# bit for bit and on the other backend.
+# bit for bit and on the other backend. ONE_RUN=yes: only the first of them.
 . "$(dirname "$0")/lib.sh"
 cuda=${TRAIN:-$root/build/emu/train_llama} cpu=$root/build/cpu/train_llama
 export OMP_NUM_THREADS=2
@@ -13,22 +13,24 @@ common=(--model tiny --from-scratch --train corpus --max-seqlen 96 --micro-batch
         --warmup-steps 1)
 
 # near NAME RUN [CPU_RUN]: within bf16 rounding of the CPU's
-near() { same_losses "$1" 0.00390625 0.03125 5 "${3:-cpu}" "$2"; }
+near() { same_losses "$1" 0.00390625 0.03125 4 "${3:-cpu}" "$2"; }
 check cpu_3_steps "$cpu" "${common[@]}" --out cpu --steps 3
 check packed_3_steps "$cuda" "${common[@]}" --out packed --steps 3 --save-every 2 --keep 0
 near packed_losses_match_the_cpu_backend packed
+[ -z "${ONE_RUN:-}" ] || finish
+# two steps are enough to see an update, and in the emulator one start to see the probe
+named=("$cuda" "${common[@]}" --attention "$([ "${TRAIN:-}" ] && echo auto || echo sm90)")
+check cpu_2_steps "$cpu" "${common[@]}" --out cpu2 --steps 2
 as_on_cpu() {   # as_on_cpu NAME OPTIONS...: the same for a run with these options
-    check "$1_3_steps" "$cuda" "${common[@]}" --out "$1" --steps 3 "${@:2}"
-    near "$1_losses_match_the_cpu_backend" "$1" ${cpu_run:-}
+    check "$1_2_steps" "${named[@]}" --out "$1" --steps 2 "${@:2}"
+    near "$1_losses_match_the_cpu_backend" "$1" "${cpu_run:-cpu2}"
 }
 as_on_cpu padded --layout padded
 as_on_cpu repad --layout repad
 as_on_cpu deterministic --deterministic
 tiny_model odd 64 128 64 266            # the head has 272 rows
-odd=("${common[@]/#tiny/odd}")
-check cpu_odd_3_steps "$cpu" "${odd[@]}" --out cpu_odd --steps 3
-check odd_3_steps "$cuda" "${odd[@]}" --out odd --steps 3
-near a_vocabulary_that_is_no_multiple_of_8 odd cpu_odd
+check cpu_odd_2_steps "$cpu" "${common[@]/#tiny/odd}" --out cpu_odd --steps 2
+cpu_run=cpu_odd as_on_cpu odd --model odd       # no multiple of 8
 as_on_cpu sm80 --attention sm80         # the kernels for GPUs before Hopper
 
 # documents that begin alike: what they share once is what packed computes for each
@@ -36,17 +38,17 @@ mkdir alike
 for i in 1 2 3 4 5 6; do (printf 'the same words, %.0s' {1..10}; seq $i $((i * 9))) > alike/$i; done
 prepare alike --out alike.bin
 alike=(--train alike.bin --max-seqlen 256 --micro-batch-tokens 1024 --batch-tokens 1024 --val-every 0)
-check cpu_packed_3_steps "$cpu" "${common[@]}" "${alike[@]}" --out cpu_alike --steps 3
-for kernels in auto sm80; do
-    check shared_3_steps_$kernels "$cuda" "${common[@]}" "${alike[@]}" --out shared_$kernels --steps 3 --layout shared \
+check cpu_packed_2_steps "$cpu" "${common[@]}" "${alike[@]}" --out cpu_alike --steps 2
+for kernels in "${named[-1]}" sm80; do
+    check shared_2_steps_$kernels "$cuda" "${common[@]}" "${alike[@]}" --out shared_$kernels --steps 2 --layout shared \
         --attention $kernels
     has shared_prefixes_are_in_the_data_$kernels '^shared prefixes: [1-9][0-9] %' out.txt
-    same_losses shared_losses_match_packed_on_the_cpu_$kernels 0.00390625 0.03125 3 cpu_alike shared_$kernels
+    same_losses shared_losses_match_packed_on_the_cpu_$kernels 0.00390625 0.03125 2 cpu_alike shared_$kernels
 done
 
-check cpu_muon_3_steps "$cpu" "${common[@]}" --optimizer muon --out cpu_muon --steps 3
+check cpu_muon_2_steps "$cpu" "${common[@]}" --optimizer muon --out cpu_muon --steps 2
 cpu_run=cpu_muon as_on_cpu muon --optimizer muon
-launches() { EMU_TRACE=1 "$cuda" "${common[@]}" --val-every 0 --steps 1 --optimizer $1 --out traced_$1 2>&1 | grep -c 'EMU TRACE'; }
+launches() { EMU_TRACE=1 "${named[@]}" --val-every 0 --steps 1 --optimizer $1 --out traced_$1 2>&1 | grep -c 'EMU TRACE'; }
 [[ $cuda != *emu* ]] || check muon_updates_all_layers_at_once \
     test $(($(launches muon) - $(launches adamw))) -le $((7 * 20))     # of seven kinds of matrices
 
@@ -99,14 +101,14 @@ fi
 
 cp -r packed resumed
 rm -r resumed/step-00000003 resumed/final
-check resume_from_step_2 "$cuda" "${common[@]}" --out resumed --steps 3 --resume
+check resume_from_step_2 "${named[@]}" --out resumed --steps 3 --resume
 same_state resumed_run_has_the_same_bits {packed,resumed}/step-00000003
 cp -r packed crossed
 rm -r crossed/step-00000003 crossed/final
 check a_cuda_checkpoint_resumes_on_the_cpu "$cpu" "${common[@]}" --out crossed --steps 3 --resume
 near crossed_losses_match_the_cpu_backend crossed
-check check_packing "$cuda" "${common[@]}" --check-packing
-check compare "$cuda" "${common[@]}" --compare 1
+check check_packing "${named[@]}" --check-packing
+check compare "${named[@]}" --compare 1
 check sample "$cuda" --model packed/final --train corpus --max-seqlen 96 --micro-batch-tokens 256 \
     --out sampled --steps 0 --num-samples 2 --sample-tokens 4 --prompt line --val-every 0
 finish

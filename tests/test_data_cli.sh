@@ -11,7 +11,6 @@ options=(--model tiny --from-scratch --max-seqlen 128 --micro-batch-tokens 512 -
          --val-every 0 --threads 1)
 # on DATA ARGUMENTS...: command that trains the tiny model on these shards
 on() { echo "$train" "${options[@]}" --train "$@"; }
-
 # ---- damaged and changed tokens --------------------------------------------------------------------
 for split in train val; do
     cp -r corpus flipped && shards flip flipped/${split}_00000.bin 1500
@@ -47,7 +46,6 @@ expect resume_on_the_same_shards 0 '^done' $(on corpus --steps 4 --out corpus.ru
 shards flip llmc/train_00000.bin 20000
 expect resume_on_edited_llmc_shards 9 'error: .*token_fingerprint \(was' \
     $(on llmc --boundary-token 256 --steps 4 --out llmc.run --resume)
-
 # ---- documents and tokens that are never trained on --------------------------------------------------
 # three documents of 12, 52 and 102 tokens including BOS and EOS
 mkdir lengths
@@ -75,7 +73,6 @@ expect long_documents_as_an_error 3 'error: data: document [0-9] has (52|102) to
 check refused_run_creates_no_directory test ! -e long.run
 expect all_documents_dropped 3 'all 3 documents are longer than max_seqlen 11' \
     $(few --max-seqlen 11 --long-docs drop --out long.run)
-
 # ---- loss masks -------------------------------------------------------------------------------------
 rule='d % 4 > 0 and (i // 5 + d) % 3 == 0' rest='not (d % 4 > 0 and (i // 5 + d) % 3 == 0)'
 for name in masked unmasked empty; do cp -r corpus $name; done
@@ -133,7 +130,6 @@ shards mask masked "$rule" && same masks_are_made_again aside masked/train_00000
 expect masks_without_a_target 3 'error: data: expected targets, found none in the masks of' \
     $(on empty --out unmade)
 check refused_masks_create_no_directory test ! -e unmade
-
 # ---- a model and shards of different tokenizers -----------------------------------------------------
 # with MODEL ARGUMENTS...: command for another model on the same shards
 with() { echo "$train" "${options[@]}" --train corpus --dry-run --model "$@"; }
@@ -186,7 +182,6 @@ said byte_shards_for_smollm2 0 \
     '^warning: corpus: made for a vocabulary of 258, smollm2-135m has 49152: ' $(with smollm2-135m)
 has another_eos_of_a_built_in_model \
     '^warning: corpus: documents end with token 257, but eos_token_id of smollm2-135m is 0$' said.txt
-
 # ---- ranks ---------------------------------------------------------------------------------------------
 if with_ranks ranks "$release"; then
     said another_tokenizer_allowed_on_two_ranks 0 '^warning: corpus: .*other/tokenizer.json' "${mpi[@]}" -n 2 \

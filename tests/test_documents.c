@@ -5,7 +5,6 @@
 #include "../data/shards/shard.h"
 #include "../data/shards/shard_writer.h"
 #include "scratch.h"
-#include "test.h"
 
 // ---- Making files -------------------------------------------------------------------------------
 
@@ -106,8 +105,6 @@ static const char *list_of(const char *first, const char *second) {
     return printed("%s,%s", scratch(first), scratch(second));
 }
 
-// ---- Opening them -------------------------------------------------------------------------------
-
 static bool opens(const char *path, Error *err) {
     Dataset ds;
     const DatasetOptions options = dataset_options();
@@ -206,8 +203,6 @@ TEST(bits_of_a_mask_are_counted) {
         }
     }
 }
-
-// ---- Damage -------------------------------------------------------------------------------------
 
 // Another shard's, every prefix, every tail of zeros, no file at all, and every flipped bit but for
 // those of tokens
@@ -386,8 +381,6 @@ TEST(a_shard_that_shrinks_is_noticed) {
     REFUSED(EXIT_BAD_INPUT, "as before", dataset_read(&ds, 0, 0, 3, out, &err));
 }
 
-// ---- Other formats ------------------------------------------------------------------------------
-
 // llm.c: none of our fields, no index, documents begin with a token.
 static Files make_llmc(int width, int32_t token) {
     Files f = make_files(width);
@@ -484,8 +477,6 @@ TEST(other_files_are_refused) {
     check_refused(scratch("other.bin"), "found text");
     check_refused(scratch("absent*.bin"), "found nothing");
 }
-
-// ---- Many files ---------------------------------------------------------------------------------
 
 // Shards by the names of split, in order; a list keeps its own.
 TEST(directories_globs_and_lists) {

@@ -24,8 +24,6 @@ static bool set_to(const char *variable, const char *value) {
     return v && strcmp(v, value) == 0;
 }
 
-// ---- Device memory ------------------------------------------------------------------------------
-
 __global__ void read_at(float *out, const float *in, long i) { out[0] = in[i]; }
 __global__ void write_at(char *p, long i) { p[i] = 1; }
 __global__ void fill(float *p, float value) { p[threadIdx.x] = value; }
@@ -48,8 +46,6 @@ TEST(memory_starts_as_nan) {
     CUDA_OK(cudaFreeHost(pinned));
     CHECK(cudaFreeHost(pinned) == cudaErrorInvalidValue && cudaGetLastError() != cudaSuccess);
 }
-
-// ---- Rules of blocks and warps ------------------------------------------------------------------
 
 __global__ void wrong_barrier_count(int *out) {
     if (threadIdx.x < 64) emu::bar(1, 96, true, __FILE__, __LINE__);
@@ -107,8 +103,6 @@ TEST(shared_memory_starts_as_nan) {
     const std::vector<float> f = to_host(out, 32);
     for (int t = 0; t < 32; t++) CHECK(isnan(f[t]) == (t == 7));
 }
-
-// ---- Launches, shared memory, streams -----------------------------------------------------------
 
 // 10 KB of static shared memory, and dynamic
 __global__ void static_and_dynamic(float *p) {
@@ -182,8 +176,6 @@ static void calls_a_kernel(void *stream) {
 }
 static void calls_nothing(void *) {}
 
-// ---- Arithmetic ---------------------------------------------------------------------------------
-
 __global__ void exponentials(float *p) { p[threadIdx.x] = __expf(-(float)threadIdx.x / 12); }
 
 // CUDA allows __expf 2 + 1.173 |x| ulp: up to a hundred here. EMU_FAST_MATH=1 takes them.
@@ -199,8 +191,6 @@ TEST(expf_like_a_gpu) {
     CHECK_MSG(worst <= 1 && (worst > 0.9) == set_to("EMU_FAST_MATH", "1"), "%.2f", worst);
     if (!getenv("EMU_FAST_MATH")) CHECK(with_setting("EMU_FAST_MATH=1", "expf_like_a_gpu") == 0);
 }
-
-// ---- What ends the program ----------------------------------------------------------------------
 
 static float on_host[64];
 static float *freed() {

@@ -4,13 +4,12 @@
 . "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=2
 export_as() { python3 "$root/scripts/export_gguf.py" "$1" "$3" --type "$2"; }
-
 # ---- final/ in bf16 ----------------------------------------------------------------------------
 tiny_model tiny 64 96 32
 corpus 9
-run=("$train" --train corpus --max-seqlen 128 --micro-batch-tokens 512
+run=(--train corpus --max-seqlen 128 --micro-batch-tokens 512
      --val-every 0 --num-samples 0 --steps 60 --lr 1e-2)
-expect train_to_bf16 0 'done: llama/final is' "${run[@]}" --from-scratch --model tiny --out llama --final-dtype bf16
+expect train_to_bf16 0 'done: llama/final is' "$train" "${run[@]}" --from-scratch --model tiny --out llama --final-dtype bf16
 same final_carries_the_tokenizer {corpus,llama/final}/tokenizer.json
 check final_says_bfloat16 grep -q '"torch_dtype": "bfloat16"' llama/final/config.json
 
@@ -19,14 +18,13 @@ if ! with_package gguf_files gguf; then
     expect names_the_package 2 'pip install gguf' export_as llama/final f16 x.gguf
     finish
 fi
-
 # ---- models of every family, and a tokenizer with merges ------------------------------------------
 family() {      # family NAME CHANGES: the tiny model with other members in config.json, trained
     cp -r tiny "$1-config" && python "$1-config/config.json" "$2" << 'PY'
 config = {**json.load(open(sys.argv[1])), **json.loads(sys.argv[2])}
 json.dump(config, open(sys.argv[1], "w"))
 PY
-    expect "train_$1" 0 done "${run[@]}" --from-scratch --model "$1-config" --out "$1"
+    expect "train_$1" 0 done "$release" "${run[@]}" --from-scratch --model "$1-config" --out "$1"
 }
 family mistral '{"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": null,
     "rope_scaling": {"rope_type": "linear", "factor": 3.0}}'
@@ -55,7 +53,6 @@ json.dump(config, open(d + "/config.json", "w"))
 PY
 done
 printf '%s' "{{ 'ä' }} of its own file" > merges_llama3/chat_template.jinja
-
 # ---- read back by gguf ----------------------------------------------------------------------------
 # exported DIR TYPE: names, shapes, values, tokens and roles, against the directory
 exported() {
@@ -158,7 +155,6 @@ check gguf_to_hugging_face there_and_back
 head -c 700 there.gguf > cut.gguf
 expect refuses_a_cut_gguf 3 'cut.gguf: expected a GGUF file' python3 "$root/scripts/gguf_to_hf.py" cut.gguf cut
 check no_model_of_a_cut_gguf test ! -e cut
-
 # ---- what is refused, and leaves nothing -----------------------------------------------------------
 # refuses NAME CODE PATTERN TYPE [PYTHON]: of a copy of llama/final that the Python code changed
 refuses() {
@@ -212,13 +208,12 @@ expect refuses_no_model 3 'nowhere/config.json' export_as nowhere f16 x.gguf
 full_disk() { (ulimit -f 100 && trap '' XFSZ && export_as llama/final f32 x.gguf); }
 expect refuses_a_full_disk 4 'error: x.gguf' full_disk
 check nothing_is_left eval '! ls -A | grep -E "^x|tmp"'
-
 # ---- llama.cpp ---------------------------------------------------------------------------------------
 # A document's loss and the greedy text, by llama.cpp and by ours
 llama_cpp_agrees() {  # llama_cpp_agrees MODEL_DIR TYPE
     rm -f asked.gguf && export_as "$1" "$2" asked.gguf || return
-    "$train" --model "$1" --eval --train one > eval.txt || return
-    "$train" --model "$1" --generate --temperature 0 --prompt 'line 7' --sample-tokens 12 > text.txt 2> /dev/null || return
+    "$release" --model "$1" --eval --train one > eval.txt || return
+    "$release" --model "$1" --generate --temperature 0 --prompt 'line 7' --sample-tokens 12 > text.txt 2> /dev/null || return
     python "$2" << 'PY'
 import xllamacpp
 ids = list(memoryview(open(glob.glob("one/*.bin")[0], "rb").read()[1024:]).cast("H"))

@@ -36,7 +36,6 @@ of() { run "$train" --model "$1" --from-scratch --generate --sample-tokens 12 "$
 greedy() { of tiny --temperature 0 "$@"; }
 # text NAME COMMAND...: it succeeds; its standard output is NAME.txt
 text() { "${@:2}" > "$1.txt" 2> err.txt < /dev/null || { cp err.txt out.txt; bad "$1" "exit code $?"; }; }
-
 # ---- where prompts come from ---------------------------------------------------------------------------
 text line greedy --prompt 'line 7'
 lacks the_prompt_is_not_repeated 'line 7' line.txt
@@ -65,7 +64,6 @@ text three greedy --prompt 'of the'
 text together greedy --prompt @prompts.txt
 { for f in 1:line 2:two 3:three; do echo "--- ${f%:*}" && cat "${f#*:}.txt"; done; } > expected.txt
 same prompts_of_a_file_are_those_alone together.txt expected.txt
-
 # ---- the text ------------------------------------------------------------------------------------------
 text half greedy --prompt 'line 7' --sample-tokens 5
 has max_new_tokens 'then 4 tokens' err.txt
@@ -76,7 +74,6 @@ text hot2 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200
 same a_seed_repeats_the_text hot1.txt hot2.txt
 text hot3 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200 --seed 2
 differ another_seed_is_another_text hot1.txt hot3.txt
-
 # ---- chat ----------------------------------------------------------------------------------------------
 turn='<|im_start|>user
 hi<|im_end|>
@@ -162,7 +159,6 @@ if with_terminals terminals; then
     lacks nothing_was_measured 'prompt tokens' err.txt
     text too_long talk '"> ", b"'"$(seq -s ' ' 40)"'\n", "raise --max-seqlen", "> ", b"\4"' --model tiny --from-scratch --max-seqlen 32
 fi
-
 # ---- what is refused -----------------------------------------------------------------------------------
 expect chat_alone 2 '--chat belongs to --generate' "$train" --chat
 expect steps_of_compare 2 'compare: expected a number from 1 to 1000' "$train" --compare 0 --dry-run
@@ -179,7 +175,6 @@ text fits greedy --prompt 'line 7' --max-seqlen 7
 has the_longest_prompt '^6 prompt tokens .* then 0 tokens' err.txt
 expect too_long 2 'raise --max-seqlen' of tiny --prompt 'line 7' --max-seqlen 6
 outcome dry_run 0 '^ *workspace ' of tiny --prompt a --dry-run
-
 # ---- --eval --------------------------------------------------------------------------------------------
 check_python shards "$golden" << 'PY'
 documents, loss = shards.golden(sys.argv[1])

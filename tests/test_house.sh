@@ -8,10 +8,8 @@ exist() {
     local f
     for f in "$@"; do [ -s "$f" ] || { echo "$f does not exist" && return 1; }; done
 }
-
 # ---- includes point down -----------------------------------------------------------------------
 check includes_are_a_tree_that_points_down python3 tests/include_tree.py
-
 # ---- names and lines -------------------------------------------------------------------------------
 no_backend_names() {
     exist train_llama.cu llama.h &&
@@ -89,7 +87,6 @@ formatted() {
 if clang-format --version 2> /dev/null | grep -q 'version 14\.'; then
     check the_format_is_clang_formats formatted
 else skip the_format_is_clang_formats 'clang-format 14 is not installed'; fi
-
 # ---- host code is C, and all of it is used ------------------------------------------------------------
 syntax() {
     "$@" -fsyntax-only -x c -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -DUNPAD_VERSION='""' \

@@ -9,9 +9,6 @@
 #include "../data/base/memory.h"
 #include "../data/base/path.h"
 #include "scratch.h"
-#include "test.h"
-
-// ---- Errors, arithmetic, CRC --------------------------------------------------------------------
 
 TEST(first_error_wins_and_stays_one_line) {
     Error err = {0};
@@ -76,8 +73,6 @@ TEST(crc32c_paths_and_parts_agree) {
         }
 }
 
-// ---- Paths --------------------------------------------------------------------------------------
-
 TEST(paths_join_or_refuse) {
     static const char *const joined[][3] = {
         {"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"/", "b", "/b"}, {"", "b", "b"}};
@@ -96,8 +91,6 @@ TEST(paths_join_or_refuse) {
     MUST(path_join(out, sizeof out, "1234567", "1234567", &err) && strlen(out) == 15);
     CHECK(!path_join(out, sizeof out, "12345678", "1234567", &err) && err.code == EXIT_USAGE);
 }
-
-// ---- Reading and writing ------------------------------------------------------------------------
 
 static void write_and_compare(size_t total) {
     static unsigned char data[400000];
@@ -168,8 +161,6 @@ TEST(only_regular_files_are_read) {
     REFUSED(EXIT_BAD_INPUT, "", file_read_all(scratch("big"), 9, &n, "", &err));
 }
 
-// ---- Directories --------------------------------------------------------------------------------
-
 TEST(dir_create_all_and_remove_tree) {
     MUST(dir_create_all(scratch("a/b/c"), &err) && path_is_dir(scratch("a/b/c")));
     MUST(dir_create_all(scratch("a/b/c/"), &err) && dir_create_all("/", &err));
@@ -216,8 +207,6 @@ TEST(a_locked_directory_names_its_owner_and_is_missed) {
     CHECK(unlink(scratch("place/.lock")) == 0 && mkfifo(scratch("place/.lock"), 0600) == 0);
     REFUSED(EXIT_DISK, "", dir_lock(&lock, place, &err));
 }
-
-// ---- JSON ---------------------------------------------------------------------------------------
 
 static bool json_accepts(const char *text, size_t n) {
     char *copy = (char *)malloc(n);  // exact size: the sanitizer detects a read past the end

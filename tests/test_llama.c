@@ -6,7 +6,6 @@
 
 #include "golden.h"
 #include "scratch.h"
-#include "test.h"
 
 static LlamaConfig tiny_config(int heads, int kv_heads, int head_dim, bool tied) {
     return (LlamaConfig){.vocab_size = 23,

@@ -3,7 +3,6 @@
 #include "../data/batches/loader.h"
 #include "../data/shards/shard_writer.h"
 #include "scratch.h"
-#include "test.h"
 
 enum { NUM_DOCS = 300, VOCAB = 1000, CAPACITY = 300 };
 
@@ -191,8 +190,6 @@ TEST(steps_are_their_plans_with_a_thread_and_without) {
     }
     masked = 0;
 }
-
-// ---- Errors -------------------------------------------------------------------------------------
 
 TEST(a_bad_token_fails_only_its_step) {
     const LoaderSettings s = settings_of(LAYOUT_PACKED);

@@ -7,7 +7,6 @@
 #include "../data/base/file.h"
 #include "../data/runs/log.h"
 #include "scratch.h"
-#include "test.h"
 
 // log.jsonl in a directory of its own
 static char *read_log(void) {

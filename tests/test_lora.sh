@@ -12,7 +12,6 @@ check the_base_is_trained "$train" --model llama --from-scratch "${common[@]}" -
     --val-every 60 --save-every 8 --out base-run
 mv base-run/final base && cp base/model.safetensors base.safetensors
 run=(--model base "${common[@]}" --lora 8 --lr 1e-2 --steps 4 --val-every 4)
-
 # ---- adapters alone are trained, in PEFT's files -----------------------------------------------------
 check trains "$train" "${run[@]}" --save-every 2 --out full
 same the_base_is_as_it_was base/model.safetensors base.safetensors
@@ -41,7 +40,6 @@ check compares "$train" "${run[@]}" --compare 1
 outcome a_dry_run_says_what_is_trained 0 '^lora +rank 8, scale 2, beside 14 linear layers .* 0.02 M' \
     "$train" "${run[@]}" --dry-run
 outcome an_alpha_is_taken 0 'rank 8, scale 1,' "$train" "${run[@]}" --lora-alpha 8 --dry-run
-
 # ---- base plus adapters, and both merged: the same texts and losses ----------------------------------
 check merges "$train" "${run[@]}" --lora-merge --out merged
 same merged_trains_alike {full,merged}/step-00000004/adapter_model.safetensors
@@ -58,7 +56,6 @@ loss() { within "$train" "${@:2}" --eval --val corpus --max-seqlen 96 --threads 
 loss adapted-loss --adapter full/final
 loss whole-loss --model half/final
 same merged_has_the_same_loss adapted-loss.txt whole-loss.txt
-
 # ---- beside a base in NF4 ----------------------------------------------------------------------------
 check trains_beside_nf4 "$train" "${run[@]}" --base nf4 --save-every 2 --out nf4
 has nf4_shows_in_the_plan '^lora .*frozen model in NF4' out.txt
@@ -90,7 +87,6 @@ same nf4_is_merged_into_the_weights_as_they_are full-loss.txt nf4-merged-loss.tx
 generate nf4-text --adapter nf4/final
 generate nf4-asked --adapter nf4/final --base nf4
 same nf4_writes_texts nf4-text.txt nf4-asked.txt
-
 # ---- a rank that is no multiple of 8; adapters that are merged, and trained further ----------------
 twelve=(--model base "${common[@]}" --lora 12 --lora-targets q,down --lr 1e-2 --val-every 4)
 check rank_12_trains "$train" "${twelve[@]}" --steps 4 --save-every 2 --out twelve
@@ -129,7 +125,6 @@ mkdir again && mv more/step-00000001 again/ && mv twelve/final elsewhere
 check without_the_old_ones_it_resumes "$train" --resume --out again
 same_state resumed_further_has_the_same_bits {more,again}/step-00000003
 expect a_merge_over_its_adapter 2 'final' "$train" --adapter again/final --lora-merge --out again --overwrite
-
 # ---- other ranks, and the CUDA backend --------------------------------------------------------------
 few=("${run[@]}" --model base-run/step-00000008 --val-every 0 --steps 2)  # its gradients are large
 check on_a_gpu "$cuda" "${few[@]}" --out gpu
@@ -154,7 +149,6 @@ if with_ranks ranks "$train"; then
     check on_1_merged "$train" "${run[@]}" --deterministic --out merged1 --lora-merge
     same ranks_merge_alike merged{1,2}/final/model.safetensors
 fi
-
 # ---- refused ----------------------------------------------------------------------------------------
 no() { expect "$1" "$2" "$3" "$train" "${common[@]}" --out refused "${@:4}"; }
 no a_model_without_weights 2 'expected a model with weights' --lora 8

@@ -18,7 +18,6 @@ cp -r code.bin code:1 && cp web.bin/*.json tiny
 common=(--model tiny --from-scratch --max-seqlen 128 --micro-batch-tokens 256 --batch-tokens 1024 --keep 0
         --num-samples 0 --schedule constant --warmup-steps 0 --val-every 4 --threads 1 --deterministic)
 run=("$train" "${common[@]}") shards=code.bin:3,web.bin:6
-
 # ---- shares, epochs and losses of each source -------------------------------------------------------
 said texts_are_a_source 0 '^source  a/tokens-3-one.txt: 10 %, [0-9]+ tokens, .* [1-9][0-9]* drawn, [0-9]+\.(0[1-9]|[1-9][0-9]) epochs$' \
     "${run[@]}" --train web.bin:6,code:1:3,one.txt:1 --val $shards --out a --steps 8 --save-every 4
@@ -41,7 +40,6 @@ for c in web code; do
     "${run[@]}" --train $c.bin --out none --steps 0 > alone.txt
     check "loss_of_$c" grep -F "$(sed -n 's/^val after step 0 |/|/p' alone.txt)" said.txt
 done
-
 # ---- resuming ---------------------------------------------------------------------------------------
 cp -r a b && rm -r b/step-00000008 b/final
 check resumes "${run[@]}" --resume --out b
@@ -62,7 +60,6 @@ PY
 for other in code:1:3,web.bin:6,b/tokens-3-one.txt:1 web.bin,code:1,b/tokens-3-one.txt; do
     expect "refuses_$other" 9 'found other values of data_fingerprint' "${run[@]}" --resume --out b --train $other
 done
-
 # ---- ranks ------------------------------------------------------------------------------------------
 if with_ranks ranks_draw_the_same "$release"; then
     exact=("$release" "${common[@]}" --steps 4 --train $shards)
@@ -72,7 +69,6 @@ if with_ranks ranks_draw_the_same "$release"; then
         same_cursors "the_same_cursors_on_$n" r1 r$n 4
     done
 fi
-
 # ---- modes, and what is refused ---------------------------------------------------------------------
 for mode in '--compare 1' '--check-packing' '--dry-run --val-tokens 3000'; do
     check "mixture $mode" "${run[@]}" --train $shards --out none $mode

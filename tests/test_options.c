@@ -5,7 +5,6 @@
 #include "../data/base/json.h"
 #include "../data/base/options.h"
 #include "scratch.h"
-#include "test.h"
 
 static struct {
     const char *train_data, *resume, *out, *options;

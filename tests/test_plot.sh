@@ -2,7 +2,6 @@
 # Where people look at a run: a report of one or several, TensorBoard and W&B followed live.
 . "$(dirname "$0")/lib.sh"
 scripts=$root/scripts
-
 # ---- a log with everything: a resume, spikes, bad lines, half a line ------------------------------
 cat > log.py <<'PY'
 import json, sys
@@ -29,7 +28,6 @@ mkdir odd one none diverged && python3 log.py odd/log.jsonl
 head -n 2 odd/log.jsonl > one/log.jsonl
 head -n 1 odd/log.jsonl > none/log.jsonl
 lines_of() { python3 -c 'import json, log; print("\n".join(json.dumps(r) for r in '"$1"'))'; }
-
 # ---- the report -----------------------------------------------------------------------------------
 report() { python3 "$scripts/report.py" "$@"; }
 outcome one_run 0 '^wrote odd/report.html: odd/log.jsonl: 30 steps, loss 4.990 to 3.700, validation 3.500' \
@@ -73,7 +71,6 @@ if with_package charts_are_drawn matplotlib; then
     check charts_are_drawn python3 tree/dev/charts.py
     check and_by_every_viewer eval '! grep -nE "var\(|@media|<text" tree/dev/results/*.svg'
 fi
-
 # ---- followed live; a stand-in for wandb writes down what it is given ------------------------------
 mkdir stand_in live
 cat > stand_in/wandb.py <<'PY'

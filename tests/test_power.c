@@ -146,8 +146,6 @@ static void add_call_of_a_thread(const char *call, int fd, const char *path, con
 
 static void record(void) { fault_watch = add_call_of_a_thread; }
 
-// ---- States -------------------------------------------------------------------------------------
-
 enum { KEPT, LOST, HALF, ZEROS, ALL = -1 };
 static int version[MAX_EVENTS], durable[MAX_EVENTS];  // of inodes: writes, and up to the fsync
 
@@ -213,8 +211,6 @@ static void put_state(const Names *t, int n, int last, int target, int how) {
             put_inode(paths[e->inode], e->inode, last, suffers(e->inode, target) ? how : KEPT);
     }
 }
-
-// ---- The reader ---------------------------------------------------------------------------------
 
 // What has been reported done: the last step saved, final/, and the shards of texts
 typedef struct {

@@ -67,7 +67,6 @@ if command -v zstd > /dev/null; then
 else skip zstandard 'zstd is not installed'; fi
 expect without_zstd 2 'lines.jsonl.zst: needs the program zstd' env PATH=/nowhere \
     "$python" "$root/data/prepare.py" lines.jsonl.zst --out none.jsonl
-
 # ---- data sets of a hub: a stand-in for the package -------------------------------------------------------
 mkdir hub missing
 cat > hub/datasets.py << 'PY'
@@ -85,7 +84,6 @@ like hub_config_and_split hf:lines.jsonl:part:test
 refused no_such_data_set 3 "hf:no/such: cannot read: Dataset 'no/such' doesn't exist on the Hub" hf:no/such
 refused hub_other_column 3 'hf:lines.jsonl:1: expected a string "body", found id, text' hf:lines.jsonl --text-key body
 PYTHONPATH=$work/missing refused without_datasets 2 'hf:lines.jsonl: needs the Python package datasets' hf:lines.jsonl
-
 # ---- Parquet ---------------------------------------------------------------------------------------------
 printf 'PAR1 not really' > cut.parquet
 PYTHONPATH=$work/missing refused without_pyarrow 2 'cut.parquet: needs the Python package pyarrow' cut.parquet
@@ -100,7 +98,6 @@ PY
     refused cut_parquet 3 'cut.parquet: cannot read' cut.parquet
     refused null_if_strict 3 'null.parquet:2: expected a string "text", found null' null.parquet --strict
 fi
-
 # ---- benchmarks: rows with the columns of the hub ----------------------------------------------------------
 python << 'PY'
 rows = {
@@ -138,7 +135,6 @@ pyarrow.parquet.write_table(pyarrow.Table.from_pylist([json.loads(l) for l in op
     check bench_of_parquet run arc.parquet --bench arc --out question.jsonl
     same questions_of_parquet question.jsonl <(sed -n 2p questions.expected)
 fi
-
 # ---- the demo's documents ----------------------------------------------------------------------------------
 mkdir code
 printf 'import os\nX = "\\d"\n@cache\ndef f(x):\n    return x  # \xc3\xa9\nclass A:\n    y = 1\n' > code/a.py

@@ -5,7 +5,6 @@
 . "$(dirname "$0")/lib.sh"
 train=${TRAIN:-$root/build/cpu/train_llama}
 ranks_can_run "$train" || skip_all ranks "$no_ranks"
-
 # ---- a tiny model, an uneven corpus, and a single giant document -----------------------------------
 tiny_model tiny 24 40 8
 uneven_texts text 31
@@ -17,7 +16,6 @@ common=(--model tiny --from-scratch --train text.bin --max-seqlen 128 --micro-ba
         --schedule constant --warmup-steps 0 --lr 1e-3 --keep 0 --threads 1)
 run=("$train" "${common[@]}")
 exact=("${run[@]}" --deterministic)
-
 # ---- the same bits: 6 micro-batches, divided evenly among 2 ranks but not among 4 --------------------
 ranks 1 "${exact[@]}" --out d1 --steps 8 --save-every 4
 for n in 2 3 4; do
@@ -28,7 +26,6 @@ same_losses deterministic_logs_are_equal 0 0 8 d1 d2 d3 d4
 same final_is_the_last_checkpoint d1/final/model.safetensors d4/step-00000008/model.safetensors
 for n in 1 4; do ranks $n "${exact[@]}" --train giant.bin --val text.bin --out giant$n --steps 2; done
 same_state deterministic_giant giant{1,4}/step-00000002
-
 # ---- Muon: no shard cuts a matrix; one moment of each, which AdamW does not take -----------------------
 steps=2
 for n in 1 2 3; do
@@ -54,7 +51,6 @@ assert len(found) == 40 and {dtype for dtype, _, _ in found.values()} == {"BF16"
 PY
 check bf16_moments_become_fp32 "$train" --resume --out bf1 --steps 5 --moments fp32
 check fp32_moments_become_bf16 "$train" --resume --out bf1 --steps 6 --moments bf16
-
 # ---- under a loss mask: documents, segments and micro-batches without a target ----------------------
 cp -r text.bin masked.bin && shards mask masked.bin 'd % 3 > 0 and i // 40 % 2'
 for n in 1 3; do ranks $n "${exact[@]}" --train masked.bin --out md$n --steps 8; done
@@ -62,7 +58,6 @@ ranks 3 "${run[@]}" --train masked.bin --out mw3 --steps 8
 same_state masked_on_3_ranks md1/step-00000008 md3/step-00000008
 same_losses masked_losses_agree_to_1e-5 1e-5 inf 8 md1 mw3
 differ a_mask_changes_the_weights {md1,d1}/step-00000008/model.safetensors
-
 # ---- shared prefixes, beside texts without any: fewer micro-batches, the same bits on any number of ranks ----
 mkdir alike
 for i in $(seq 60); do
@@ -88,18 +83,16 @@ PY
 expect check_packing_of_shared 0 'packing does not change' "${alike[@]}" --layout shared --check-packing --out none
 has rows_that_several_documents_share '[0-9]+ documents, [0-9]+ tokens, shared in [0-9]+ rows against each alone' out.txt
 has their_losses_are_bit_for_bit "max .delta. of a token's loss .*bit for bit" out.txt
-
 # ---- the same losses: distributed by work; the same bits in every run -----------------------------
 for n in 1 2 4 8; do
-    ranks $n "${run[@]}" --batch-tokens 2048 --out w$n --steps 60 --val-every 0
+    ranks $n "${run[@]}" --batch-tokens 2048 --out w$n --steps 20 --val-every 0
 done
-same_losses by_work_60_steps_agree_to_1e-5 1e-5 inf 8 w1 w2 w4 w8
+same_losses by_work_20_steps_agree_to_1e-5 1e-5 inf 8 w1 w2 w4 w8
 for again in w41 w42; do ranks 4 "${run[@]}" --out $again --steps 8; done
 same_losses by_work_as_in_order_to_1e-5 1e-5 inf 8 d1 w41
 same_state by_work_has_the_same_bits_in_every_run w41/step-00000008 w42/step-00000008
 # if the order of a sum did not change its bits, the tests above would show nothing
 differ order_of_a_sum_changes_bits {w41,d1}/step-00000008/model.safetensors
-
 # ---- balance, predicted and measured: 6 micro-batches on 4 ranks, of which two have two and two have one.
 # The median of the steps: a machine that is busy may make one or another look even.
 expect balance 0 'fill .* \| imbalance [0-9.]{5} \([0-9.]{5}\) \| eta' "${mpi[@]}" -n 4 "${run[@]}" --out balance \
@@ -112,7 +105,6 @@ for name in "planned", "measured":
     assert sorted(s["imbalance_" + name] for s in rest)[2] > 1.2, rest
 PY
 lacks no_imbalance_on_one_rank imbalance w1/log.jsonl
-
 # ---- validation and samples only; resuming with another number of ranks --------------------------------
 for n in 1 3; do
     ranks $n "${exact[@]}" --out nothing --steps 0
@@ -126,7 +118,6 @@ for n in 1 2 4 1; do
     steps=$((steps + 2))
 done
 same_state resume_on_1_2_4_1_ranks d1/step-00000008 e/step-00000008
-
 # ---- ranks that were started differently ------------------------------------------------------------
 expect different_options 9 'differences in lr \(rank 1\)' \
     "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 : -n 1 "${run[@]}" --out m --steps 1 --lr 2e-3
@@ -142,7 +133,6 @@ loaded=("$train" --model m "${common[@]:3}" --train "$work/text.bin" --out "$wor
 expect different_weights 9 'found differences in weights \(rank 1\)$' \
     "${mpi[@]}" -n 1 --wdir here "${loaded[@]}" : -n 1 --wdir there "${loaded[@]}"
 check nothing_is_written_before_ranks_agree test ! -e m
-
 # ---- errors of one rank and of all are one error --------------------------------------------------------
 expect error_on_one_rank 3 'error: nowhere.*\(rank 3 on ' "${mpi[@]}" -n 3 "${run[@]}" --out m \
     : -n 1 "${run[@]/text.bin/nowhere}" --out m
@@ -156,7 +146,6 @@ expect resume_on_more_ranks_than_micro_batches 2 'hint: start at most 2: a resum
 expect resume_on_one_rank 0 '^done' "$train" --resume --out two --steps 2
 expect compare_on_several_ranks 2 'one rank only' "${mpi[@]}" -n 2 "${run[@]}" --compare
 expect out_holds_another_run 2 'found a run' "${mpi[@]}" -n 2 "${run[@]}" --out d1
-
 # ---- one of several that MPI has not started must not train alone -----------------------------------
 expect mpi_finds_no_others 2 'started as one of 2, but MPI finds 1' \
     env OMPI_COMM_WORLD_SIZE=2 "${run[@]}" --out m
@@ -171,7 +160,6 @@ asan=$root/build/asan/train_llama
 ranks 1 "${run[@]}" --out m1 --steps 1
 expect a_single_process_starts_no_mpi 0 '^done' \
     env OMPI_MCA_ess=nothing OMPI_MCA_btl=nothing "${run[@]}" --out alone --steps 1
-
 # ---- the plan ---------------------------------------------------------------------------------------------
 mkdir away
 expect plan_of_texts 0 '^texts .* 60 documents' \

@@ -14,7 +14,6 @@ clean_up() {
 }
 trap clean_up EXIT
 ranks_can_run "$faulty" || skip_all ranks "$no_ranks"
-
 # ---- a tiny model, an uneven corpus, and the reference: the job without a fault ---------------------
 tiny_model tiny 24 40 8
 corpus 31
@@ -25,7 +24,6 @@ flags=(--model "$work/tiny" --from-scratch --train "$work/corpus" --max-seqlen 1
 job=("${mpi[@]}" -n 3 "$faulty" "${flags[@]}")
 timeout -k 5 "$limit_s" "$train" "${flags[@]}" --out "$work/reference" > reference.txt 2>&1 ||
     bad reference "exit code $?"
-
 # ---- four jobs at a time: run NAME COMMAND... for each, wait, then check each ----------------------
 run() {
     while [ "$(jobs -pr | wc -l)" -ge 4 ]; do wait -n; done
@@ -108,7 +106,6 @@ check_loop loop 0 1
 same until_done_same_bits {loop,reference}/final/model.safetensors
 check_loop hopeless 137 1
 check_loop usage 2 0
-
 # ---- a rank that never starts; a killed launcher ---------------------------------------------------
 evidence() { tail -n 12 "$work/out.txt"; }
 RANKS_JOIN_SECONDS=2 expect a_rank_that_never_joins 8 'rank 0 on .* has waited for others for .* in start' \

@@ -13,7 +13,6 @@ for f in scripts/*.sh scripts/slurm.sbatch; do
     expect "$(basename "$f")_parses" 0 '^$' bash -c 'bash -n "$1" && echo' sh "$f"
     check "$(basename "$f")_is_executable" test -x "$f"
 done
-
 # ---- a tree with the recipes, the trainer and stand-ins -----------------------------------------------
 mkdir -p "$work/tree/scripts" "$work/tree/later/step-00000003" "$work/bin"
 cp "${recipes[@]}" "$work/tree/scripts"
@@ -59,7 +58,6 @@ has eight_ranks '^mpirun -n 8 --bind-to none$' "$LAUNCHED"
 expect another_run_is_continued 3 'absent/step-00000002' in_cluster scripts/run_8gpu.sh --resume=absent/step-00000002
 expect then_its_own_checkpoint 3 'error: later: expected a good checkpoint' in_cluster scripts/run_8gpu.sh --out later --resume=absent/step-00000002
 expect unknown_options_are_refused 2 'error: --no-such-option: unknown option' in_cluster scripts/run_8gpu.sh --no-such-option
-
 # ---- one process ----------------------------------------------------------------------------------------
 mkdir -p "$work/tree/data"
 cp data/prepare.py "$work/tree/data"
@@ -101,7 +99,6 @@ mixture.sh,.,web:1 a model and two mixtures
 finetune_chat.sh,. a file of chats
 score.sh,chat,boolq a model and a benchmark
 USAGES
-
 # ---- the demo's chats -------------------------------------------------------------------------------------
 mkdir "$work/wordnet"
 for part in noun verb adj adv; do : > "$work/wordnet/index.$part"; : > "$work/wordnet/data.$part"; done
@@ -125,7 +122,6 @@ PY
 outcome words_left_out 0 ' 0 chats' chats "$work/wordnet" --leave-out brook
 check no_words_are_left test ! -s "$work/words.jsonl"
 outcome no_wordnet 3 'index.noun: expected' chats "$work/tree"
-
 # ---- models ---------------------------------------------------------------------------------------------
 cd "$work" || exit 1
 get_model() { "$root/scripts/get_model.sh" "$@"; }
@@ -169,7 +165,6 @@ expect get_model_refuses_a_directory_that_is_there 2 'there: exists already' \
     get_model smollm2-135m-instruct there
 
 [ -z "${server:-}" ] || kill $server
-
 # ---- the README's commands, as printed, on a small model ------------------------------------------------
 mkdir -p readme/smollm2 readme/bin && cd readme && uneven_texts my_texts 9 && tiny_model small 24 40 8
 cp "$root/tests/golden/chat/"tokenizer*.json smollm2
@@ -198,7 +193,6 @@ while IFS= read -r line; do
 done < commands
 check readme_has_commands test $n -ge 10
 cd ..
-
 # ---- make and docker --------------------------------------------------------------------------------------
 outcome make_help 0 '^make +builds ./train_llama; make install, uninstall' make -s -C "$root" help
 check make_installs make -s -C "$root" -o train_llama BACKEND=cpu install DESTDIR="$work" PREFIX=/opt

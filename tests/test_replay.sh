@@ -7,7 +7,6 @@ corpus 31
 run=("$root/build/cpu/train_llama_faulty" --model tiny --from-scratch --train corpus --max-seqlen 128
      --micro-batch-tokens 256 --batch-tokens 1024 --val-every 0 --num-samples 0 --steps 12)
 check undisturbed "${run[@]}" --out a
-
 # ---- one bit, once: in a step that is computed twice, and in one that is not
 replays() { "${run[@]}" --replay-every 2 "$@"; }
 check replays_change_no_bit replays --out b
@@ -29,7 +28,6 @@ if with_ranks ranks "${run[0]}"; then
     same_state leaves_are_replayed_too {i,h}/step-00000012
     same_losses with_the_losses_of_all_leaves 0 0 12 i h
 fi
-
 # ---- steps that are not finite
 export FAULT=nan:0:forward:8
 expect not_finite 7 '^saved n/step-00000007: --resume=DIR' "${run[@]}" --save-every 3 --keep 2 --out n

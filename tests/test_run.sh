@@ -31,7 +31,6 @@ for signal in KILL TERM; do
     outcome "job_gets_$signal" 1 ' LOST: ' run good "job_gets_$signal" good
     has "job_gets_${signal}_totals" '^2 passed, 1 failed, 0 skipped$' out.txt
 done
-
 # ---- skips ---------------------------------------------------------------------------------------
 # skip_of REASON CI: a run whose suite test_house.sh skips a case
 skip_of() {

@@ -5,12 +5,9 @@
 #include "../data/base/hash.h"
 #include "../data/models/safetensors.h"
 #include "scratch.h"
-#include "test.h"
 
 // Closed at the end of the block
 #define SAFETENSORS __attribute__((cleanup(safetensors_close))) SafetensorsSet
-
-// ---- Files made by hand -------------------------------------------------------------------------
 
 // uint64 length, header, data_bytes bytes 0, 1, 2, ...
 static size_t build(char *out, const char *header, size_t header_bytes, size_t data_bytes) {
@@ -37,8 +34,6 @@ static bool opens_built(const char *header, size_t data_bytes, Error *err) {
     put_file(scratch("built.safetensors"), bytes, n);
     return opens(scratch("built.safetensors"), err);
 }
-
-// ---- Writing and reading back -------------------------------------------------------------------
 
 // Tensors one after another of the n bytes of data; returns the CRC of the file.
 static uint32_t write_set(const char *path, const TensorInfo *tensors, int count, const void *data,
@@ -92,8 +87,6 @@ TEST(bytes_of_a_small_file) {
         CHECK(other && other[0] % 8 == 0);
     }
 }
-
-// ---- Conversion ---------------------------------------------------------------------------------
 
 static void write_one(const char *dtype, const void *data, uint64_t count, uint64_t size) {
     TensorInfo t = {"x", "", 1, {count}, 0, 0, 0};
@@ -166,8 +159,6 @@ TEST(f32_and_f64_and_no_integers) {
             safetensors_read_f32(&s, safetensors_find(&s, "x"), out, 0, 4, &err));
 }
 
-// ---- Hostile headers ----------------------------------------------------------------------------
-
 #define F32_AT(name_, shape_, begin_, end_) \
     "'" name_ "':{'dtype':'F32','shape':" shape_ ",'data_offsets':[" #begin_ "," #end_ "]}"
 
@@ -233,8 +224,6 @@ TEST(names_of_any_length) {
         CHECK(opens_built(header, 0, &err) == (n < sizeof((TensorInfo *)0)->name));
     }
 }
-
-// ---- Sharded directories ------------------------------------------------------------------------
 
 static void make_shards(void) {
     const TensorInfo ab[2] = {{"a", "F32", 1, {2}, 0, 0, 0}, {"b", "F32", 1, {1}, 0, 0, 0}},

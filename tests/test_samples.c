@@ -5,7 +5,6 @@
 
 #include "golden.h"
 #include "scratch.h"
-#include "test.h"
 
 enum { MAX_TEXTS = 8, NEW_TOKENS = 12 };
 

@@ -6,7 +6,6 @@
 export OMP_NUM_THREADS=2
 golden=$root/tests/golden/mha_untied
 cp -r "$golden" model
-
 # ---- shards: random documents of given lengths, or those of a golden model ------------------------------
 check_python shards "$golden" <<'PY'
 import random
@@ -17,7 +16,6 @@ shards.write("golden", shards.golden(sys.argv[1])[0])
 PY
 run=("$train" --model model --train train.bin --max-seqlen 64 --micro-batch-tokens 64)
 quiet=("${run[@]}" --num-samples 0)
-
 # ---- samples: prompts of any lengths in buffers of any size are in test_samples.c --------------------------
 # a round begins again from the prompts: the same weights write the same texts
 check two_rounds "${run[@]}" --val uneven.bin --out rounds --steps 2 --lr 0 --sample-every 1 --val-every 0 \
@@ -33,7 +31,6 @@ for i, ids in enumerate(texts):
 assert len(texts) == 7
 PY
 same every_round_begins_with_the_prompts first.txt second.txt
-
 # ---- validation: exactly the documents that the start line reports -------------------------------------
 # val OUT ARGUMENTS...: one training step; the validations are in its log
 val() { within "${quiet[@]}" --out "$1" --steps 1 "${@:2}" || bad "$1" "$(exit_code $?)"; }
@@ -77,7 +74,6 @@ outcome steps_0_only_validates 0 'val after step 0 . loss 6\.9080 . 7 docs . 124
 has steps_0_prints_samples '^--- sample 1' out.txt
 has steps_0_says_so 'nothing was trained, no checkpoint' out.txt
 check steps_0_does_not_change_the_run diff -r v64 aside
-
 # ---- divergence and loss spikes ------------------------------------------------------------------------
 # beyond fp32 in one step
 wild=("${quiet[@]}" --from-scratch --lr 1e30 --grad-clip 0 --warmup-steps 0 --val golden.bin)
@@ -87,7 +83,6 @@ skipped = [l["skipped"] for l in steps("skips")]
 assert skipped[-5:] == [True] * 5 and not any(skipped[:-5]), skipped
 assert all(l["spike"] for l in steps("skips") if l["loss"] is None)
 PY
-
 # ---- weights with other names or shapes ------------------------------------------------------------------
 for prefix in '' 'base_model.model.model.'; do
     rm -rf other && mkdir other && cp model/config.json other
@@ -108,7 +103,6 @@ cp model/model.safetensors other && sed 's/"intermediate_size": 40/"intermediate
 expect dry_run_checks_shapes 3 'wrong shape: model.layers.0.mlp.gate_proj' "${quiet[@]/#model/other}" --dry-run
 expect dry_run_checks_weights 3 'error: empty' "${quiet[@]/#model/empty}" --dry-run
 check nothing_is_written_for_bad_weights test ! -e n
-
 # ---- the command line ------------------------------------------------------------------------------------
 # other trainers' options have a hint, which names options that exist
 "$train" --help-all > help.txt
@@ -128,7 +122,6 @@ expect steps_with_an_exponent 0 'step +1/20 ' "${quiet[@]}" --out exponent --ste
 outcome low_fill_is_reported 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro-batch-tokens' \
     "${quiet[@]}" --dry-run
 has steps_per_epoch_are_reported '^epochs  [0-9.]+ in [0-9]+ steps: about [12][0-9] steps an epoch$' out.txt
-
 # ---- the report of a real log ------------------------------------------------------------------------------
 outcome report 0 '^wrote every/report.html: every/log.jsonl: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}$' \
     python3 "$root/scripts/report.py" every

@@ -4,7 +4,6 @@
 #include "../llama.h"
 
 #include "scratch.h"
-#include "test.h"
 
 typedef Batch LlamaBatch;
 typedef AdamW LlamaAdamW;
@@ -130,8 +129,6 @@ static double simple_forward_backward(Simple *s) {
     backward(&s->grads, &s->dacts, &s->acts, &s->weights, &s->batch, &s->config);
     return loss;
 }
-
-// ---- Both ---------------------------------------------------------------------------------------
 
 // In fp32 each update amplifies the rounding errors before it: the relative error of a gradient was
 // 2e-6 in the first step and 2e-5 in the third. In fp64 the third step had 4e-14.

@@ -1,7 +1,6 @@
 // trainer_state.json: states of other data, of another plan, and damaged ones.
 #include "../data/runs/checkpoint_files.h"
 #include "scratch.h"
-#include "test.h"
 
 // Numbers that must be the same in a resumed run.
 typedef struct {

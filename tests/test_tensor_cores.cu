@@ -44,8 +44,8 @@ static const Kind KINDS[] = {{{124, 7}, {124, 7}, {124, 10}, 0},
                              {{0, 1}, {124, 7}, {0, 1}, ZEROS | NO_MANTISSA},
                              {{140, 5}, {120, 15}, {0, 1}, RAMP | CANCEL},
                              {{140, 5}, {120, 15}, {100, 40}, RAMP}};
-constexpr size_t TILES_PER_KIND = 4, NUM_KINDS = sizeof KINDS / sizeof *KINDS;
-static const Kind &kind_of(size_t tile) { return KINDS[tile / TILES_PER_KIND % NUM_KINDS]; }
+constexpr size_t TILES_PER_KIND = 4;
+static const Kind &kind_of(size_t tile) { return KINDS[tile / TILES_PER_KIND % std::size(KINDS)]; }
 
 struct Number {
     u64 random;
@@ -210,8 +210,6 @@ __global__ void wgmma_kernel(float *out, const uint16_t *a, const uint16_t *b, c
     }
 #endif
 }
-
-// ---- Cases --------------------------------------------------------------------------------------
 
 typedef void Kernel(float *, const uint16_t *, const uint16_t *, const float *, int chains);
 struct Instruction {

@@ -8,7 +8,6 @@
 #include "../data/models/chat.h"
 #include "../data/models/tokenizer.h"
 #include "scratch.h"
-#include "test.h"
 
 static void save(const char *name, const char *text) {
     put_file(scratch(name), json_of(text), strlen(text));

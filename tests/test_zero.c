@@ -6,7 +6,6 @@
 #include "../kernels/comm/comm.h"
 #include "../kernels/comm/zero.h"
 #include "scratch.h"
-#include "test.h"
 
 // Elements: an embedding, three layers of two matrices, a head, vectors
 enum { ADDED = 200, ROWS = 24, COLS = 16, MATRIX = ROWS * COLS, HEAD = ADDED + 6 * MATRIX };

@@ -69,7 +69,7 @@ test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_l
                train_llama $(if $(NVCC),ptx-90a)
 # What make test runs of test-ptx
 ptx-90a: build/emu/train_llama build/cpu/train_llama
-	@$(MAKE) -s PTX_ARCHS=90a $(addprefix build/ptx/,test_conform test_ops test_cuda_nccl train_llama)
+	@$(MAKE) -s PTX_ARCHS=90a $(addprefix build/ptx/,test_conform test_ops train_llama)
 test-dev-programs: $(DEV_PROGRAMS) build/emu/bugs build/tsan/bugs build/emu/test_ops
 test: test-programs
 	@echo 'the suites of dev/ are not among these: make test-dev'

@@ -8,7 +8,6 @@
 
 #include "fault.c"
 #include "scratch.h"
-#include "test.h"
 #include "trainer.h"
 
 #define SMALL "--max-seqlen 32 --micro-batch-tokens 64 --batch-tokens 64 --threads 1 "
@@ -119,19 +118,19 @@ static void make_inputs(void) {
 }
 
 // Of suites that take their turns: is this part to run? FAULTS=all: all of them.
-__attribute__((unused)) static bool all_parts(void) { return getenv("FAULTS") != NULL; }
-__attribute__((unused)) static int part_of(int parts) {
+static inline bool all_parts(void) { return getenv("FAULTS") != NULL; }
+static inline int part_of(int parts) {
     const char *part = getenv("PART");
     return (part ? atoi(part) : (int)(time(NULL) / 86400)) % parts;
 }
 
-__attribute__((unused)) static int count(const char *text) {
+static inline int count(const char *text) {
     int n = 0;
     for (const char *at = said; (at = strstr(at, text)); at++) n++;
     return n;
 }
 
-__attribute__((unused)) static void start_over(const char *before) {
+static inline void start_over(const char *before) {
     shell("rm -rf out tmp && mkdir tmp");
     if (before) shell("cp -r before out");
 }

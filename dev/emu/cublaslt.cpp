@@ -18,11 +18,11 @@ namespace {
 constexpr uint64_t CONTEXT_MAGIC = 0x6d61746d756c4c74ull;
 constexpr int NUM_ALGOS = 2;
 
-// What an algorithm descriptor holds in its eight opaque words: a mark, the number, the workspace
-// it was promised, the alignment of A, B, C, D and the operations and types that it was chosen for;
-// and the only m, n, k that it does, or zeros.
-enum AlgoWord { ALGO_MARK, ALGO_ID, ALGO_WORKSPACE, ALGO_ALIGN, ALGO_FORM, ALGO_M, ALGO_N, ALGO_K };
-constexpr uint64_t ALGO_MAGIC = 0x616c676f, ANY_FORM = ~0ull;
+// What an algorithm descriptor holds in its eight opaque words: a mark, the number, the alignment
+// of A, B, C, D and the operations and types that it was chosen for; and the only m, n, k that it
+// does, or zeros.
+enum AlgoWord { ALGO_MARK, ALGO_ID, ALGO_ALIGN, ALGO_FORM, ALGO_M, ALGO_N, ALGO_K };
+constexpr uint64_t ALGO_MAGIC = 0x616c676f;
 
 bool is_context(cublasLtHandle_t h) { return h && h->magic == CONTEXT_MAGIC; }
 
@@ -36,30 +36,19 @@ cublasStatus_t set(T *field, const void *buf, size_t bytes) {
 
 // ---- Is this a product that the library does at all? --------------------------------------------
 
-bool is_operation(int op) { return op == CUBLAS_OP_N || op == CUBLAS_OP_T || op == CUBLAS_OP_C; }
 bool is_type(uint32_t t) { return t == CUDA_R_32F || t == CUDA_R_16BF; }
 size_t type_bytes(uint32_t t) { return t == CUDA_R_16BF ? 2 : 4; }
 
 cublasStatus_t check_layout(const cublasLtMatrixLayoutOpaque_t *m) {
-    if (!m) return CUBLAS_STATUS_INVALID_VALUE;
-    if (m->ld < (int64_t)(m->order == CUBLASLT_ORDER_COL ? m->rows : m->cols))
-        return CUBLAS_STATUS_INVALID_VALUE;
-    if (m->order != CUBLASLT_ORDER_COL || m->batch_count < 1) return CUBLAS_STATUS_NOT_SUPPORTED;
-    return is_type(m->type) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!m || m->ld < (int64_t)m->rows) return CUBLAS_STATUS_INVALID_VALUE;
+    return m->batch_count >= 1 && is_type(m->type) ? CUBLAS_STATUS_SUCCESS
+                                                   : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 // A and B of one type, C and D of one type; a wider input than output is not in the library's
 // table of supported types.
 bool supported_types(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     return a == b && c == d && is_type(a) && is_type(c) && type_bytes(a) <= type_bytes(c);
-}
-
-cublasStatus_t check_types(cublasComputeType_t compute, cudaDataType scale, uint32_t a, uint32_t b,
-                           uint32_t c, uint32_t d) {
-    bool fp32 = compute == CUBLAS_COMPUTE_32F || compute == CUBLAS_COMPUTE_32F_PEDANTIC;
-    if (!fp32 || scale != CUDA_R_32F || !supported_types(a, b, c, d))
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t *op,
@@ -82,9 +71,8 @@ cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t *op,
     uint64_t n = op->trans_b == CUBLAS_OP_N ? b->cols : b->rows;
     if (k != kb || d->rows != m || d->cols != n || c->rows != m || c->cols != n || !m || !n || !k)
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (op->trans_c != CUBLAS_OP_N || op->epilogue != CUBLASLT_EPILOGUE_DEFAULT)
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    return check_types(op->compute, op->scale, a->type, b->type, c->type, d->type);
+    return supported_types(a->type, b->type, c->type, d->type) ? CUBLAS_STATUS_SUCCESS
+                                                               : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 uint64_t depth(const cublasLtMatmulDescOpaque_t *op, const cublasLtMatrixLayoutOpaque_t *a) {
@@ -106,8 +94,7 @@ cublasStatus_t check_algo(const cublasLtMatmulAlgo_t *algo, const cublasLtMatmul
                           const cublasLtMatrixLayoutOpaque_t *a,
                           const cublasLtMatrixLayoutOpaque_t *d) {
     const uint64_t *word = algo->data;
-    if (word[ALGO_MARK] != ALGO_MAGIC) return CUBLAS_STATUS_INVALID_VALUE;
-    if (word[ALGO_FORM] != ANY_FORM && word[ALGO_FORM] != form(op, a, d))
+    if (word[ALGO_MARK] != ALGO_MAGIC || word[ALGO_FORM] != form(op, a, d))
         return CUBLAS_STATUS_INVALID_VALUE;
     const bool its_sizes =
         word[ALGO_M] == 0 ||
@@ -118,16 +105,6 @@ cublasStatus_t check_algo(const cublasLtMatmulAlgo_t *algo, const cublasLtMatmul
 
 size_t algo_workspace(int id, const cublasLtMatrixLayoutOpaque_t *d) {
     return id == 1 ? 2 * d->rows * d->cols * sizeof(float) : 0;
-}
-
-void fill_algo(cublasLtMatmulAlgo_t *algo, int id, size_t workspace, const uint32_t *alignment) {
-    *algo = {};
-    algo->data[ALGO_MARK] = ALGO_MAGIC;
-    algo->data[ALGO_ID] = (uint64_t)id;
-    algo->data[ALGO_WORKSPACE] = workspace;
-    algo->data[ALGO_FORM] = ANY_FORM;
-    for (int i = 0; i < 4; i++)
-        algo->data[ALGO_ALIGN] |= (uint64_t)(alignment ? alignment[i] : 1) << 16 * i;
 }
 
 // ---- The product itself: panels of A and B as fp32, a 16 x 4 tile of D in registers -------------
@@ -234,42 +211,27 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     *handle = new cublasLtContext{CONTEXT_MAGIC};
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
-    if (!is_context(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
-    handle->magic = 0;
-    delete handle;
-    return CUBLAS_STATUS_SUCCESS;
-}
-size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
-size_t cublasLtGetCudartVersion(void) { return CUDART_VERSION; }
+size_t cublasLtGetVersion(void) { return 130000; }
 
-#define STATUSES(X)                                                                  \
-    X(SUCCESS, "success")                                                            \
-    X(NOT_INITIALIZED, "the library was not initialized")                            \
-    X(ALLOC_FAILED, "the resource allocation failed")                                \
-    X(INVALID_VALUE, "an unsupported value or parameter was passed to the function") \
-    X(ARCH_MISMATCH, "the requested feature is not available on this architecture")  \
-    X(MAPPING_ERROR, "an access to GPU memory space failed")                         \
-    X(EXECUTION_FAILED, "the GPU program failed to execute")                         \
-    X(INTERNAL_ERROR, "an internal operation failed")                                \
-    X(NOT_SUPPORTED, "the functionality requested is not supported")                 \
-    X(LICENSE_ERROR, "license error")
 const char *cublasLtGetStatusString(cublasStatus_t status) {
-#define TEXT(status_, text_) \
-    if (status == CUBLAS_STATUS_##status_) return text_;
-    STATUSES(TEXT)
+    switch (status) {
+        case CUBLAS_STATUS_SUCCESS:
+            return "success";
+        case CUBLAS_STATUS_NOT_INITIALIZED:
+            return "the library was not initialized";
+        case CUBLAS_STATUS_INVALID_VALUE:
+            return "an unsupported value or parameter was passed to the function";
+        case CUBLAS_STATUS_NOT_SUPPORTED:
+            return "the functionality requested is not supported";
+    }
     return "unknown status";
 }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t,
                                         cudaDataType_t scale) {
     EMU_CALL(cublasStatus_t, __func__);
-    if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
-    *desc = new cublasLtMatmulDescOpaque_t{compute, scale, 0, 0, 0, 0, 0, 1};
-    return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
-    delete desc;
+    if (!desc || scale != CUDA_R_32F) return CUBLAS_STATUS_INVALID_VALUE;
+    *desc = new cublasLtMatmulDescOpaque_t{CUBLAS_OP_N, CUBLAS_OP_N};
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
@@ -277,56 +239,17 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                               size_t bytes) {
     EMU_CALL(cublasStatus_t, __func__);
     if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
-    int32_t value;
-    cublasStatus_t status = set(&value, buf, bytes);
-    bool transpose = attr == CUBLASLT_MATMUL_DESC_TRANSA || attr == CUBLASLT_MATMUL_DESC_TRANSB ||
-                     attr == CUBLASLT_MATMUL_DESC_TRANSC;
-    if (status == CUBLAS_STATUS_SUCCESS && transpose && !is_operation(value))
-        status = CUBLAS_STATUS_INVALID_VALUE;
-    if (status != CUBLAS_STATUS_SUCCESS)
-        return attr == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? CUBLAS_STATUS_NOT_SUPPORTED : status;
-    switch (attr) {
-        case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE:
-            desc->compute = (cublasComputeType_t)value;
-            break;
-        case CUBLASLT_MATMUL_DESC_SCALE_TYPE:
-            desc->scale = (cudaDataType)value;
-            break;
-        case CUBLASLT_MATMUL_DESC_POINTER_MODE:
-            desc->pointer_mode = value;
-            break;
-        case CUBLASLT_MATMUL_DESC_TRANSA:
-            desc->trans_a = value;
-            break;
-        case CUBLASLT_MATMUL_DESC_TRANSB:
-            desc->trans_b = value;
-            break;
-        case CUBLASLT_MATMUL_DESC_TRANSC:
-            desc->trans_c = value;
-            break;
-        case CUBLASLT_MATMUL_DESC_EPILOGUE:
-            desc->epilogue = (uint32_t)value;
-            break;
-        case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
-            desc->sm_count = value;
-            break;
-        default:
-            return CUBLAS_STATUS_NOT_SUPPORTED;
-    }
-    return CUBLAS_STATUS_SUCCESS;
+    int32_t *field = attr == CUBLASLT_MATMUL_DESC_TRANSA ? &desc->trans_a : &desc->trans_b;
+    const cublasStatus_t status = set(field, buf, bytes);
+    const bool is_operation = *field == CUBLAS_OP_N || *field == CUBLAS_OP_T;
+    return is_operation ? status : CUBLAS_STATUS_INVALID_VALUE;
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
-                                          uint64_t rows, uint64_t cols, int64_t ld) {
-    if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
-    *layout = new cublasLtMatrixLayoutOpaque_t;
-    return cublasLtMatrixLayoutInit(*layout, type, rows, cols, ld);
-}
 cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataType type,
                                         uint64_t rows, uint64_t cols, int64_t ld) {
     EMU_CALL(cublasStatus_t, __func__);
     if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
-    *layout = {(uint32_t)type, 0, 1, rows, cols, ld, 0};
+    *layout = {(uint32_t)type, 1, rows, cols, ld, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
@@ -339,20 +262,11 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
         return set(&layout->batch_offset, buf, bytes);
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
-    delete layout;
-    return CUBLAS_STATUS_SUCCESS;
-}
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref) {
     EMU_CALL(cublasStatus_t, __func__);
     if (!pref) return CUBLAS_STATUS_INVALID_VALUE;
-    *pref = new cublasLtMatmulPreferenceOpaque_t{
-        0, ~0ull, 0, CUBLASLT_REDUCTION_SCHEME_MASK, {256, 256, 256, 256}, 0.0f};
-    return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t pref) {
-    delete pref;
+    *pref = new cublasLtMatmulPreferenceOpaque_t{0, ~0u, {256, 256, 256, 256}};
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
@@ -360,25 +274,11 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
                                                     const void *buf, size_t bytes) {
     EMU_CALL(cublasStatus_t, __func__);
     if (!pref) return CUBLAS_STATUS_INVALID_VALUE;
-    switch (attr) {
-        case CUBLASLT_MATMUL_PREF_SEARCH_MODE:
-            return set(&pref->search_mode, buf, bytes);
-        case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
-            return set(&pref->max_workspace, buf, bytes);
-        case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
-            return set(&pref->reduction_mask, buf, bytes);
-        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
-        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
-        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
-        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
-            return set(&pref->alignment[attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], buf,
-                       bytes);
-        case CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT:
-            return set(&pref->max_waves, buf, bytes);
-        case CUBLASLT_MATMUL_PREF_IMPL_MASK:
-            return set(&pref->impl_mask, buf, bytes);
-    }
-    return CUBLAS_STATUS_INVALID_VALUE;
+    if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
+        return set(&pref->max_workspace, buf, bytes);
+    if (attr == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
+        return set(&pref->reduction_mask, buf, bytes);
+    return set(&pref->alignment[attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], buf, bytes);
 }
 
 // ---- Choosing an algorithm ----------------------------------------------------------------------
@@ -406,9 +306,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
             continue;
         cublasLtMatmulHeuristicResult_t *r = &results[(*returned)++];
         *r = {};
-        fill_algo(&r->algo, id, workspace, pref->alignment);
         uint64_t *word = r->algo.data;
+        word[ALGO_MARK] = ALGO_MAGIC, word[ALGO_ID] = (uint64_t)id;
         word[ALGO_FORM] = form(op, a, d);
+        for (int operand = 0; operand < 4; operand++)
+            word[ALGO_ALIGN] |= (uint64_t)pref->alignment[operand] << 16 * operand;
         if (only_these_sizes)
             word[ALGO_M] = d->rows, word[ALGO_N] = d->cols, word[ALGO_K] = depth(op, a);
         r->workspaceSize = workspace;

@@ -108,10 +108,6 @@ cudaError_t cudaGetLastError() {
     last_error = cudaSuccess;
     return e;
 }
-cudaError_t cudaPeekAtLastError() {
-    API_CALL;
-    return last_error;
-}
 
 // ---- Devices ------------------------------------------------------------------------------------
 
@@ -143,15 +139,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     p->major = opt.arch / 10;
     p->minor = opt.arch % 10;
     p->multiProcessorCount = 4;
-    p->warpSize = 32;
-    p->maxThreadsPerBlock = 1024;
-    p->maxThreadsPerMultiProcessor = 2048;
-    p->regsPerBlock = 65536;
-    p->sharedMemPerBlock = 48 << 10;
     p->sharedMemPerBlockOptin = smem_optin();
     p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + 1024;
-    p->l2CacheSize = 40 << 20;
-    p->memoryBusWidth = 5120;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device) {
@@ -159,40 +148,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device) 
     cudaDeviceProp p{};
     cudaError_t status = cudaGetDeviceProperties(&p, device);
     if (status != cudaSuccess) return status;
-    switch (attr) {
-        case cudaDevAttrMaxThreadsPerBlock:
-            *value = p.maxThreadsPerBlock;
-            break;
-        case cudaDevAttrMaxSharedMemoryPerBlock:
-            *value = (int)p.sharedMemPerBlock;
-            break;
-        case cudaDevAttrWarpSize:
-            *value = p.warpSize;
-            break;
-        case cudaDevAttrMultiProcessorCount:
-            *value = p.multiProcessorCount;
-            break;
-        case cudaDevAttrL2CacheSize:
-            *value = p.l2CacheSize;
-            break;
-        case cudaDevAttrMaxThreadsPerMultiProcessor:
-            *value = p.maxThreadsPerMultiProcessor;
-            break;
-        case cudaDevAttrComputeCapabilityMajor:
-            *value = p.major;
-            break;
-        case cudaDevAttrComputeCapabilityMinor:
-            *value = p.minor;
-            break;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-            *value = (int)p.sharedMemPerMultiprocessor;
-            break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-            *value = (int)p.sharedMemPerBlockOptin;
-            break;
-        default:
-            return answer(cudaErrorInvalidValue);
-    }
+    *value = attr == cudaDevAttrComputeCapabilityMajor ? p.major : (int)p.sharedMemPerBlockOptin;
     return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int *version) {
@@ -248,9 +204,8 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
 static void check_copy(const void *dst, const void *src, cudaMemcpyKind kind) {
     bool to_device = is_device_ptr(dst), from_device = is_device_ptr(src);
     bool right =
-        kind == cudaMemcpyDefault ||
-        (to_device == (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) &&
-         from_device == (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice));
+        to_device == (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) &&
+        from_device == (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice);
     if (!right)
         fail("cudaMemcpy: kind %d does not match the pointers (dst %s, src %s)", kind,
              to_device ? "device" : "host", from_device ? "device" : "host");
@@ -391,35 +346,24 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
 
 // ---- Kernels and tensor maps --------------------------------------------------------------------
 
-cudaError_t emu_func_attribute(const void *kernel, cudaFuncAttribute attr, int value) {
+cudaError_t emu_func_attribute(const void *kernel, cudaFuncAttribute, int value) {
     API_CALL_OF("cudaFuncSetAttribute");
-    if (attr != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     if (value < 0 || (size_t)value > smem_optin()) return answer(cudaErrorInvalidValue);
     max_dynamic_smem[kernel] = value;
     return cudaSuccess;
 }
 
-// From threads and shared memory alone: registers are not known here.
-static uint32_t swizzle_span(CUtensorMapSwizzle s) {
-    return s == CU_TENSOR_MAP_SWIZZLE_128B  ? 128
-           : s == CU_TENSOR_MAP_SWIZZLE_64B ? 64
-           : s == CU_TENSOR_MAP_SWIZZLE_32B ? 32
-                                            : 0;
-}
-
 // The driver's own checks, then the emulator's layout of a map.
-extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap *m, CUtensorMapDataType type,
-                                           cuuint32_t rank, void *base, const cuuint64_t *dims,
+extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap *m, CUtensorMapDataType, cuuint32_t rank,
+                                           void *base, const cuuint64_t *dims,
                                            const cuuint64_t *strides, const cuuint32_t *box,
                                            const cuuint32_t *element_strides, CUtensorMapInterleave,
-                                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
+                                           CUtensorMapSwizzle, CUtensorMapL2promotion,
                                            CUtensorMapFloatOOBfill) {
+    enum { BYTES = 2, SWIZZLE_SPAN = 128 };  // of bf16, under the one swizzle that there is
     EMU_CALL(CUresult, __func__);
-    uint32_t size = type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16  ? 2
-                    : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
-                                                              : 0;
     memset((void *)m, 0, sizeof *m);
-    if (!size || rank < 1 || rank > 3 || (uintptr_t)m % 64 || (uintptr_t)base % 16)
+    if (rank < 1 || rank > 3 || (uintptr_t)m % 64 || (uintptr_t)base % 16)
         return CUDA_ERROR_INVALID_VALUE;
     for (cuuint32_t i = 0; i < rank; i++) {
         bool dim = dims[i] && dims[i] <= 1ull << 32;
@@ -432,15 +376,15 @@ extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap *m, CUtensorMapDataType t
         if (strides[i] % 16 || strides[i] >= 1ull << 40) return CUDA_ERROR_INVALID_VALUE;
         m->stride[i] = strides[i];
     }
-    uint32_t inner = box[0] * size, span = swizzle_span(swizzle);
-    if (inner % 16 || (span && inner > span)) return CUDA_ERROR_INVALID_VALUE;
-    if (span && inner != span)
-        fail("tensor map: an inner box of %u bytes under a %u-byte swizzle is not emulated", inner,
-             span);
+    const uint32_t inner = box[0] * BYTES;
+    if (inner % 16 || inner > SWIZZLE_SPAN) return CUDA_ERROR_INVALID_VALUE;
+    if (inner != SWIZZLE_SPAN)
+        fail("tensor map: an inner box of %u bytes under a 128-byte swizzle is not emulated",
+             inner);
     m->base = (uint64_t)base;
     m->rank = (uint8_t)rank;
-    m->elt = (uint8_t)size;
-    m->swz = span == 128 ? 1 : span == 64 ? 2 : span == 32 ? 3 : 0;
+    m->elt = BYTES;
+    m->swz = 1;
     m->magic = 0x7e45;
     return CUDA_SUCCESS;
 }

@@ -7,59 +7,21 @@
 
 #include "cuda_runtime.h"
 
-#define CUBLAS_VER_MAJOR 13
-#define CUBLAS_VER_MINOR 0
-#define CUBLAS_VER_PATCH 0
-#define CUBLAS_VERSION (CUBLAS_VER_MAJOR * 10000 + CUBLAS_VER_MINOR * 100 + CUBLAS_VER_PATCH)
-
-typedef enum cudaDataType_t {
-    CUDA_R_32F = 0,
-    CUDA_R_64F = 1,
-    CUDA_R_16F = 2,
-    CUDA_R_16BF = 14
-} cudaDataType;
+typedef enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType;
 
 typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_NOT_INITIALIZED = 1,
-    CUBLAS_STATUS_ALLOC_FAILED = 3,
     CUBLAS_STATUS_INVALID_VALUE = 7,
-    CUBLAS_STATUS_ARCH_MISMATCH = 8,
-    CUBLAS_STATUS_MAPPING_ERROR = 11,
-    CUBLAS_STATUS_EXECUTION_FAILED = 13,
-    CUBLAS_STATUS_INTERNAL_ERROR = 14,
-    CUBLAS_STATUS_NOT_SUPPORTED = 15,
-    CUBLAS_STATUS_LICENSE_ERROR = 16
+    CUBLAS_STATUS_NOT_SUPPORTED = 15
 } cublasStatus_t;
 
-typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1, CUBLAS_OP_C = 2 } cublasOperation_t;
+typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
+typedef enum { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
 
 typedef enum {
-    CUBLAS_COMPUTE_16F = 64,
-    CUBLAS_COMPUTE_32F = 68,
-    CUBLAS_COMPUTE_32F_PEDANTIC = 69,
-    CUBLAS_COMPUTE_32F_FAST_16BF = 75,
-    CUBLAS_COMPUTE_32F_FAST_TF32 = 77,
-    CUBLAS_COMPUTE_64F = 70
-} cublasComputeType_t;
-
-typedef enum {
-    CUBLASLT_POINTER_MODE_HOST = 0,
-    CUBLASLT_POINTER_MODE_DEVICE = 1
-} cublasLtPointerMode_t;
-
-typedef enum { CUBLASLT_ORDER_COL = 0, CUBLASLT_ORDER_ROW = 1 } cublasLtOrder_t;
-
-typedef enum {
-    CUBLASLT_MATMUL_DESC_COMPUTE_TYPE = 0,
-    CUBLASLT_MATMUL_DESC_SCALE_TYPE = 1,
-    CUBLASLT_MATMUL_DESC_POINTER_MODE = 2,
     CUBLASLT_MATMUL_DESC_TRANSA = 3,
-    CUBLASLT_MATMUL_DESC_TRANSB = 4,
-    CUBLASLT_MATMUL_DESC_TRANSC = 5,
-    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
-    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
-    CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15
+    CUBLASLT_MATMUL_DESC_TRANSB = 4
 } cublasLtMatmulDescAttributes_t;
 
 typedef enum {
@@ -67,48 +29,33 @@ typedef enum {
     CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6
 } cublasLtMatrixLayoutAttribute_t;
 
-typedef enum { CUBLASLT_EPILOGUE_DEFAULT = 1 } cublasLtEpilogue_t;
+enum { CUBLASLT_REDUCTION_SCHEME_NONE = 0, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 };
 
 typedef enum {
-    CUBLASLT_REDUCTION_SCHEME_NONE = 0,
-    CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
-    CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
-    CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
-    CUBLASLT_REDUCTION_SCHEME_MASK = 0x7
-} cublasLtReductionScheme_t;
-
-typedef enum {
-    CUBLASLT_MATMUL_PREF_SEARCH_MODE = 0,
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
     CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
-    CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT = 9,
-    CUBLASLT_MATMUL_PREF_IMPL_MASK = 12
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
 } cublasLtMatmulPreferenceAttributes_t;
 
 // The real ones are opaque as well; only their addresses may be used.
 typedef struct cublasLtContext *cublasLtHandle_t;
 typedef struct {
-    cublasComputeType_t compute;
-    cudaDataType scale;
-    int32_t trans_a, trans_b, trans_c, pointer_mode, sm_count;
-    uint32_t epilogue;
+    int32_t trans_a, trans_b;
 } cublasLtMatmulDescOpaque_t;
 typedef cublasLtMatmulDescOpaque_t *cublasLtMatmulDesc_t;
 typedef struct {
     uint32_t type;
-    int32_t order, batch_count;
+    int32_t batch_count;
     uint64_t rows, cols;
     int64_t ld, batch_offset;
 } cublasLtMatrixLayoutOpaque_t;
 typedef cublasLtMatrixLayoutOpaque_t *cublasLtMatrixLayout_t;
 typedef struct {
-    uint64_t max_workspace, impl_mask;
-    uint32_t search_mode, reduction_mask, alignment[4];
-    float max_waves;
+    uint64_t max_workspace;
+    uint32_t reduction_mask, alignment[4];
 } cublasLtMatmulPreferenceOpaque_t;
 typedef cublasLtMatmulPreferenceOpaque_t *cublasLtMatmulPreference_t;
 typedef struct {
@@ -124,29 +71,22 @@ typedef struct {
 
 extern "C" {
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *lightHandle);
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t lightHandle);
 const char *cublasLtGetStatusString(cublasStatus_t status);
 size_t cublasLtGetVersion(void);
-size_t cublasLtGetCudartVersion(void);
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *matmulDesc,
                                         cublasComputeType_t computeType, cudaDataType_t scaleType);
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t matmulDesc);
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t matmulDesc,
                                               cublasLtMatmulDescAttributes_t attr, const void *buf,
                                               size_t sizeInBytes);
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *matLayout, cudaDataType type,
-                                          uint64_t rows, uint64_t cols, int64_t ld);
 cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t matLayout, cudaDataType type,
                                         uint64_t rows, uint64_t cols, int64_t ld);
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t matLayout,
                                                 cublasLtMatrixLayoutAttribute_t attr,
                                                 const void *buf, size_t sizeInBytes);
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t matLayout);
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref);
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t pref);
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
                                                     cublasLtMatmulPreferenceAttributes_t attr,
                                                     const void *buf, size_t sizeInBytes);

@@ -7,22 +7,12 @@ extern "C++" {
 enum CUresult { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1 };
 typedef uint64_t cuuint64_t;
 typedef uint32_t cuuint32_t;
-enum CUtensorMapDataType {
-    CU_TENSOR_MAP_DATA_TYPE_FLOAT32 = 7,
-    CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9
-};
+enum CUtensorMapDataType { CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9 };
 enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE = 0 };
-enum CUtensorMapSwizzle {
-    CU_TENSOR_MAP_SWIZZLE_NONE = 0,
-    CU_TENSOR_MAP_SWIZZLE_32B,
-    CU_TENSOR_MAP_SWIZZLE_64B,
-    CU_TENSOR_MAP_SWIZZLE_128B
-};
+enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_128B = 3 };
 enum CUtensorMapL2promotion {
     CU_TENSOR_MAP_L2_PROMOTION_NONE = 0,
-    CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
-    CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-    CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+    CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3
 };
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0 };
 struct alignas(64) CUtensorMap {

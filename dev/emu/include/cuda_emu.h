@@ -22,8 +22,6 @@ extern "C++" {  // a C header may include this inside its own extern "C"
 #define __host__
 #define __device__
 #define __global__
-#define __constant__
-#define __managed__
 #define __grid_constant__
 #define __launch_bounds__(...)
 // At block scope "thread_local T x[n];" is implicitly static, and "extern thread_local T smem[];"
@@ -52,21 +50,12 @@ extern "C++" {  // a C header may include this inside its own extern "C"
     inline name_##2 make_##name_##2(type_ x, type_ y) { return {x, y}; }             \
     inline name_##3 make_##name_##3(type_ x, type_ y, type_ z) { return {x, y, z}; } \
     inline name_##4 make_##name_##4(type_ x, type_ y, type_ z, type_ w) { return {x, y, z, w}; }
-EMU_VECTORS(char, signed char, 2, 4)
-EMU_VECTORS(uchar, unsigned char, 2, 4)
-EMU_VECTORS(short, short, 4, 8)
-EMU_VECTORS(ushort, unsigned short, 4, 8)
-EMU_VECTORS(int, int, 8, 16)
 EMU_VECTORS(uint, unsigned, 8, 16)
-EMU_VECTORS(longlong, long long, 16, 16)
-EMU_VECTORS(ulonglong, unsigned long long, 16, 16)
 EMU_VECTORS(float, float, 8, 16)
-EMU_VECTORS(double, double, 16, 16)
 struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
 };
-constexpr int warpSize = 32;
 
 // threadIdx changes at every switch of fibers
 extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
@@ -171,9 +160,6 @@ Launch<P...> launcher(const char *name, void (*kernel)(P...), dim3 grid, dim3 bl
 // ---- Synchronisation and warp primitives --------------------------------------------------------
 
 inline void __syncthreads(EMU_LOC) { emu::bar(0, -1, true, EMU_AT); }
-inline void __threadfence() { emu::yield_point(); }
-inline void __threadfence_block() { emu::yield_point(); }
-inline void __nanosleep(unsigned) { emu::yield_point(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu, EMU_LOC) {
     emu::warp_coll(mask, emu::fn_sync, "__syncwarp", nullptr, EMU_AT, false);
 }
@@ -213,26 +199,8 @@ T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, EMU_LOC) {
     if (src >= (lane / width + 1) * width) src = lane;
     return emu::shfl(mask, v, src, "__shfl_xor_sync", EMU_AT);
 }
-template <class T>
-T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = 32, EMU_LOC) {
-    int lane = emu::lane_id(), src = lane + (int)delta;
-    if (src >= (lane / width + 1) * width) src = lane;
-    return emu::shfl(mask, v, src, "__shfl_down_sync", EMU_AT);
-}
-template <class T>
-T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32, EMU_LOC) {
-    int lane = emu::lane_id(), src = lane - (int)delta;
-    if (src < lane / width * width) src = lane;
-    return emu::shfl(mask, v, src, "__shfl_up_sync", EMU_AT);
-}
-inline unsigned __ballot_sync(unsigned mask, int predicate, EMU_LOC) {
-    return emu::vote(mask, predicate, "__ballot_sync", EMU_AT);
-}
 inline int __any_sync(unsigned mask, int predicate, EMU_LOC) {
     return emu::vote(mask, predicate, "__any_sync", EMU_AT) != 0;
-}
-inline int __all_sync(unsigned mask, int predicate, EMU_LOC) {
-    return emu::vote(mask, !predicate, "__all_sync", EMU_AT) == 0;
 }
 
 // ---- Atomics: blocks may run on several OS threads ----------------------------------------------
@@ -247,65 +215,12 @@ T emu_rmw(T *p, F change) {
         !__atomic_compare_exchange(p, &before, &after, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
     return before;
 }
-template <class T>
-T atomicAdd(T *p, std::common_type_t<T> v) {
-    return emu_rmw(p, [&](T o) { return T(o + v); });
-}
-template <class T>
-T atomicSub(T *p, std::common_type_t<T> v) {
-    return emu_rmw(p, [&](T o) { return T(o - v); });
-}
 // Counts up to `last`, then begins again at 0
 inline unsigned atomicInc(unsigned *p, unsigned last) {
     return emu_rmw(p, [&](unsigned o) { return o >= last ? 0 : o + 1; });
 }
-template <class T>
-T atomicMax(T *p, std::common_type_t<T> v) {
-    return emu_rmw(p, [&](T o) { return o > v ? o : v; });
-}
-template <class T>
-T atomicMin(T *p, std::common_type_t<T> v) {
-    return emu_rmw(p, [&](T o) { return o < v ? o : v; });
-}
-template <class T>
-T atomicOr(T *p, std::common_type_t<T> v) {
-    return emu_rmw(p, [&](T o) { return T(o | v); });
-}
-template <class T>
-T atomicAnd(T *p, std::common_type_t<T> v) {
-    return emu_rmw(p, [&](T o) { return T(o & v); });
-}
-template <class T>
-T atomicExch(T *p, std::common_type_t<T> v) {
-    return emu_rmw(p, [&](T) { return v; });
-}
-template <class T>
-T atomicCAS(T *p, std::common_type_t<T> compare, std::common_type_t<T> v) {
-    return emu_rmw(p, [&](T o) { return o == compare ? v : o; });
-}
 
-// ---- Caching loads and stores, bits, arithmetic -------------------------------------------------
-
-#define EMU_LOAD(name_)   \
-    template <class T>    \
-    T name_(const T *p) { \
-        return *p;        \
-    }
-EMU_LOAD(__ldg)
-EMU_LOAD(__ldcs)
-EMU_LOAD(__ldcg)
-EMU_LOAD(__ldca)
-EMU_LOAD(__ldlu)
-EMU_LOAD(__ldcv)
-#define EMU_STORE(name_)                        \
-    template <class T>                          \
-    void name_(T *p, std::common_type_t<T> v) { \
-        *p = v;                                 \
-    }
-EMU_STORE(__stcs)
-EMU_STORE(__stcg)
-EMU_STORE(__stwb)
-EMU_STORE(__stwt)
+// ---- Bits, arithmetic ---------------------------------------------------------------------------
 
 namespace emu {
 template <class To, class From>
@@ -316,59 +231,16 @@ To bits(From from) {
     return to;
 }
 }  // namespace emu
-inline float __int_as_float(int i) { return emu::bits<float>(i); }
-inline int __float_as_int(float f) { return emu::bits<int>(f); }
 inline unsigned __float_as_uint(float f) { return emu::bits<unsigned>(f); }
-inline float __uint_as_float(unsigned i) { return emu::bits<float>(i); }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-inline unsigned __umulhi(unsigned a, unsigned b) {
-    return (unsigned)((unsigned long long)a * b >> 32);
-}
 
 // The hardware's approximations are within a few ulp of these; no test may ask for equal bits.
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-inline float __frsqrt_rn(float x) { return (float)(1.0 / std::sqrt((double)x)); }
-inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 }
 // The C library declares functions of these names; these definitions take their linkage.
 inline float __expf(float x) { return emu::expf_of_a_gpu(x); }
-inline float __logf(float x) { return logf(x); }
-inline float __log2f(float x) { return log2f(x); }
-inline float __sinf(float x) { return sinf(x); }
-inline float __cosf(float x) { return cosf(x); }
-inline float __powf(float x, float y) { return powf(x, y); }
 extern "C++" {
 inline float __fdividef(float a, float b) { return a / b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __frcp_rn(float a) { return 1.0f / a; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-inline float __saturatef(float x) { return x > 0.0f ? fminf(x, 1.0f) : 0.0f; }
-inline float __int2float_rn(int i) { return (float)i; }
-inline float __uint2float_rn(unsigned i) { return (float)i; }
-inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
-inline int __float2int_rz(float x) { return (int)x; }
-inline int __float2int_rd(float x) { return (int)floorf(x); }
-inline int __float2int_ru(float x) { return (int)ceilf(x); }
 inline int min(int a, int b) { return a < b ? a : b; }
-inline int max(int a, int b) { return a > b ? a : b; }
-inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
-inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
-inline long min(long a, long b) { return a < b ? a : b; }
-inline long max(long a, long b) { return a > b ? a : b; }
-inline unsigned long min(unsigned long a, unsigned long b) { return a < b ? a : b; }
-inline unsigned long max(unsigned long a, unsigned long b) { return a > b ? a : b; }
-inline long long min(long long a, long long b) { return a < b ? a : b; }
-inline long long max(long long a, long long b) { return a > b ? a : b; }
-inline float min(float a, float b) { return fminf(a, b); }
-inline float max(float a, float b) { return fmaxf(a, b); }
-inline double min(double a, double b) { return fmin(a, b); }
-inline double max(double a, double b) { return fmax(a, b); }
 inline size_t __cvta_generic_to_shared(const void *p) { return emu::smem_addr(p); }
 inline void __trap() { emu::fail("__trap()"); }
 }

@@ -7,23 +7,19 @@
 #include "cuda.h"
 
 extern "C++" {
-#define EMU_CUDA_ERRORS(X)                                                                        \
-    X(cudaSuccess, 0, "no error")                                                                 \
-    X(cudaErrorInvalidValue, 1, "invalid argument")                                               \
-    X(cudaErrorMemoryAllocation, 2, "out of memory")                                              \
-    X(cudaErrorInitializationError, 3, "initialization error")                                    \
-    X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                         \
-    X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                   \
-    X(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient")                     \
-    X(cudaErrorDevicesUnavailable, 46, "CUDA-capable device(s) is/are busy or unavailable")       \
-    X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                               \
-    X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                      \
-    X(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for the device")        \
-    X(cudaErrorUnsupportedPtxVersion, 222, "the PTX was compiled with an unsupported toolchain")  \
-    X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                             \
-    X(cudaErrorNotReady, 600, "device not ready")                                                 \
-    X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                   \
-    X(cudaErrorNotSupported, 801, "operation not supported")                                      \
+#define EMU_CUDA_ERRORS(X)                                                                       \
+    X(cudaSuccess, 0, "no error")                                                                \
+    X(cudaErrorInvalidValue, 1, "invalid argument")                                              \
+    X(cudaErrorMemoryAllocation, 2, "out of memory")                                             \
+    X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                        \
+    X(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient")                    \
+    X(cudaErrorDevicesUnavailable, 46, "CUDA-capable device(s) is/are busy or unavailable")      \
+    X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                              \
+    X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                     \
+    X(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for the device")       \
+    X(cudaErrorUnsupportedPtxVersion, 222, "the PTX was compiled with an unsupported toolchain") \
+    X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                            \
+    X(cudaErrorNotReady, 600, "device not ready")                                                \
     X(cudaErrorUnknown, 999, "unknown error")
 enum cudaError {
 #define EMU_ENUM(name_, value_, text_) name_ = value_,
@@ -33,27 +29,17 @@ enum cudaError {
 typedef enum cudaError cudaError_t;
 const char *cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError();  // and forget it
-cudaError_t cudaPeekAtLastError();
 
 // ---- Devices ------------------------------------------------------------------------------------
 
 enum cudaDeviceAttr {
-    cudaDevAttrMaxThreadsPerBlock = 1,
-    cudaDevAttrMaxSharedMemoryPerBlock = 8,
-    cudaDevAttrWarpSize = 10,
-    cudaDevAttrMultiProcessorCount = 16,
-    cudaDevAttrL2CacheSize = 38,
-    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
     cudaDevAttrComputeCapabilityMajor = 75,
-    cudaDevAttrComputeCapabilityMinor = 76,
-    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
 struct cudaDeviceProp {
     char name[256];
-    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
-    int multiProcessorCount, major, minor, warpSize, maxThreadsPerBlock,
-        maxThreadsPerMultiProcessor, regsPerBlock, l2CacheSize, memoryBusWidth, integrated;
+    size_t totalGlobalMem, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
+    int multiProcessorCount, major, minor, integrated;
 };
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device);
@@ -66,13 +52,10 @@ cudaError_t cudaRuntimeGetVersion(int *version);
 // ---- Memory: a block ends at a page that may not be touched and starts out as NaN ---------------
 
 enum cudaMemcpyKind {
-    cudaMemcpyHostToHost,
-    cudaMemcpyHostToDevice,
-    cudaMemcpyDeviceToHost,
-    cudaMemcpyDeviceToDevice,
-    cudaMemcpyDefault
+    cudaMemcpyHostToDevice = 1,
+    cudaMemcpyDeviceToHost = 2,
+    cudaMemcpyDeviceToDevice = 3
 };
-enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2 };
 cudaError_t emu_malloc(void **p, size_t bytes, const char *file, int line);
 cudaError_t emu_malloc_host(void **p, size_t bytes);
 template <class T>
@@ -80,11 +63,7 @@ cudaError_t cudaMalloc(T **p, size_t bytes, EMU_LOC) {
     return emu_malloc((void **)p, bytes, EMU_AT);
 }
 template <class T>
-cudaError_t cudaMallocHost(T **p, size_t bytes, unsigned = 0) {
-    return emu_malloc_host((void **)p, bytes);
-}
-template <class T>
-cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned) {
+cudaError_t cudaMallocHost(T **p, size_t bytes) {
     return emu_malloc_host((void **)p, bytes);
 }
 cudaError_t cudaFree(void *p);
@@ -99,8 +78,7 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 // ---- Streams, events ----------------------------------------------------------------------------
 
 typedef struct CUevent_st *cudaEvent_t;
-enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
-enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 cudaError_t cudaStreamCreate(cudaStream_t *stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
@@ -119,10 +97,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end);
 
 // ---- Kernels ------------------------------------------------------------------------------------
 
-enum cudaFuncAttribute {
-    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
-    cudaFuncAttributePreferredSharedMemoryCarveout = 9
-};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 cudaError_t emu_func_attribute(const void *kernel, cudaFuncAttribute attr, int value);
 template <class F>
 cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute attr, int value) {

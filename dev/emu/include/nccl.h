@@ -3,14 +3,11 @@
 #include "cuda_runtime.h"
 
 extern "C++" {
-#define EMU_NCCL_RESULTS(X)                                                     \
-    X(ncclSuccess, 0, "no error")                                               \
-    X(ncclUnhandledCudaError, 1, "unhandled cuda error")                        \
-    X(ncclSystemError, 2, "unhandled system error")                             \
-    X(ncclInternalError, 3, "internal error")                                   \
-    X(ncclInvalidArgument, 4, "invalid argument")                               \
-    X(ncclInvalidUsage, 5, "invalid usage")                                     \
-    X(ncclRemoteError, 6, "remote process exited or there was a network error") \
+#define EMU_NCCL_RESULTS(X)                         \
+    X(ncclSuccess, 0, "no error")                   \
+    X(ncclSystemError, 2, "unhandled system error") \
+    X(ncclInvalidArgument, 4, "invalid argument")   \
+    X(ncclInvalidUsage, 5, "invalid usage")         \
     X(ncclInProgress, 7, "NCCL operation in progress")
 typedef enum {
 #define EMU_ENUM(name_, value_, text_) name_ = value_,
