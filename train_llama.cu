@@ -617,12 +617,12 @@ static void open_out_dir(Run *run) {
     if (!is_rank_0()) return;
     const bool continues = at->in_place || (o->resume && !at->dir[0]);
     must(out_dir_open(run->out, continues, o->overwrite, &err), &err);
-    must(out_dir_check_space(o->out,  // weights, two moments
-                             (o->moments == MODEL_BF16 ? 8u : 12u) * (uint64_t)m->num_elements,
-                             (o->final_dtype == MODEL_BF16 ? 2u : 4u) *
-                                 (uint64_t)(o->lora_merge ? m->num_weights + m->num_nf4
-                                                          : m->num_elements),
-                             o->steps - run->state.cursor.step, o->save_every, o->keep, &err),
+    must(out_dir_check_space(
+             o->out,  // weights, two moments
+             (o->moments == MODEL_BF16 ? 8u : 12u) * (uint64_t)m->num_elements,
+             (o->final_dtype == MODEL_BF16 ? 2u : 4u) *
+                 (uint64_t)(o->lora_merge ? m->num_weights + m->num_nf4 : m->num_elements),
+             o->steps - run->state.cursor.step, o->save_every, o->keep, &err),
          &err);
 }
 

@@ -257,8 +257,8 @@ typedef struct {
     int64_t t;  // number of this update, from 1
 } AdamW;
 // AdamW (arXiv 1711.05101) as torch.optim.AdamW:  w -= lr * (wd * w + m_hat / (sqrt(v_hat) + eps))
-// weights, master_lo, moments (n) updated in place; grads (n) are read times step->scale. With scale
-// 0 nothing changes. master_lo: as in weights_from_host, but never NULL on CUDA.
+// weights, master_lo, moments (n) updated in place; grads (n) are read times step->scale. With 0
+// nothing changes. master_lo: as in weights_from_host, but never NULL on CUDA.
 void adamw_update(floatX *weights, uint16_t *master_lo, Moments moments, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n);
 

@@ -1,15 +1,15 @@
-// The optimizer's moments: fp32, or bf16 in half the memory. A bf16 is rounded up or down at random,
-// up as often as the value is near the upper one, so that it is right in the mean (arXiv
-// 2010.06192). Rounded to nearest, v would stand still where a step changes it by less than 2^-9.
+// The optimizer's moments: fp32, or bf16 in half the memory. A bf16 is rounded at random, up as
+// often as the value is near its upper neighbour, so that it is right in the mean (arXiv
+// 2010.06192). To nearest, v would stand still where a step changes it by less than 2^-9 of it.
 #pragma once
 
 #include <string.h>
 
 #include "../data/base/hash.h"
 
-// m and v (n); an operation without v ignores it. Element i is rounded by mix64(counter + i), which
-// knows the seed, the step and the place in the whole array, but no rank or backend. Updates of
-// weights read new moments before they are rounded: a step has only the error of what it keeps.
+// m and v (n); an operation without v ignores it. Element i is rounded by mix64(counter + i): the
+// counter is of the seed, the step and the place in the whole array, of no rank or backend. Updates
+// of weights read new moments before they are rounded, which spares them this step's error.
 typedef struct {
     void *m, *v;  // real, or uint16_t: the upper halves of floats
     bool bf16;

@@ -3,6 +3,8 @@
 // linear layer turns its matrix back into floatX before each product.
 #pragma once
 
+#include <math.h>
+
 #include "kernels.h"
 
 enum { NF4_BLOCK = 64 };
@@ -38,10 +40,7 @@ static inline float nf4_quantize_block(uint8_t *codes, const float *values) {
     static const float levels[] = {NF4_LEVELS};
     float most = 0, scaled[NF4_BLOCK];
     int32_t code[NF4_BLOCK] = {0};
-    for (int i = 0; i < NF4_BLOCK; i++) {
-        const float size = values[i] < 0 ? -values[i] : values[i];
-        most = size > most ? size : most;
-    }
+    for (int i = 0; i < NF4_BLOCK; i++) most = fmaxf(most, fabsf(values[i]));
     const float inverse = 1.0f / (most > 1e-38f ? most : 1e-38f);
     for (int i = 0; i < NF4_BLOCK; i++) scaled[i] = values[i] * inverse;
     for (int k = 0; k < 15; k++) {

@@ -187,8 +187,8 @@ TEST(shared_rows_hold_what_each_document_begins_with) {
     batch_free(&b);
 }
 
-// What --eval and --bench share: documents whose first `common` tokens are those of a beginning. One
-// starts anew where it would have no row, or another token than the last one, behind a whole tile.
+// What --eval and --bench share: documents whose first `common` tokens are those of a beginning.
+// One starts anew where it would have no row, or another token than the last, behind a whole tile.
 static const struct {
     int32_t length, common, shared, beginning;
 } scored[] = {{699, 699, 0, 0},   {300, 300, 256, 0}, {600, 257, 256, 0}, {600, 256, 128, 0},
@@ -197,53 +197,43 @@ static const struct {
               {90, 1, 0, 1},      {300, 200, 0, 1},   {300, 300, 128, 1}, {300, 0, 0, 1}};
 enum { NUM_SCORED = sizeof scored / sizeof *scored };
 
-// Losses that depend on all tokens so far, as a model's do, in whole numbers
-static uint32_t fake_loss(uint32_t last, int32_t token) {
-    return (last * 31 + (uint32_t)token) % 4093;
-}
+static int32_t fake_loss(int32_t token, int32_t k) { return token * (k % 100 + 1); }
 
 static void fake_pass(LlamaModel *model, const Batch *b, bool train, float *losses, float *logits) {
     CHECK(!model && !train && !logits && b->num_segments == NUM_SCORED);
-    for (int d = 0; d < NUM_SCORED; d++) {
-        uint32_t loss = 0;
+    for (int d = 0; d < NUM_SCORED; d++)
         CHECK_MSG(b->shared_len[d] == scored[d].shared, "document %d: %d", d, b->shared_len[d]);
-        for (int32_t k = 0; k < scored[d].length; k++) {
-            const int32_t row = row_of(b, d, k);
-            loss = fake_loss(loss, b->tokens[row]);
-            losses[row] = b->targets[row] < 0 ? 0 : (float)loss;
-        }
-    }
+    for (int32_t i = 0; i < b->total_tokens; i++)
+        losses[i] = b->targets[i] < 0 ? 0 : (float)fake_loss(b->tokens[i], b->position_ids[i]);
 }
 
 static void fake_gather(void *out, const void *data, size_t bytes) { memcpy(out, data, bytes); }
 
 TEST(scored_documents_share_whole_tiles_and_keep_their_sums) {
     const Options o = {.micro_batch_tokens = NUM_SCORED * LONGEST};
-    int32_t *tokens[NUM_SCORED], *targets[NUM_SCORED];
+    const ModelFace face = {
+        .num_ranks = 1, .vocab_size = 64, .pass = fake_pass, .gather = fake_gather};
+    static int32_t targets[NUM_SCORED][LONGEST];
+    int32_t *text[NUM_SCORED];
     double sums[NUM_SCORED] = {0}, expected[NUM_SCORED] = {0};
     Scorer s;
-    scorer_open(
-        &s, &o,
-        (ModelFace){.num_ranks = 1, .vocab_size = 64, .pass = fake_pass, .gather = fake_gather});
+    scorer_open(&s, &o, face);
     for (int d = 0; d < NUM_SCORED; d++) {
         const int32_t n = scored[d].length;
-        uint32_t loss = 0;
-        tokens[d] = malloc((size_t)n * sizeof(int32_t));  // the sanitizer knows where it ends
-        targets[d] = malloc((size_t)n * sizeof(int32_t));
-        for (int32_t k = 0; k < n; k++)
-            tokens[d][k] =
+        int32_t *tokens = text[d] = malloc((size_t)n * sizeof(int32_t));
+        for (int32_t k = 0; k < n; k++)  // a sanitizer knows where the tokens end
+            tokens[k] =
                 k < scored[d].common ? (k * k + scored[d].beginning) % 37 : 40 + (d + k) % 20;
         for (int32_t k = 0; k < n; k++) {
-            targets[d][k] = k + 1 < n && (d % 2 || k % 3) ? tokens[d][k + 1] : -1;
-            loss = fake_loss(loss, tokens[d][k]);
-            if (targets[d][k] >= 0) expected[d] += loss;
+            targets[d][k] = k + 1 < n && (d % 2 || k % 3) ? tokens[k + 1] : -1;
+            if (targets[d][k] >= 0) expected[d] += fake_loss(tokens[k], k);
         }
         *scorer_next(&s, n, &sums[d]) =
-            (DocView){tokens[d], n, -1, d % 2 ? NULL : targets[d], NULL, 0};
+            (DocView){tokens, n, -1, d % 2 ? NULL : targets[d], NULL, 0};
     }
     scorer_close(&s, sums, NUM_SCORED);
     for (int d = 0; d < NUM_SCORED; d++) CHECK(sums[d] == expected[d] && sums[d] > 0);
-    for (int d = 0; d < NUM_SCORED; d++) free(tokens[d]), free(targets[d]);
+    for (int d = 0; d < NUM_SCORED; d++) free(text[d]);
 }
 
 // ---- batch_is_valid -----------------------------------------------------------------------------

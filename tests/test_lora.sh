@@ -124,6 +124,8 @@ PY
 mkdir again && mv more/step-00000001 again/ && mv twelve/final elsewhere
 check without_the_old_ones_it_resumes "$train" --resume --out again
 same_state resumed_further_has_the_same_bits {more,again}/step-00000003
+mv elsewhere twelve/final
+check its_options_start_a_twin "$train" --options again/options --out twin --dry-run
 expect a_merge_over_its_adapter 2 'final' "$train" --adapter again/final --lora-merge --out again --overwrite
 # ---- other ranks, and the CUDA backend --------------------------------------------------------------
 few=("${run[@]}" --model base-run/step-00000008 --val-every 0 --steps 2)  # its gradients are large
@@ -144,6 +146,10 @@ if with_ranks ranks "$train"; then
         check "nf4_on_$n" "${mpi[@]}" -n $n "$train" "${run[@]}" --deterministic --out nf4-ranks$n --base nf4
     done
     same_state ranks_beside_nf4_have_the_same_bits nf4-ranks{1,2}/step-00000004
+    mkdir here there && cp -r base here/b && cp -r base-run/step-00000008 there/b
+    same=("${run[@]}" --base nf4 --model b --train "$work/corpus" --out "$work/refused")
+    expect ranks_beside_other_codes 9 'codes of NF4 \(rank 1\), scales of NF4 \(rank 1\)$' \
+        "${mpi[@]}" -n 1 --wdir here "$train" "${same[@]}" : -n 1 --wdir there "$train" "${same[@]}"
     same_state ranks_have_the_same_bits ranks{1,2}/step-00000004
     check on_2_merged "${mpi[@]}" -n 2 "$train" "${run[@]}" --deterministic --out merged2 --lora-merge
     check on_1_merged "$train" "${run[@]}" --deterministic --out merged1 --lora-merge
@@ -162,9 +168,9 @@ no alpha_without_lora 2 'work with --lora only' --model base --lora-alpha 8
 no nf4_without_lora 2 'work with --lora only' --model base --base nf4
 expect nf4_without_adapter 2 '--lora and --adapter only' "$train" --model base --base nf4 "${greedy[@]}"
 tiny_model odd 20 10 6
-expect matrices_of_part_blocks 3 'found q_proj of 18 x 20' "$train" --model odd "${common[@]}" --lora 8 --base nf4
+expect matrices_of_part_blocks 3 'found k_proj of 120 and up_proj of 200' "$train" --model odd "${common[@]}" --lora 8 --base nf4
 no muon 2 'expected at most one of them' --model base --lora 8 --optimizer muon
-no new_and_old_adapters 2 'expected one of them' --model base --adapter full/final --lora 8
+no new_and_old_adapters 2 'lora-targets as it has them' --model base --adapter full/final --lora 24
 expect merging_with_steps 2 'lora-merge and --steps' "$train" --adapter sixteen --lora-merge --steps 4
 no dropout 2 'lora-dropout' --model base --lora 8 --lora-dropout 0.1
 no an_adapter_as_a_model 3 'for --adapter, or resume their run with --lora-merge' --model full/final

@@ -812,7 +812,7 @@ TEST(shared_plans_keep_the_step_and_compute_less) {
     }
 }
 
-// ---- Records of several documents, two or four ---------------------------------------------------
+// ---- Records of several documents, two or four --------------------------------------------------
 
 static bool in_record(const void *context, int64_t doc) {
     return doc > 0 && doc < ((const Lengths *)context)->n &&
@@ -832,7 +832,7 @@ static bool read_record(const void *context, const Segment *c, int64_t n, int32_
     return true;
 }
 
-// A step cuts no record but its first one, and one that fits is in one micro-batch. Returns how many.
+// A step cuts no record but its first, and one that fits is in one micro-batch. Returns how many.
 static int check_records(const StepPlan *p, const Lengths *l, const PlanSettings *s) {
     int together = 0;
     for (int64_t i = 0, end; i < p->num_stream; i = end) {
@@ -846,7 +846,7 @@ static int check_records(const StepPlan *p, const Lengths *l, const PlanSettings
         for (int32_t m = 0; m<p->num_micro; m++, micros += found> 0, found = 0)
             for (int64_t k = p->micro_start[m]; k < p->micro_start[m + 1]; k++)
                 found += p->segments[k].doc >= first && p->segments[k].doc < first + end - i;
-        // where units do not fit into as many micro-batches as packed has, segments are placed alone
+        // where units do not fit into as many micro-batches as packed has, each is placed alone
         CHECK_MSG(micros == 1 || rows > s->micro_batch_tokens || p->num_micro == s->num_micro,
                   "%ld in %ld", end - i, micros);
         together += micros == 1 && end - i > 1;

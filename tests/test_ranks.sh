@@ -43,7 +43,7 @@ expect adamw_resumed_by_muon 9 'expected 26 tensors, found 40' \
 # Moments in bf16, in checkpoints too: rounded by the seed, the step and the element, not by the rank
 for n in 1 2 3; do ranks $n "${exact[@]}" --moments bf16 --out bf$n --steps 4 --save-every 2; done
 mkdir bfe && cp -r bf2/step-00000002 bfe/
-ranks 3 --resume --out bfe --steps 4
+ranks 3 "$train" --resume --out bfe --steps 4
 for d in bf2 bf3 bfe; do same_state "bf16_moments_$d" bf1/step-00000004 $d/step-00000004; done
 check_python moments_are_stored_as_bf16 <<'PY'
 found = tensors("bf1/step-00000004/optimizer.safetensors")

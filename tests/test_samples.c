@@ -237,8 +237,8 @@ TEST(a_continued_text_is_that_of_its_whole_beginning) {
     CHECK(memcmp(text->tokens, whole->tokens, (size_t)text->length * sizeof(int32_t)) == 0);
 }
 
-// Three fit at a time: a prompt that is computed once for all of them, one that ends otherwise in one
-// of them, and one that goes on. Each text is that of its prompt alone.
+// Three fit at a time: a prompt that is computed once for all, one that ends otherwise in one of
+// them, and one that goes on. Each text is that of its prompt alone.
 TEST(samples_of_a_prompt_share_its_cache) {
     enum { N = 8, PROMPT = 9 };
     const TokenIds none = {0};
@@ -257,15 +257,13 @@ TEST(samples_of_a_prompt_share_its_cache) {
     all_tokens = 0;
     texts_write(&w, model, 1);
     CHECK_MSG(all_tokens == 6 * PROMPT + 1 + N * (NEW_TOKENS - 1), "%d tokens", all_tokens);
-    for (int i = 0; i < N; i++, other.texts++) {
-        other.num_texts = 1;
+    other.num_texts = 1;
+    for (const Text *text = w.texts; text < w.texts + N; text++, other.texts++) {
         texts_write(&other, model, 1);
-        CHECK(w.texts[i].length == other.texts->length);
-        for (int32_t k = 0; k < other.texts->length; k++)
-            CHECK(w.texts[i].tokens[k] == other.texts->tokens[k]);
+        for (int32_t k = 0; k < PROMPT + NEW_TOKENS; k++)
+            CHECK(text->tokens[k] == other.texts->tokens[k]);
     }
-    other.texts -= N;
-    other.num_texts = N;
+    other.texts -= other.num_texts = N;
 }
 
 // One draw, plainly: candidates by falling probability, equal ones by id, from the fewest that sum

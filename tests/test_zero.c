@@ -111,7 +111,8 @@ static void for_all_arrays(Zero *z, float *values, bool put) {
         }
 }
 
-// TO FROM FIRST LAST DETERMINISTIC MUON BF16: steps FIRST to LAST, from the file FROM, or - at the start
+// TO FROM FIRST LAST DETERMINISTIC MUON BF16: steps FIRST to LAST, from the file FROM, or - at the
+// start
 static int work_as_rank(const char *line) {
     static Flat f;
     static float file[FILE_FLOATS];

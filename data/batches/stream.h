@@ -1,6 +1,7 @@
 // The stream of segments that steps are cut from: documents in an order keyed by (seed, epoch),
-// those of one record one after another, where the first of them would be. A document longer than max_seqlen becomes segments of at most max_seqlen tokens; with a loss mask,
-// documents and segments without a target are left out: nothing in them has a gradient.
+// those of one record one after another, where the first of them would be. A document longer than
+// max_seqlen becomes segments of at most max_seqlen tokens; with a loss mask, documents and
+// segments without a target are left out: nothing in them has a gradient.
 #pragma once
 
 #include "../base/error.h"

@@ -65,13 +65,11 @@ typedef enum {
 
 extern const char *const record_kind_names[NUM_RECORD_KINDS];
 
-// The first kind whose keys exist: messages, conversations, instruction, completions, prompt, parts,
-// text.
+// The first kind whose keys exist: messages, conversations, instruction, completions, prompt, ...
 RecordKind record_kind(const json_t *record);
 
-// Renders a record of one of the four kinds of single chats. Answers are trained on, including the token
-// that ends them, with the "weight" of the message (0: not) but not in a prompt; with train_all,
-// everything is.
+// Renders a record that is one chat. Answers are trained on, including the token that ends them,
+// with the "weight" of the message (0: not) but not in a prompt; with train_all, everything is.
 // *bad says why a record cannot be rendered.
 bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Parts *out,
                  Error *bad);

@@ -37,10 +37,20 @@ bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets,
     }
 }
 
+// q_proj and o_proj are multiples of k_proj.
+bool lora_config_fits(const LoraConfig *c, const LlamaConfig *model, Error *err) {
+    const int64_t k = (int64_t)model->num_kv_heads * model->head_dim * model->hidden_size,
+                  up = (int64_t)model->intermediate_size * model->hidden_size;
+    return !c->nf4 || (k % 64 == 0 && up % 64 == 0) ||
+           error_set(err, EXIT_BAD_INPUT, "leave --base nf4 out",
+                     "--base nf4: expected matrices of whole blocks of 64 numbers, found k_proj of "
+                     "%ld and up_proj of %ld",
+                     k, up);
+}
+
 // ---- adapter_config.json ------------------------------------------------------------------------
 // The base of adapters trained beside NF4 is described as transformers does in config.json: what
 // BitsAndBytesConfig takes. PEFT has no such key: it warns and ignores it.
-
 #define QUANTIZATION "quantization_config"
 
 // Whether a key that is not null, false or empty leaves the adapter's maths as implemented here
@@ -105,15 +115,13 @@ char *lora_config_text(const LoraConfig *c, const char *base_model) {
     json_t *targets = json_array();
     for (int t = 0; t < LORA_TARGETS; t++)
         if (c->target[t]) json_array_append_new(targets, json_string(lora_target_names[t]));
-    json_t *root = json_pack("{s:s, s:s, s:o, s:i, s:f, s:f, s:s, s:o}", "peft_type", "LORA",
-                             "task_type", "CAUSAL_LM", "base_model_name_or_path",
-                             json_text(base_model), "r", c->rank, "lora_alpha", (double)c->alpha,
-                             "lora_dropout", 0.0, "bias", "none", "target_modules", targets);
-    if (c->nf4)
-        json_object_set_new(
-            root, QUANTIZATION,
-            json_pack("{s:s, s:b, s:s, s:b}", "quant_method", "bitsandbytes", "load_in_4bit", 1,
-                      "bnb_4bit_quant_type", "nf4", "bnb_4bit_use_double_quant", 0));
+    json_t *root = json_pack(
+        "{s:s, s:s, s:o, s:i, s:f, s:f, s:s, s:o, s:{s:s, s:b, s:s, s:b}}", "peft_type", "LORA",
+        "task_type", "CAUSAL_LM", "base_model_name_or_path", json_text(base_model), "r", c->rank,
+        "lora_alpha", (double)c->alpha, "lora_dropout", 0.0, "bias", "none", "target_modules",
+        targets, QUANTIZATION, "quant_method", "bitsandbytes", "load_in_4bit", 1,
+        "bnb_4bit_quant_type", "nf4", "bnb_4bit_use_double_quant", 0);
+    if (!c->nf4) json_object_del(root, QUANTIZATION);
     return json_write(root, JSON_INDENT(2));
 }
 
@@ -121,31 +129,15 @@ char *lora_config_text(const LoraConfig *c, const char *base_model) {
 
 #define ADAPTER_OF "base_model.model."  // prefix of the model's tensor names
 
-static void sizes_of_targets(const LlamaConfig *c, int64_t *rows, int64_t *cols) {
-    const int64_t C = c->hidden_size, F = c->intermediate_size, q_dim = llama_q_dim(c),
-                  kv_dim = (int64_t)c->num_kv_heads * c->head_dim;
-    memcpy(rows, (int64_t[]){q_dim, kv_dim, kv_dim, C, F, F, C}, LORA_TARGETS * sizeof *rows);
-    memcpy(cols, (int64_t[]){C, C, C, q_dim, C, C, F}, LORA_TARGETS * sizeof *cols);
-}
-
-bool lora_config_fits(const LoraConfig *c, const LlamaConfig *model, Error *err) {
-    int64_t rows[LORA_TARGETS], cols[LORA_TARGETS];
-    sizes_of_targets(model, rows, cols);
-    for (int t = 0; t < LORA_TARGETS && c->nf4; t++)
-        if (rows[t] * cols[t] % 64 != 0)
-            return error_set(err, EXIT_BAD_INPUT, "leave --base nf4 out",
-                             "--base nf4: expected matrices of whole blocks of 64 numbers, found "
-                             "%s of %ld x %ld",
-                             lora_target_names[t], rows[t], cols[t]);
-    return true;
-}
-
 int lora_group_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
                           const LlamaConfig *model, int l, int group) {
+    const int64_t C = model->hidden_size, F = model->intermediate_size, D = model->head_dim,
+                  q_dim = model->num_heads * D, kv_dim = model->num_kv_heads * D;
+    const int64_t all_rows[LORA_TARGETS] = {q_dim, kv_dim, kv_dim, C, F, F, C},
+                  all_cols[LORA_TARGETS] = {C, C, C, q_dim, C, C, F};
     const int padding = lora_padded_rank(c) - c->rank;
-    int64_t end = 0, all_rows[LORA_TARGETS], all_cols[LORA_TARGETS];
+    int64_t end = 0;
     int n = 0, targets[LORA_TARGETS];
-    sizes_of_targets(model, all_rows, all_cols);
     for (int t = lora_group_first[group]; t < lora_group_first[group + 1]; end += all_rows[t++]) {
         if (!c->target[t]) continue;
         column[n] = end;

@@ -23,7 +23,7 @@ static size_t in_file(const Parameter *t, size_t i) {
     return row >= rows ? rows * cols : row * cols + (column < cols ? column : cols);
 }
 
-// values (n) of elements first .. first + n - 1 of an arena, from those of the file at its beginning
+// values (n) of elements first .. first + n - 1 of an arena, from the file's at its beginning
 static void add_padding(const Parameter *t, float *values, size_t first, size_t n) {
     for (size_t i = t->pad_rows + t->pad_cols ? n : 0; i-- > 0;) {
         const size_t at = in_file(t, first + i);

@@ -208,16 +208,6 @@ void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vo
     check_tokenizers(o, path, val->tokenizer_hash, 0);
 }
 
-// Exits where documents are longer than a sliding window; shorter ones have full attention.
-static LlamaConfig config_for(const Options *o, LlamaConfig config) {
-    const int window = config.sliding_window;
-    if (window && o->max_seqlen > window)
-        exit_with(EXIT_BAD_INPUT, "lower --max-seqlen to it: attention is then full",
-                  "%s: sliding_window: expected at least --max-seqlen %d, found %d", o->model,
-                  o->max_seqlen, window);
-    return config;
-}
-
 LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_given) {
     Error err = {0};
     LlamaConfig config, saved;
@@ -225,9 +215,13 @@ LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_give
         must(llama_config_find(&config, o->model, &err) &&
                  lora_config_fits(&o->adapters, &config, &err),
              &err);
-    if (!at->dir[0]) return config_for(o, config);
-    must(llama_config_read(&saved, at->dir, &err), &err);
-    if (!model_given) return config_for(o, saved);
+    if (at->dir[0]) must(llama_config_read(&saved, at->dir, &err), &err);
+    if (at->dir[0] && !model_given) config = saved;
+    if (config.sliding_window && o->max_seqlen > config.sliding_window)
+        exit_with(EXIT_BAD_INPUT, "lower --max-seqlen to it: attention is then full",
+                  "%s: sliding_window: expected at least --max-seqlen %d, found %d", o->model,
+                  o->max_seqlen, config.sliding_window);
+    if (!at->dir[0] || !model_given) return config;
     saved.bos = config.bos, saved.eos = config.eos, saved.pad = config.pad;  // no part of the maths
     char *a = llama_config_text(&saved, "float32"), *b = llama_config_text(&config, "float32");
     const bool same = strcmp(a, b) == 0;
@@ -236,5 +230,5 @@ LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_give
     if (!same)
         exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
                   "%s: expected the model %s, found another config.json", at->dir, o->model);
-    return config_for(o, config);
+    return config;
 }

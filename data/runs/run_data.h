@@ -35,5 +35,6 @@ void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vo
 void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConfig *config,
                int32_t rank, int32_t num_ranks);
 
-// The model's configuration: of the checkpoint, which --model must match where it is given.
+// The model's configuration: of the checkpoint, which --model must match where it is given. Exits
+// also where --max-seqlen is longer than its sliding window: only full attention is implemented.
 LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_given);

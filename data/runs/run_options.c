@@ -487,13 +487,15 @@ static void find_base_model(Options *o) {
 // Training continues them. A resumed run finds them in its checkpoint, and their shape in options.
 static void take_adapter(Options *o) {
     static char targets[80];
-    if (o->lora > 0 || o->lora_alpha > 0 || strcmp(o->lora_targets, "all") != 0)
-        exit_with(EXIT_USAGE, "leave them out, or --adapter to train new ones",
-                  "--adapter and --lora, --lora-alpha or --lora-targets: expected one of them");
     find_base_model(o);
     for (int t = 0; t < LORA_TARGETS; t++)
         if (o->adapters.target[t])
             snprintf(strchr(targets, 0), 12, "%s%s", targets[0] ? "," : "", lora_target_names[t]);
+    if ((o->lora > 0 && o->lora != o->adapters.rank) ||
+        (o->lora_alpha > 0 && o->lora_alpha != o->adapters.alpha) ||
+        (strcmp(o->lora_targets, "all") != 0 && strcmp(o->lora_targets, targets) != 0))
+        exit_with(EXIT_USAGE, "leave them out, or --adapter to train new ones",
+                  "--adapter: expected --lora, --lora-alpha and --lora-targets as it has them");
     o->lora = o->adapters.rank, o->lora_alpha = o->adapters.alpha, o->lora_targets = targets;
 }
 

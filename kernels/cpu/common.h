@@ -77,12 +77,11 @@ static inline __attribute__((always_inline)) real dot_product(const floatX *x, c
 bool matmul_select(const char *set, bool bf16);
 const char *matmul_describe(void);  // "avx512 8x48": instruction set and register tile
 
-// optimizer.c: moments from element i on in fp32: the values themselves, or of bf16 a copy (n). Then
-// such a copy rounded, back into them; random: RANDOM_M or RANDOM_V
-enum { MOMENTS_SPAN = 1 << 12 };  // that fits the cache
+// optimizer.c: n moments, k->m or k->v, from element i on in fp32: themselves, or of bf16 a copy.
+// Then such a copy rounded, back into them; random: RANDOM_M or RANDOM_V
+enum { MOMENTS_SPAN = 1 << 12 };  // copies fit the cache
 real *moments_read(real *copy, void *values, const Moments *k, size_t i, size_t n);
-void moments_write(void *values, const real *copy, const Moments *k, int random, size_t i,
-                   size_t n);
+void moments_write(void *values, const real *x, const Moments *k, int random, size_t i, size_t n);
 
 // rope.c: the inverse of rope_forward, in place on dqkv (T,H+2*Hkv,D)
 void rope_inverse(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T,

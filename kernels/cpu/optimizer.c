@@ -53,11 +53,11 @@ CLONES real *moments_read(real *copy, void *values, const Moments *k, size_t i, 
     return copy;
 }
 
-CLONES void moments_write(void *values, const real *copy, const Moments *k, int random, size_t i,
+CLONES void moments_write(void *values, const real *x, const Moments *k, int random, size_t i,
                           size_t n) {
     uint16_t *halves = (uint16_t *)values + i;
     for (size_t j = 0; j < n && k->bf16; j++)
-        halves[j] = moment_narrow((float)copy[j], mix64(k->counter + i + j) >> random);
+        halves[j] = moment_narrow((float)x[j], mix64(k->counter + i + j) >> random);
 }
 
 // ---- AdamW with decoupled weight decay, one pass over memory ------------------------------------

@@ -108,8 +108,8 @@ void grads_add(real *sum, const real *x, size_t n) {
 
 // ------------------------------------------------------------------------------------------------
 // AdamW with decoupled weight decay, one pass over memory: 28 bytes read and written for each of
-// 4 weights per thread, 20 with moments in bf16. The fp32 master is joined from its two halves (common.cuh) and split again,
-// so that the stored bf16 is always the rounded master.
+// 4 weights per thread, 20 with moments in bf16. The fp32 master is joined from its two halves
+// (common.cuh) and split again, so that the stored bf16 is always the rounded master.
 
 struct Coefficients {
     float lr, beta1, beta2, eps, decay, correct1, correct2;
