@@ -892,14 +892,6 @@ static inline size_t llama_memory_total(const LlamaModel *m) {
     return bytes;
 }
 
-// FLOPs of training that are useful: a frozen model has no products for its weights' gradients
-static inline double llama_flops(const LlamaModel *m, int64_t tokens, int64_t targets,
-                                 int64_t pairs) {
-    const bool frozen = m->num_trained < m->num_tensors;
-    return llama_config_flops(&m->config, tokens, targets, pairs) -
-           (frozen ? llama_config_flops(&m->config, tokens, targets, 0) / 3 : 0);
-}
-
 static inline void llama_free(LlamaModel *m) {
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) device_free(m->arenas[i].base);
     free(m->tensors);

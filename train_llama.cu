@@ -526,8 +526,8 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     assert(device_memory().count == before.count);
     assert(device_memory().waits == before.waits + 1);
     const double ms = now_ms() - start_ms, loss = scalars.loss_sum / plan->weight_sum;
-    const double flops =
-        llama_flops(run->model, plan->real_tokens, plan->num_targets, plan->attention_pairs);
+    const double flops = llama_config_flops(&run->model->config, o->lora > 0, plan->real_tokens,
+                                            plan->num_targets, plan->attention_pairs);
     const StepBalance balance = read_notes(run, data);
     const StepReport report = {.step = step + 1,
                                .steps = o->steps,
@@ -688,13 +688,14 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     llama_plan(&m, &planned->config, model);
     must(llama_allocate(&m, &err), &err);
     load_or_init(&m, weights, o);
-    const double median_ms = time_steps(&m, &data, o, layout_name(layout), &scalars);
+    const double step_ms = time_steps(&m, &data, o, layout_name(layout), &scalars);
     const StepPlan *plan = &data.plan;
     if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
     const double real_tokens = (double)plan->real_tokens,
-                 flops = llama_flops(&m, plan->real_tokens, plan->num_targets, *packed_pairs);
+                 flops = llama_config_flops(&m.config, o->lora > 0, plan->real_tokens,
+                                            plan->num_targets, *packed_pairs);
     printf("%-7s %10.1f %12.0f %9.3f %10.1f %9ld %15ld %12.1f %11.6f\n", layout_name(layout),
-           median_ms, real_tokens / median_ms * 1e3, flops / median_ms * 1e-9,
+           step_ms, real_tokens / step_ms * 1e3, flops / step_ms * 1e-9,
            100.0 * (1.0 - (double)plan->computed_tokens / (double)data.local_tokens),
            data.local_tokens, plan->attention_pairs, (double)llama_memory_total(&m) / 1048576.0,
            scalars.loss_sum / plan->weight_sum);

@@ -54,12 +54,6 @@ typedef float floatX;
 typedef float real;
 #endif
 
-#ifdef __cplusplus
-#define RESTRICT __restrict__
-#else
-#define RESTRICT restrict
-#endif
-
 // ---- The segments of one micro-batch ------------------------------------------------------------
 
 typedef struct {
@@ -154,9 +148,9 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenIn
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                         const floatX *out, const real *lse, const int32_t *position_ids,
                         const real *rope_table, const VarlenInfo *docs, HeadShape heads);
-// Selects the kernels: "auto" (the fastest that every rank can run, on Hopper tested first by a
-// second process), "unprobed" (without that test), CUDA "sm80" or "sm90", CPU an instruction set.
-// Every rank calls it. 0, or -1 if not available here. A work list is only for these kernels.
+// Selects the kernels, on every rank: "auto" (the fastest that all can run; on Hopper a second
+// process tests them first), "unprobed" (without that), CUDA "sm80" or "sm90", CPU an instruction
+// set. 0, or -1 if not available here. A work list is only for the kernels that it found.
 int attention_select(const char *name);
 const char *attention_describe(void);  // name of the kernels in use
 

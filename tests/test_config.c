@@ -358,8 +358,11 @@ TEST(every_kept_key_is_in_the_count_of_work) {
         LlamaConfig d = c;
         json_object_set_new(twice, key, json_integer(2 * json_integer_value(item)));
         MUST(llama_config_parse(&d, twice, "", &err));
-        CHECK_MSG(llama_config_flops(&d, 9, 8, 99) > llama_config_flops(&c, 9, 8, 99), "%s", key);
+        CHECK_MSG(llama_config_flops(&d, false, 9, 8, 99) > llama_config_flops(&c, false, 9, 8, 99),
+                  "%s", key);
     }
+    const double all = llama_config_flops(&c, false, 9, 8, 0), pairs = 12.0 * 99 * 2048 * 36;
+    CHECK(llama_config_flops(&c, true, 9, 8, 99) == all / 3 * 2 + pairs);
 }
 
 TEST_MAIN()

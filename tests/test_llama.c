@@ -1042,7 +1042,7 @@ static LlamaConfig smaller(LlamaConfig c, int layers, int intermediate_size) {
     return c;
 }
 
-// One case: build/fp64/test_llama --filter gradients_of_rows
+// One case: build/fp64/test_llama --filter gradients_of_a_variant
 #define GRADIENTS(name_, config_, layout_, masked_, ...)          \
     TEST(gradients_of_##name_) {                                  \
         const LlamaConfig config = config_;                       \

@@ -64,7 +64,7 @@ bool llama_config_builtin(LlamaConfig *c, const char *name) {
 // ---- Types of models, and keys of config.json ---------------------------------------------------
 
 static const char *const model_types[] = {"llama", "mistral", "qwen2", "qwen3", "smollm3", NULL},
-                         *const activations[] = {"silu", NULL},
+                         *const activations[] = {ACTIVATIONS, NULL},
                          *const rope_types[] = {"default", "linear", "llama3", "yarn", NULL};
 
 // What distinguishes each type, and its defaults for missing keys, which are those of transformers.
@@ -228,11 +228,12 @@ uint64_t llama_config_num_params(const LlamaConfig *c) {
     return embedding * (c->tie_word_embeddings ? 1 : 2) + layers + hidden;
 }
 
-double llama_config_flops(const LlamaConfig *c, int64_t tokens, int64_t targets, int64_t pairs) {
+double llama_config_flops(const LlamaConfig *c, bool frozen, int64_t tokens, int64_t targets,
+                          int64_t pairs) {
     const double C = c->hidden_size, D = c->head_dim, L = c->num_layers;
     const double layer =
         C * (3.0 * c->intermediate_size + 2 * D * (c->num_heads + c->num_kv_heads));
-    return 6 * (L * layer * (double)tokens + C * c->vocab_size * (double)targets) +
+    return (frozen ? 4 : 6) * (L * layer * (double)tokens + C * c->vocab_size * (double)targets) +
            12 * L * D * c->num_heads * (double)pairs;
 }
 

@@ -21,6 +21,7 @@ typedef struct {
 
 typedef enum { MODEL_LLAMA, MODEL_MISTRAL, MODEL_QWEN2, MODEL_QWEN3, MODEL_SMOLLM3 } ModelType;
 typedef enum { SILU } Activation;
+#define ACTIVATIONS "silu"  // their names in config.json, in this order
 
 // Ids that begin or end texts: of config.json, then those that only generation_config.json has.
 enum { MAX_TOKEN_IDS = 16 };
@@ -80,8 +81,10 @@ uint64_t llama_config_num_params(const LlamaConfig *c);
 
 // Multiply-adds that training on these tokens needs, times two: forward and backward of every
 // matrix, the head's for targets only, and of attention over the (query, key) pairs that its mask
-// leaves. Recomputation and padding do not count.
-double llama_config_flops(const LlamaConfig *c, int64_t tokens, int64_t targets, int64_t pairs);
+// leaves. A frozen model has no products for its weights' gradients. Recomputation and padding do
+// not count.
+double llama_config_flops(const LlamaConfig *c, bool frozen, int64_t tokens, int64_t targets,
+                          int64_t pairs);
 
 // config.json as old versions of transformers (rope_theta, rope_scaling) and new ones load it, in
 // memory the caller frees. torch_dtype: "float32", "bfloat16".

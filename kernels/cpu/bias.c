@@ -3,7 +3,7 @@
 
 #include "common.h"
 
-static CLONES void add_row(floatX *RESTRICT out, const floatX *RESTRICT bias, int64_t N) {
+static CLONES void add_row(floatX *restrict out, const floatX *restrict bias, int64_t N) {
     for (int64_t c = 0; c < N; c++) out[c] += bias[c];
 }
 
@@ -13,7 +13,7 @@ void bias_forward(floatX *out, const floatX *bias, int64_t T, int64_t N) {
 }
 
 // dbias (width) += the sum over t of `width` columns of dout (T,N)
-static CLONES void sum_columns(real *RESTRICT dbias, const floatX *RESTRICT dout, int64_t T,
+static CLONES void sum_columns(real *restrict dbias, const floatX *restrict dout, int64_t T,
                                int64_t N, int64_t width) {
     for (int64_t t = 0; t < T; t++)
         for (int64_t c = 0; c < width; c++) dbias[c] += dout[t * N + c];

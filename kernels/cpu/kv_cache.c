@@ -25,8 +25,8 @@ static CLONES real score_keys(real *scores, const floatX *q, const floatX *keys,
 }
 
 // out (D) = alpha * out + the values weighted by exp(score - top); returns the sum of the weights
-static CLONES real add_values(floatX *RESTRICT out, real *RESTRICT scores,
-                              const floatX *RESTRICT values, int64_t row, int n, int D, real alpha,
+static CLONES real add_values(floatX *restrict out, real *restrict scores,
+                              const floatX *restrict values, int64_t row, int n, int D, real alpha,
                               real top) {
     real sum = 0;
     for (int j = 0; j < n; j++) scores[j] = exp_fast(scores[j] - top);

@@ -63,12 +63,12 @@ static Matrix at(Matrix x, int64_t i, int64_t k) {
 
 // ---- Register tiles, one per instruction set ----------------------------------------------------
 
-typedef void Tile(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
-                  const real *RESTRICT b, int64_t depth, const real *next);
+typedef void Tile(real *c, const real *addend, int64_t c_stride, const real *restrict a,
+                  const real *restrict b, int64_t depth, const real *next);
 
 typedef void Pack(real *packed, Matrix x, int64_t rows, int width, int64_t depth, int64_t stride);
 
-typedef void Few(real *RESTRICT c, const real *RESTRICT a, const real *RESTRICT b, int64_t depth,
+typedef void Few(real *restrict c, const real *restrict a, const real *restrict b, int64_t depth,
                  int64_t kc, int rows);
 
 typedef struct {

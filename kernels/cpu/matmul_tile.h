@@ -40,8 +40,8 @@ TARGET static inline __attribute__((always_inline)) void NAME(multiply_add)(vec 
 // MR * NV multiply-adds. The inner loops have constant bounds and are fully unrolled, which lets
 // the compiler keep sum[][] in registers. Meanwhile this tile's share, one of MC / MR, of a panel
 // of the same depth is fetched into L2, from next on.
-TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
-                              const real *RESTRICT b, int64_t depth, const real *next) {
+TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, const real *restrict a,
+                              const real *restrict b, int64_t depth, const real *next) {
     enum { NR = NV * VECTOR_LENGTH, DEEP = 4 };
     vec sum[MR][NV];
     UNROLL for (int i = 0; i < MR; i++) {
@@ -146,8 +146,8 @@ TARGET static void NAME(pack)(real *packed, Matrix x, int64_t rows, int width, i
 #ifdef TILE_DOT
 // The same as the tile above in 2 x 2 tile registers, where a has, for each 16 pairs of the depth,
 // MR rows of 16 pairs. A chain is here: even and odd members of 16 pairs apart, then their sum.
-TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
-                              const real *RESTRICT b, int64_t depth, const real *next) {
+TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, const real *restrict a,
+                              const real *restrict b, int64_t depth, const real *next) {
     enum { NR = NV * VECTOR_LENGTH };
     _Alignas(64) real sum[MR * NR];
     real *to = addend ? sum : c;
@@ -201,9 +201,9 @@ TARGET static void NAME(pack_tiles)(real *panel, Matrix x, real scale, int64_t r
 // transposed in registers, four of the depth at a time. Every sum is the tile's chain: blocks of kc
 // from zero, added in order. The VECTOR_LENGTH rows after b are prefetched meanwhile: without that
 // it takes about a third longer.
-TARGET static inline __attribute__((always_inline)) void NAME(few_of)(real *RESTRICT c,
-                                                                      const real *RESTRICT a,
-                                                                      const real *RESTRICT b,
+TARGET static inline __attribute__((always_inline)) void NAME(few_of)(real *restrict c,
+                                                                      const real *restrict a,
+                                                                      const real *restrict b,
                                                                       int64_t depth, int64_t kc,
                                                                       const int rows) {
     vec total[FEW_ROWS];
@@ -236,7 +236,7 @@ TARGET static inline __attribute__((always_inline)) void NAME(few_of)(real *REST
 }
 
 // rows: 1, 2, 4 or 8
-TARGET static void NAME(few)(real *RESTRICT c, const real *RESTRICT a, const real *RESTRICT b,
+TARGET static void NAME(few)(real *restrict c, const real *restrict a, const real *restrict b,
                              int64_t depth, int64_t kc, int rows) {
     if (rows == 1) NAME(few_of)(c, a, b, depth, kc, 1);
     if (rows == 2) NAME(few_of)(c, a, b, depth, kc, 2);

@@ -4,7 +4,7 @@
 
 static size_t elements(MuonShape s) { return (size_t)(s.rows * s.cols); }
 
-static void momentum_span(real *RESTRICT grads, real *RESTRICT m, real scale, float beta,
+static void momentum_span(real *restrict grads, real *restrict m, real scale, float beta,
                           size_t n) {
     for (size_t i = 0; i < n; i++) {
         const real g = (1 - beta) * (grads[i] * scale);

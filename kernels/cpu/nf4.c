@@ -3,7 +3,7 @@
 #include "../nf4.h"
 #include "common.h"
 
-static CLONES void dequantize_block(floatX *RESTRICT out, const uint8_t *RESTRICT codes,
+static CLONES void dequantize_block(floatX *restrict out, const uint8_t *restrict codes,
                                     float absmax) {
     static const float levels[] = {NF4_LEVELS};
     floatX values[16];

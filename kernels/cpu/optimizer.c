@@ -34,7 +34,7 @@ void clip_scale(StepScalars *step, float max_norm) {
     if (!isfinite(norm) || !isfinite(step->loss_sum) || too_large) step->scale = 0;
 }
 
-static CLONES void add_span(real *RESTRICT sum, const real *RESTRICT x, size_t n) {
+static CLONES void add_span(real *restrict sum, const real *restrict x, size_t n) {
     for (size_t i = 0; i < n; i++) sum[i] += x[i];
 }
 
@@ -66,8 +66,8 @@ typedef struct {
     real lr, beta1, beta2, eps, decay, correct1, correct2, grad_scale;
 } Coefficients;
 
-static CLONES void update_span(floatX *RESTRICT w, real *RESTRICT m, real *RESTRICT v,
-                               const real *RESTRICT grads, Coefficients k, size_t n) {
+static CLONES void update_span(floatX *restrict w, real *restrict m, real *restrict v,
+                               const real *restrict grads, Coefficients k, size_t n) {
     for (size_t i = 0; i < n; i++) {
         real g = grads[i] * k.grad_scale;
         m[i] = k.beta1 * m[i] + (1 - k.beta1) * g;

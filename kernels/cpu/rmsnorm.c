@@ -9,8 +9,8 @@ static real row_rstd(const floatX *x, float eps, int C) {
     return (real)1 / (real)sqrt((double)(sum_of_squares(x, C) / C + (real)eps));
 }
 
-static CLONES void scale_row(floatX *RESTRICT out, const floatX *RESTRICT x,
-                             const floatX *RESTRICT weight, real rstd, int C) {
+static CLONES void scale_row(floatX *restrict out, const floatX *restrict x,
+                             const floatX *restrict weight, real rstd, int C) {
     for (int c = 0; c < C; c++) out[c] = x[c] * rstd * weight[c];
 }
 
@@ -26,8 +26,8 @@ void rmsnorm_forward(floatX *normed, real *rstd, const floatX *resid, const floa
 }
 
 // y = x s w, s = (mean(x^2) + eps)^-1/2, so dx = s (w dy - x s^2 mean(x w dy))
-static CLONES void backward_row(floatX *RESTRICT dx, const floatX *RESTRICT dy,
-                                const floatX *RESTRICT x, const floatX *RESTRICT w, real s, int C) {
+static CLONES void backward_row(floatX *restrict dx, const floatX *restrict dy,
+                                const floatX *restrict x, const floatX *restrict w, real s, int C) {
     real lanes[SUM_LANES] = {0};
     int c = 0;
     for (; c + SUM_LANES <= C; c += SUM_LANES)
@@ -38,8 +38,8 @@ static CLONES void backward_row(floatX *RESTRICT dx, const floatX *RESTRICT dy,
 }
 
 // dw (width) += sum over t of dy x rstd, for `width` columns of dy and x (T,C)
-static CLONES void weight_columns(real *RESTRICT dw, const floatX *RESTRICT dy,
-                                  const floatX *RESTRICT x, const real *RESTRICT rstd, int64_t T,
+static CLONES void weight_columns(real *restrict dw, const floatX *restrict dy,
+                                  const floatX *restrict x, const real *restrict rstd, int64_t T,
                                   int C, int width) {
     for (int64_t t = 0; t < T; t++)
         for (int c = 0; c < width; c++) dw[c] += dy[t * C + c] * x[t * C + c] * rstd[t];

@@ -14,7 +14,7 @@ CLONES static void rotate_token(floatX *token, const real *angles, real sign, in
         sine[i] = sign * angles[2 * i + 1];
     }
     for (int h = 0; h < num_heads; h++) {
-        floatX *RESTRICT low = token + (size_t)h * 2 * half, *RESTRICT high = low + half;
+        floatX *restrict low = token + (size_t)h * 2 * half, *restrict high = low + half;
         for (int i = 0; i < n; i++) {
             real a = low[i], b = high[i];
             low[i] = a * cosine[i] - b * sine[i];

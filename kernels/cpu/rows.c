@@ -26,7 +26,7 @@ void embedding_forward(floatX *out, const int32_t *tokens, const floatX *weight,
     gather_rows(out, weight, tokens, T, C);
 }
 
-static CLONES void add_row(real *RESTRICT sum, const floatX *RESTRICT row, int C) {
+static CLONES void add_row(real *restrict sum, const floatX *restrict row, int C) {
     for (int c = 0; c < C; c++) sum[c] += row[c];
 }
 

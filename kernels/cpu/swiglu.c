@@ -2,8 +2,8 @@
 
 #include "common.h"
 
-static CLONES void forward_row(floatX *RESTRICT out, const floatX *RESTRICT gate,
-                               const floatX *RESTRICT up, int64_t F) {
+static CLONES void forward_row(floatX *restrict out, const floatX *restrict gate,
+                               const floatX *restrict up, int64_t F) {
     for (int64_t f = 0; f < F; f++) out[f] = gate[f] / (1 + exp_fast(-gate[f])) * up[f];
 }
 
@@ -14,9 +14,9 @@ void swiglu_forward(floatX *out, const floatX *gate_up, int64_t T, int64_t F) {
 }
 
 // silu'(x) = s (1 + x (1 - s)) with s = 1 / (1 + exp(-x))
-static CLONES void backward_row(floatX *RESTRICT dgate, floatX *RESTRICT dup,
-                                const floatX *RESTRICT dout, const floatX *RESTRICT gate,
-                                const floatX *RESTRICT up, int64_t F) {
+static CLONES void backward_row(floatX *restrict dgate, floatX *restrict dup,
+                                const floatX *restrict dout, const floatX *restrict gate,
+                                const floatX *restrict up, int64_t F) {
     for (int64_t f = 0; f < F; f++) {
         floatX s = 1 / (1 + exp_fast(-gate[f]));
         dgate[f] = dout[f] * up[f] * s * (1 + gate[f] * (1 - s));
