@@ -33,7 +33,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-#include "moments.h"  // defines: Moments
+#include "moments.h"  // defines: Moments; in here, since its headers are C
 
 // floatX: weights and activations; bf16 on CUDA, fp32 on the CPU. real: anything accumulated or
 // kept exact (losses, lse, rstd, weight gradients, optimizer state); fp32. Both are double in the
