@@ -6,6 +6,7 @@
 #   scripts/quickstart.sh --resume                   continues a run that was stopped
 set -euo pipefail
 cd "$(dirname "$0")/.."
+case " $* " in *" --help "*) exec sed -n "2,6s/^# //p" "$0" ;; esac
 say() { printf '\n== %s\n' "$*"; }
 
 say 'packages'

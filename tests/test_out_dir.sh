@@ -66,6 +66,9 @@ expect branch_into_a_directory_with_a_run 2 'found a run' "${run[@]}" --out old 
 expect resume_in_a_new_directory 0 'start +random weights' "${run[@]}" --out new --steps 2 --resume
 cp -r old k && rm k/log.jsonl
 expect checkpoints_without_a_log 2 'found a run' "${run[@]}" --out k --steps 9
+mkdir -p others/final && echo mine > others/final/thesis.txt
+expect a_final_of_others 2 'found final/' "${run[@]}" --out others --steps 9
+has it_is_kept mine others/final/thesis.txt
 expect out_in_a_model_of_a_run 2 'outside of models, found old/final/manifest.json' "${run[@]}" --out old/final/x/y
 check out_outside_by_dots env -C old/final "${run[@]}" --model "$work/tiny" --train "$work/corpus" --out ../../dots --steps 1
 # without --train nothing starts: not in a directory without a run, not over one that was killed early

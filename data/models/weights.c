@@ -153,7 +153,7 @@ static bool check_weights(const Parameters *p, const SafetensorsSet *s, const ch
             "save it from AutoModelForCausalLM itself, not from its base model or a wrapper",
             "%s: tensors have another prefix: expected %s, found %s", dir, first, other);
     return error_set(err, EXIT_BAD_INPUT,
-                     p->file ? "the adapter is of the model that its adapter_config.json names"
+                     p->file ? "leave --model out, or give the model that adapter_config.json names"
                              : "config.json and the weights must be of the same model",
                      "%s: weights do not fit config.json;%s%s%s%s%s%s", dir,
                      missing[0] ? " missing: " : "", missing, misfit[0] ? " wrong shape: " : "",

@@ -1,5 +1,6 @@
 #include "out_dir.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,9 +27,14 @@ bool out_dir_lock(OutDir *out, Error *err) {
 
 // ---- --resume -----------------------------------------------------------------------------------
 
-static bool same_file(const char *a, const char *b) {
+// One that does not exist is no other's.
+static bool same_file(const char *a, const char *b, bool *same, Error *err) {
     struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    *same = false;
+    if (stat(a, &x) != 0 || stat(b, &y) != 0)
+        return errno == ENOENT || errno == ENOTDIR || disk_error(err, a, "cannot be compared");
+    *same = x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    return true;
 }
 
 // A later --resume takes the newest checkpoint: there must be none newer than the one named.
@@ -85,7 +91,7 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
                      !path_printf(point->dir, sizeof point->dir, err, "%s", resume)))
         return false;
     if (!checkpoint_step_path(own, out, step, err)) return false;
-    point->in_place = same_file(own, point->dir);
+    if (!same_file(own, point->dir, &point->in_place, err)) return false;
     return !point->in_place || newest || !trains || check_is_newest(out, resume, step, err);
 }
 
@@ -122,10 +128,12 @@ bool out_dir_start_from_scratch(const char *out, bool train_given, Error *err) {
 bool out_dir_keeps_model(const char *out, const char *model, Error *err) {
     char full[IO_PATH_MAX], parent[IO_PATH_MAX];
     int64_t step;
+    bool same;
     if (!realpath(model, full)) return true;
     const char *name = strrchr(full, '/') + 1;
     if (!path_parent(parent, sizeof parent, full, err)) return false;
-    if (!same_file(parent, out)) return true;
+    if (!same_file(parent, out, &same, err)) return false;
+    if (!same) return true;
     if (strcmp(name, "final") != 0 && !checkpoint_parse_step(name, &step)) return true;
     return error_set(err, EXIT_USAGE, "copy it elsewhere first, or give another --out",
                      "--overwrite: expected a --model that it does not remove, found %s", model);
@@ -148,20 +156,23 @@ bool out_dir_is_outside_models(const char *out, Error *err) {
 }
 
 bool out_dir_open(OutDir *out, bool continues, bool overwrite, Error *err) {
-    char path[IO_PATH_MAX];
-    bool has_log;
+    char path[IO_PATH_MAX], final[IO_PATH_MAX];
+    bool has_log, has_final;
     int64_t *steps = NULL;
     int num_steps = 0;
     if (!dir_create_all(out->path, err) || !out_dir_lock(out, err) || !dir_probe(out->path, err) ||
         !path_join(path, sizeof path, out->path, "log.jsonl", err) ||
-        !path_find(path, &has_log, err) || !checkpoint_list(out->path, &steps, &num_steps, err))
+        !path_join(final, sizeof final, out->path, "final", err) ||
+        !path_find(path, &has_log, err) || !path_find(final, &has_final, err) ||
+        !checkpoint_list(out->path, &steps, &num_steps, err))
         return false;
     free(steps);
-    if (!continues && !overwrite && (has_log || num_steps > 0))
+    if (!continues && !overwrite && (has_log || has_final || num_steps > 0))
         return error_set(
             err, EXIT_USAGE,
             "--resume continues it, --out DIR starts elsewhere, --overwrite replaces it",
-            "%s: expected an empty directory, found a run", out->path);
+            "%s: expected an empty directory, found %s", out->path,
+            has_log || num_steps > 0 ? "a run" : "final/");
     return !overwrite || checkpoint_remove_all(out->path, err);
 }
 

@@ -429,8 +429,10 @@ static void check_lora(const Options *o) {
     const bool more = o->lora_alpha > 0 || o->lora_merge || o->base != BASE_FULL ||
                       strcmp(o->lora_targets, "all") != 0;
     if (o->lora == 0 && more)
-        exit_with(EXIT_USAGE, "give --lora RANK, for example --lora 16",
-                  "--lora-alpha, --lora-targets, --lora-merge and --base work with --lora only");
+        exit_with(
+            EXIT_USAGE,
+            "--lora RANK trains adapters, for example --lora 16; --adapter DIR names old ones",
+            "--lora-alpha, --lora-targets, --lora-merge and --base belong to adapters");
     if (o->lora == 0) return;
     if (o->from_scratch || model_is_builtin(o))
         exit_with(EXIT_USAGE, "give --model DIR, the directory of a trained model",
