@@ -188,7 +188,8 @@ TEST(shared_rows_hold_what_each_document_begins_with) {
 }
 
 // What --eval and --bench share: documents whose first `common` tokens are those of a beginning.
-// One starts anew where it would have no row, or another token than the last, behind a whole tile.
+// A document shares nothing where no row of its own would be left, or where the token after the
+// shared tiles differs from the document before it.
 static const struct {
     int32_t length, common, shared, beginning;
 } scored[] = {{699, 699, 0, 0},   {300, 300, 256, 0}, {600, 257, 256, 0}, {600, 256, 128, 0},

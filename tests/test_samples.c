@@ -237,8 +237,8 @@ TEST(a_continued_text_is_that_of_its_whole_beginning) {
     CHECK(memcmp(text->tokens, whole->tokens, (size_t)text->length * sizeof(int32_t)) == 0);
 }
 
-// Three fit at a time: a prompt that is computed once for all, one that ends otherwise in one of
-// them, and one that goes on. Each text is that of its prompt alone.
+// Three fit at a time: a prompt that is computed once for all, one whose last token
+// differs in one text, and one that is longer in one. Each text is that of its prompt alone.
 TEST(samples_of_a_prompt_share_its_cache) {
     enum { N = 8, PROMPT = 9 };
     const TokenIds none = {0};

@@ -42,8 +42,8 @@ typedef struct {
     ModelType model_type;   // this and what follows are 0 for Llama
     bool qkv_bias;          // of q_proj, k_proj and v_proj
     bool qk_norm;           // RMSNorm of each query and key head, before RoPE
-    int sliding_window;  // Mistral: tokens that one attends to, 0: all. Longer contexts are refused
-    int no_rope_interval;  // every such layer, counted from 1, has no RoPE; 0: all have RoPE
+    int sliding_window;     // Mistral: a longer context is refused; 0: none
+    int no_rope_interval;   // every such layer, counted from 1, has no RoPE; 0: all have RoPE
 } LlamaConfig;
 
 static inline int64_t llama_q_dim(const LlamaConfig *c) {
