@@ -133,14 +133,14 @@ int exit_code_of_output(void) {
 bool warnings_off;
 
 void warning(const char *format, ...) {
+    char line[2048];
     va_list args;
     if (warnings_off) return;
     va_start(args, format);
-    line_erase(stderr);
-    fprintf(stderr, "warning: ");
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "\n");
+    vsnprintf(line, sizeof line, format, args);
     va_end(args);
+    line_erase(stderr);
+    fprintf(stderr, "warning: %s\n", line);  // one write: mpirun mixes what ranks write in pieces
 }
 
 void must(bool ok, const Error *err) {
