@@ -315,7 +315,7 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     data_summary_print(&d->val_summary, "val     ");
     if (d->has_val) print_validation_set(o->val_every == 0 ? NULL : &d->val_set, &d->val);
     must(plan_print(plan, (Layout)o->layout, &d->train_summary, run->state.cursor, &err), &err);
-    if (o->steps > 0) run_options_print(o);
+    if (o->steps > 0 && !o->compare && !o->check_packing) run_options_print(o);
     print_ranks(m);
     for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++)
         printf("%s%s %.1f MiB%s", i == 0 ? "recompute " : ", ", llama_recompute_names[i],

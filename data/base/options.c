@@ -119,13 +119,15 @@ static int find_option(const Option *table, const char *name) {
     return -1;
 }
 
-// Letters outside the common beginning and end of two words
+// Letters outside the common beginning and end of two words; 1 for two that changed places
 static size_t distance(const char *a, const char *b) {
     const size_t n = strlen(a), m = strlen(b), least = n < m ? n : m;
     size_t first = 0, last = 0;
     while (first < least && a[first] == b[first]) first++;
     while (last < least - first && a[n - 1 - last] == b[m - 1 - last]) last++;
-    return n + m - least - first - last;
+    const bool swapped =
+        n == m && first + last + 2 == n && a[first] == b[first + 1] && a[first + 1] == b[first];
+    return swapped ? 1 : n + m - least - first - last;
 }
 
 // The hint names our option if this is another program's or misspelt. Returns false.

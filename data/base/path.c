@@ -53,6 +53,15 @@ bool path_find(const char *path, bool *exists, Error *err) {
     return status == 0 || !*exists || disk_error(err, path, "cannot look at it");
 }
 
+bool path_is_same(const char *a, const char *b, bool *same, Error *err) {
+    struct stat x, y;
+    *same = false;
+    if (stat(a, &x) != 0 || stat(b, &y) != 0)
+        return errno == ENOENT || errno == ENOTDIR || disk_error(err, a, "cannot be compared");
+    *same = x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    return true;
+}
+
 bool path_ends_with(const char *path, const char *ending) {
     const size_t n = strlen(path), k = strlen(ending);
     return n >= k && strcmp(path + n - k, ending) == 0;

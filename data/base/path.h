@@ -28,6 +28,9 @@ bool path_exists(const char *path);
 // Does it exist? For decisions that must not rest on a guess: EXIT_DISK if it cannot be examined.
 bool path_find(const char *path, bool *exists, Error *err);
 
+// Are both one file? One that does not exist is no other's. EXIT_DISK if they cannot be examined.
+bool path_is_same(const char *a, const char *b, bool *same, Error *err);
+
 bool path_ends_with(const char *path, const char *ending);
 
 // Is it a plain file name: no slash, no leading dot, not empty, printable?

@@ -474,18 +474,17 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     return root && llama_config_parse(c, root, file, err) && read_generation_config(c, file, err);
 }
 
-// The directory of a run has models in it, and is none.
-static bool is_no_run(const char *model, Error *err) {
+bool model_is_no_run(const char *option, const char *model, const char *file, Error *err) {
     char log[IO_PATH_MAX], own[IO_PATH_MAX], final[IO_PATH_MAX], hint[512];
-    if (!path_is_dir(model) || !path_join(own, sizeof own, model, "config.json", err) ||
+    if (!path_is_dir(model) || !path_join(own, sizeof own, model, file, err) ||
         !path_join(log, sizeof log, model, "log.jsonl", err) ||
         !path_join(final, sizeof final, model, "final", err) || path_exists(own) ||
         !path_exists(log))
         return err->code == 0;
     snprintf(hint, sizeof hint,
-             path_exists(final) ? "--model %.400s/final" : "--model %.400s/step-..., a checkpoint",
-             model);
-    return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a model, found a run", model);
+             path_exists(final) ? "--%s %.400s/final" : "--%s %.400s/step-..., a checkpoint",
+             option, model);
+    return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected --%s, found a run", model, option);
 }
 
 // ORG/NAME, as the Hugging Face hub names models, where ORG is not a directory on this machine
@@ -508,7 +507,9 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
                    "scripts/get_model.sh ORG/NAME gets the original"
                  : "give the directory that contains it and config.json",
             "%s: expected a model directory, found a file of weights", model);
-    if (path_exists(model)) return is_no_run(model, err) && llama_config_read(c, model, err);
+    if (path_exists(model))
+        return model_is_no_run("model", model, "config.json", err) &&
+               llama_config_read(c, model, err);
     for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
     if (is_hub_name(model))
         snprintf(hint, sizeof hint, "scripts/get_model.sh %.200s gets it from the hub", model);

@@ -61,6 +61,9 @@ static inline bool llama_has_rope(const LlamaConfig *c, int l) {
 // False when the name is not built in ("demo", "smollm2-135m" ...)
 bool llama_config_builtin(LlamaConfig *c, const char *name);
 
+// Fails for the directory of a run, which has models in it and is none: it has a log and no `file`.
+bool model_is_no_run(const char *option, const char *model, const char *file, Error *err);
+
 // A built-in name, or a directory as for llama_config_read; exit 3 when it is neither.
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err);
 

@@ -104,8 +104,11 @@ static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *
 
 bool lora_config_read(LoraConfig *c, char *base_model, size_t capacity, const char *dir,
                       Error *err) {
+    const char *file = "adapter_config.json";
     char path[IO_PATH_MAX];
-    if (!path_join(path, sizeof path, dir, "adapter_config.json", err)) return false;
+    if (!model_is_no_run("adapter", dir, file, err) ||
+        !path_join(path, sizeof path, dir, file, err))
+        return false;
     json_auto_t *root = json_read(path, JSON_MAX_CONFIG,
                                   "an adapter is a directory that --lora or PEFT has written", err);
     return root && (read_root(c, base_model, capacity, root, err) || error_prefix(err, path));

@@ -27,16 +27,6 @@ bool out_dir_lock(OutDir *out, Error *err) {
 
 // ---- --resume -----------------------------------------------------------------------------------
 
-// One that does not exist is no other's.
-static bool same_file(const char *a, const char *b, bool *same, Error *err) {
-    struct stat x, y;
-    *same = false;
-    if (stat(a, &x) != 0 || stat(b, &y) != 0)
-        return errno == ENOENT || errno == ENOTDIR || disk_error(err, a, "cannot be compared");
-    *same = x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-    return true;
-}
-
 // A later --resume takes the newest checkpoint: there must be none newer than the one named.
 static bool check_is_newest(const char *out, const char *resume, int64_t step, Error *err) {
     int64_t *steps = NULL;
@@ -91,7 +81,7 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
                      !path_printf(point->dir, sizeof point->dir, err, "%s", resume)))
         return false;
     if (!checkpoint_step_path(own, out, step, err)) return false;
-    if (!same_file(own, point->dir, &point->in_place, err)) return false;
+    if (!path_is_same(own, point->dir, &point->in_place, err)) return false;
     return !point->in_place || newest || !trains || check_is_newest(out, resume, step, err);
 }
 
@@ -125,18 +115,19 @@ bool out_dir_start_from_scratch(const char *out, bool train_given, Error *err) {
 
 // ---- Opening ------------------------------------------------------------------------------------
 
-bool out_dir_keeps_model(const char *out, const char *model, Error *err) {
+bool out_dir_keeps_model(const char *out, const char *option, const char *model, Error *err) {
     char full[IO_PATH_MAX], parent[IO_PATH_MAX];
     int64_t step;
     bool same;
     if (!realpath(model, full)) return true;
     const char *name = strrchr(full, '/') + 1;
     if (!path_parent(parent, sizeof parent, full, err)) return false;
-    if (!same_file(parent, out, &same, err)) return false;
+    if (!path_is_same(parent, out, &same, err)) return false;
     if (!same) return true;
     if (strcmp(name, "final") != 0 && !checkpoint_parse_step(name, &step)) return true;
     return error_set(err, EXIT_USAGE, "copy it elsewhere first, or give another --out",
-                     "--overwrite: expected a --model that it does not remove, found %s", model);
+                     "--overwrite: expected a --%s that it does not remove, found %s", option,
+                     model);
 }
 
 // What lies in a checkpoint or in final/ is removed with it.
@@ -155,25 +146,28 @@ bool out_dir_is_outside_models(const char *out, Error *err) {
     }
 }
 
-bool out_dir_open(OutDir *out, bool continues, bool overwrite, Error *err) {
+bool out_dir_is_free(const char *out, Error *err) {
     char path[IO_PATH_MAX], final[IO_PATH_MAX];
     bool has_log, has_final;
     int64_t *steps = NULL;
     int num_steps = 0;
-    if (!dir_create_all(out->path, err) || !out_dir_lock(out, err) || !dir_probe(out->path, err) ||
-        !path_join(path, sizeof path, out->path, "log.jsonl", err) ||
-        !path_join(final, sizeof final, out->path, "final", err) ||
-        !path_find(path, &has_log, err) || !path_find(final, &has_final, err) ||
-        !checkpoint_list(out->path, &steps, &num_steps, err))
+    if (!path_join(path, sizeof path, out, "log.jsonl", err) ||
+        !path_join(final, sizeof final, out, "final", err) || !path_find(path, &has_log, err) ||
+        !path_find(final, &has_final, err) ||
+        (path_is_dir(out) && !checkpoint_list(out, &steps, &num_steps, err)))
         return false;
     free(steps);
-    if (!continues && !overwrite && (has_log || has_final || num_steps > 0))
-        return error_set(
-            err, EXIT_USAGE,
-            "--resume continues it, --out DIR starts elsewhere, --overwrite replaces it",
-            "%s: expected an empty directory, found %s", out->path,
-            has_log || num_steps > 0 ? "a run" : "final/");
-    return !overwrite || checkpoint_remove_all(out->path, err);
+    return (!has_log && !has_final && num_steps == 0) ||
+           error_set(err, EXIT_USAGE,
+                     "--resume continues it, --out DIR starts elsewhere, --overwrite replaces it",
+                     "%s: expected an empty directory, found %s", out,
+                     has_log || num_steps > 0 ? "a run" : "final/");
+}
+
+bool out_dir_open(OutDir *out, bool continues, bool overwrite, Error *err) {
+    return dir_create_all(out->path, err) && out_dir_lock(out, err) && dir_probe(out->path, err) &&
+           (continues || overwrite || out_dir_is_free(out->path, err)) &&
+           (!overwrite || checkpoint_remove_all(out->path, err));
 }
 
 // The oldest checkpoint is removed after the newest is complete.

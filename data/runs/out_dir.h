@@ -35,8 +35,12 @@ bool out_dir_start_from_scratch(const char *out, bool train_given, Error *err);
 // Fails where a later save of another run would remove `out`: in a checkpoint or in final/.
 bool out_dir_is_outside_models(const char *out, Error *err);
 
-// Fails when --overwrite would remove the directory `model`, final/ or a checkpoint of `out`.
-bool out_dir_keeps_model(const char *out, const char *model, Error *err);
+// Fails when --overwrite would remove the directory of --model or --adapter, `option`: final/ or a
+// checkpoint of `out`.
+bool out_dir_keeps_model(const char *out, const char *option, const char *model, Error *err);
+
+// Fails if a run or a model is there.
+bool out_dir_is_free(const char *out, Error *err);
 
 // Creates and locks the directory and tries to write in it. A run that is there is an error unless
 // this one continues it. overwrite: its checkpoints are removed.

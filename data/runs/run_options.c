@@ -24,13 +24,13 @@ Option run_option_table[] = {
     TEXT("lora-targets", parsed.lora_targets, "all",
          "linear layers with adapters: all, or some of q,k,v,o,gate,up,down"),
     FLAG("lora-merge", parsed.lora_merge,
-         "final/ is the whole model with the adapters added, instead of the adapters alone"),
+         "write the whole model to final/, with the adapters added, instead of the adapters alone"),
     CHOICE("base", parsed.base, "full", "full|nf4",
-           "how --lora and --adapter keep the frozen matrices of layers: as they are, or in 4 bits "
-           "(NF4, as QLoRA's); --adapter: default as they were trained beside"),
+           "--lora, --adapter: keep the frozen matrices of layers as they are, or in 4 bits (NF4, "
+           "like QLoRA); an adapter's default is what it was trained beside"),
     DIRECTORY("adapter", parsed.adapter, NULL,
-              "LoRA adapters to add to --model (default: the base model that they name), to train "
-              "further, or with --lora-merge and without --train only to merge"),
+              "LoRA adapters, beside --model or else the base model that they name: trained "
+              "further with --train, or used by --generate and --eval, or merged by --lora-merge"),
     OPTION_GROUP("data"),
     DIRECTORY(
         "train", parsed.train, "data/demo",
@@ -95,10 +95,9 @@ Option run_option_table[] = {
     CHOICE("optimizer", parsed.optimizer, "adamw", "adamw|muon",
            "optimizer of the layers' matrices; muon needs half the state and takes the same --lr; "
            "everything else uses AdamW"),
-    CHOICE(
-        "moments", parsed.moments, "fp32", MODEL_DTYPES,
-        "of the optimizer, in memory and in checkpoints: bf16, rounded at random, takes 4 bytes a "
-        "parameter less; --resume converts them"),
+    CHOICE("moments", parsed.moments, "fp32", MODEL_DTYPES,
+           "dtype of the optimizer's moments, in memory and in checkpoints; bf16, with stochastic "
+           "rounding, saves 4 bytes a parameter; --resume converts them"),
     NUMBER("lr", parsed.lr, NULL, 0, 1e30,
            "peak learning rate; default: 2e-3 for random weights, 2e-5 for those of --model, 2e-4 "
            "for --lora"),
@@ -115,7 +114,7 @@ Option run_option_table[] = {
     NUMBER("sample-every", parsed.sample_every, "0", 0, 1e12,
            "steps between samples; 0: only at the end"),
     NUMBER("num-samples", parsed.num_samples, "3", 0, 64,
-           "texts a round, packed into one batch where they fit; 0: none"),
+           "texts written each time, packed into one batch where they fit; 0: none"),
     NUMBER("sample-tokens", parsed.sample_tokens, "128", 1, 1 << 20,
            "tokens written per text, also by --generate"),
     TEXT("prompt", parsed.prompt, NULL,
@@ -353,7 +352,7 @@ typedef struct {
 } Rates;
 
 static Rates default_rates(const Options *o) {
-    if (o->lora > 0) return (Rates){"new adapters", 2e-4f, 0};
+    if (o->lora > 0) return (Rates){"adapters", 2e-4f, 0};
     if (o->from_scratch || model_is_builtin(o)) return (Rates){"random weights", 2e-3f, 0.1f};
     return (Rates){"given weights", 2e-5f, 0};
 }
@@ -377,8 +376,8 @@ void run_options_count_steps(double epoch_steps, int64_t num_docs) {
     if (o->warmup_steps < 0) o->warmup_steps = o->steps / 10 < 20 ? o->steps / 10 : 20;
     const double epochs = epoch_steps > 0 ? (double)o->steps / epoch_steps : 0;
     if (epochs > 20 && !o->compare && !o->check_packing)
-        warning("%ld steps are %.0f epochs of %ld document%s; --epochs 3 is usual", o->steps,
-                epochs, num_docs, num_docs == 1 ? "" : "s");
+        warning("%ld step%s: %.0f epochs of %ld document%s; --epochs 3 is usual", o->steps,
+                text_plural(o->steps), epochs, num_docs, text_plural(num_docs));
 }
 
 void run_options_print(const Options *o) {
@@ -456,8 +455,9 @@ static void check_training(const Options *o, int num_ranks, bool resumes) {
     if (option_given(run_option_table, "epochs"))
         check_no_weights(o->train, "give --steps", "--epochs counts documents of one source");
     if (run_trains(o)) must(out_dir_is_outside_models(o->out, &err), &err);
+    if (run_trains(o) && !o->resume && !o->overwrite) must(out_dir_is_free(o->out, &err), &err);
     if (o->overwrite && !model_is_builtin(o))
-        must(out_dir_keeps_model(o->out, o->model, &err), &err);
+        must(out_dir_keeps_model(o->out, "model", o->model, &err), &err);
     if (o->micro_batch_tokens < o->max_seqlen)
         exit_with(EXIT_USAGE, "raise it, or lower --max-seqlen",
                   "--micro-batch-tokens %d: expected at least --max-seqlen %d: a document must fit",
@@ -478,10 +478,14 @@ static void find_base_model(Options *o) {
     must(lora_config_read(&o->adapters, base, sizeof base, o->adapter, &err), &err);
     if (!option_given(run_option_table, "base")) o->base = o->adapters.nf4 ? BASE_NF4 : BASE_FULL;
     o->adapters.nf4 = o->base == BASE_NF4;
-    if (o->overwrite) must(out_dir_keeps_model(o->out, o->adapter, &err), &err);
-    if (!base[0] || option_given(run_option_table, "model")) return;
+    if (o->overwrite) must(out_dir_keeps_model(o->out, "adapter", o->adapter, &err), &err);
+    const bool given = option_given(run_option_table, "model"), found = path_exists(base);
+    bool same = true;
+    if (given && found) must(path_is_same(base, o->model, &same, &err), &err);
+    if (!same) warning("%s: trained beside %s, found --model %s", o->adapter, base, o->model);
+    if (!base[0] || given) return;
     o->model = base;
-    if (!path_exists(base))
+    if (!found)
         exit_with(EXIT_BAD_INPUT, "--model DIR says where it is; hf download gets it from the hub",
                   "%s: expected its base model %s, not found", o->adapter, base);
 }
@@ -490,14 +494,19 @@ static void find_base_model(Options *o) {
 static void take_adapter(Options *o) {
     static char targets[80];
     find_base_model(o);
+    if (!option_given(run_option_table, "train"))
+        exit_with(EXIT_USAGE, "give --train TEXTS; --generate, --eval and --lora-merge use them",
+                  "--adapter: expected --train, to train the adapters further");
     for (int t = 0; t < LORA_TARGETS; t++)
         if (o->adapters.target[t])
             snprintf(strchr(targets, 0), 12, "%s%s", targets[0] ? "," : "", lora_target_names[t]);
     if ((o->lora > 0 && o->lora != o->adapters.rank) ||
         (o->lora_alpha > 0 && o->lora_alpha != o->adapters.alpha) ||
         (strcmp(o->lora_targets, "all") != 0 && strcmp(o->lora_targets, targets) != 0))
-        exit_with(EXIT_USAGE, "leave them out, or --adapter to train new ones",
-                  "--adapter: expected --lora, --lora-alpha and --lora-targets as it has them");
+        exit_with(EXIT_USAGE, "leave them out; without --adapter they make new adapters",
+                  "--adapter: expected no other --lora, --lora-alpha and --lora-targets than its "
+                  "own: %d, %g, %s",
+                  o->adapters.rank, (double)o->adapters.alpha, targets);
     o->lora = o->adapters.rank, o->lora_alpha = o->adapters.alpha, o->lora_targets = targets;
 }
 
@@ -531,6 +540,9 @@ void run_options_complete_inference(int num_ranks) {
                                                                 : o->generate ? options_of_generate
                                                                               : options_of_merge);
     if (run_merges(o)) must(out_dir_is_outside_models(o->out, &err), &err);
+    if (other && !o->eval && !o->generate)
+        exit_with(EXIT_USAGE, "leave it out, or give --train to train the adapters further",
+                  "--%s has no effect where adapters are only merged", other);
     if (other)
         exit_with(EXIT_USAGE, "leave one of them out", "--%s and --%s: expected at most one", mode,
                   other);

@@ -7,11 +7,13 @@
 
 enum { MAX_BEGINNING = 16 };  // tokens of a document that begin a text
 
-// The first tokens of a document: at most half of max_seqlen.
+// The first tokens of a document, those of a chat up to its first answer: at most half of
+// max_seqlen.
 static bool add_document(TextWriter *w, Dataset *documents, int64_t doc, Error *err) {
-    const int32_t half = w->o->max_seqlen > 1 ? w->o->max_seqlen / 2 : 1;
-    int64_t most = half < MAX_BEGINNING ? half : MAX_BEGINNING;
-    if (most > dataset_doc_length(documents, doc)) most = dataset_doc_length(documents, doc);
+    const int64_t half = w->o->max_seqlen > 1 ? w->o->max_seqlen / 2 : 1,
+                  length = dataset_doc_length(documents, doc), end = half < length ? half : length;
+    int64_t most = end < MAX_BEGINNING ? end : MAX_BEGINNING;
+    while (most < end && dataset_count_targets(documents, doc, 1, most) == 0) most++;
     return dataset_read(documents, doc, 0, most, text_add(w, (int32_t)most)->tokens, err);
 }
 
