@@ -254,7 +254,7 @@ fi
 rate() { expect "$1" 0 "^lr +$2" "${run[@]:0:1}" "${data[@]}" --steps 4 --dry-run "${@:3}"; }
 rate of_random_weights '0.002, weight decay 0.1: the defaults for random weights' --model tiny --from-scratch
 rate of_given_weights '2e-05, weight decay 0: the defaults for given weights' --model whole/final
-rate of_new_adapters '0.0002, weight decay 0: the defaults for new adapters' --model whole/final --lora 8
+rate of_new_adapters '0.0002, weight decay 0: the defaults for adapters' --model whole/final --lora 8
 rate given '0.0004, weight decay 0.5; the defaults for given weights are 2e-05 and 0' --model whole/final \
     --lr 4e-4 --weight-decay 0.5
 lacks twenty_times_the_default_is_quiet '^warning' out.txt

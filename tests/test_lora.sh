@@ -170,8 +170,11 @@ expect nf4_without_adapter 2 '--lora and --adapter only' "$train" --model base -
 tiny_model odd 20 10 6
 expect matrices_of_part_blocks 3 'found k_proj of 120 and up_proj of 200' "$train" --model odd "${common[@]}" --lora 8 --base nf4
 no muon 2 'expected at most one of them' --model base --lora 8 --optimizer muon
-no new_and_old_adapters 2 'lora-targets as it has them' --model base --adapter full/final --lora 24
-expect merging_with_steps 2 'lora-merge and --steps' "$train" --adapter sixteen --lora-merge --steps 4
+no new_and_old_adapters 2 'than its own: 8, 16, q_proj' --model base --adapter full/final --lora 24
+expect merging_with_steps 2 '^error: --steps has no effect' "$train" --adapter sixteen --lora-merge --steps 4
+expect adapters_for_nothing 2 '^hint: give --train TEXTS' "$train" --adapter full/final
+expect a_run_as_adapters 3 '^hint: --adapter full/final' "$train" --adapter full "${greedy[@]}"
+no adapters_that_would_be_removed 2 'expected a --adapter' --adapter refused/final --overwrite
 no dropout 2 'lora-dropout' --model base --lora 8 --lora-dropout 0.1
 no an_adapter_as_a_model 3 'for --adapter, or resume their run with --lora-merge' --model full/final
 for other in '--lora 0' '--lora-targets q' '--lora-alpha 4' '--base nf4'
@@ -180,6 +183,8 @@ expect adapters_of_a_whole_model 9 'hint: give --lora 0' "$train" --resume --out
 expect a_base_seen_from_elsewhere 3 'hint: --model DIR' env -C full "$train" --adapter final "${greedy[@]}"
 cp -r base other && cp merged/final/model.safetensors other/
 expect another_base 9 'that the adapters were trained beside' "$train" --resume --out half --model other --steps 9
+said adapters_beside_another_base 0 '^warning: full/final: trained beside base, found --model other$' \
+    "$train" --model other --adapter full/final "${greedy[@]}"
 expect a_given_model_is_taken 3 'nowhere' "$train" --model nowhere --adapter full/final "${greedy[@]}"
 expect a_model_instead_of_adapters 3 'adapter_config.json' "$train" --adapter base "${greedy[@]}"
 while read -r key value; do

@@ -135,6 +135,7 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--out a b", "b: unexpected argument", "quote a pattern"},
         {"--no-steps", "unknown option", "--help all"},
         {"--save_total 3", "--save_total: unknown option", "nothing is saved"},
+        {"--esed 3", "--esed: unknown option", "did you mean --seed?"},
         {"--sead 3", "--sead: unknown option", "did you mean --seed?"},
         {"--sa 3", "--sa: unknown option", "--help all"},
         {"--data x", "unknown option", ""},  // a group's title is not an option

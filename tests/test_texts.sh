@@ -162,7 +162,7 @@ lacks only_once ^texts out.txt
 check resumes_with_the_same_texts "${run[@]}" --resume --train notes.txt --out r --steps 3
 check the_same_texts_are_no_change test "$(grep ^resume: out.txt)" = 'resume: --steps 2 -> 3'
 seq 2 900 > notes.txt
-expect keeps_the_tokens 2 'trained on other texts than notes.txt has now' "${run[@]}" --train notes.txt --out r --steps 2
+expect keeps_the_tokens 2 'trained on other texts than notes.txt has now' "${run[@]}" --resume --train notes.txt --out r --steps 4
 expect keeps_them_before_no_steps 0 '^texts   notes.txt -> /.*/unpad-' "${run[@]}" --train notes.txt --out r --steps 0 --overwrite
 same_shards they_are_kept r/tokens before
 expect train_on_needs_the_texts 2 '^error: --train-on: expected as in' "${run[@]}" --resume --out r --steps 4 --train-on all
@@ -264,6 +264,11 @@ check_python at_a_character <<'PY'
 (val, _), = shards.read("vline/tokens", "val")
 assert bytes(train[1:-1] + val[1:-1]).decode() == "\u20ac" * 40000 and bytes(val[1:-1]).decode() == "\u20ac" * 400
 PY
+# ---- a sample of a chat begins with all that stands before its first answer ----------------------------
+echo '{"messages": [{"role": "user", "content": "How many legs has a spider, please?"},
+ {"role": "assistant", "content": "Eight."}]}' | tr -d '\n' > spider.jsonl
+makes the_question '^How many legs has a spider, please[?]<.im_end.>$' --train spider.jsonl --max-seqlen 256 --num-samples 1 --out spider
+check before_the_answer eval '! grep -a "^Eight" out.txt'
 # ---- what trains nothing needs no --out of its own; a run is no text ----------------------------------------
 expect a_run 0 done "${run[@]}" --train 10.jsonl --out mine/1 --epochs 2.5 --val-every 0 --micro-batch-tokens 64
 has its_epochs '^epochs  [23].[0-9]+ in [5-9] steps: about [23].[0-9] steps an epoch$' out.txt
@@ -277,7 +282,7 @@ has where_its_tokens_are '^hint: its tokens are in mine/1/tokens$' out.txt
 echo text > mine/text.txt
 makes runs_inside_are_skipped '^texts .*: 1 document, 0 for validation, [^;]*$' --train mine --out another
 expect epochs_a_step 0 '^epochs  [0-9]+ in 300 steps: about [0-9.]+ epochs a step$' "${run[@]}" --train 9.jsonl --dry-run
-has many_epochs_warn '^warning: 300 steps are [0-9]{2,} epochs of 9 documents' out.txt
+has many_epochs_warn '^warning: 300 steps: [0-9]{2,} epochs of 9 documents' out.txt
 expect epochs_of_a_mixture 2 'counts documents of one source, expected no weights' \
     "${run[@]}" --train 9.jsonl:1,10.jsonl:2 --epochs 2 --out refused
 expect steps_and_epochs 2 'at most one' "${run[@]}" --train 9.jsonl --epochs 2 --steps 2
