@@ -101,6 +101,8 @@ static ResumePoint find_resume(const Options *o, OutDir *out) {
     if (o->resume && run_trains(o) && is_rank_0() && path_is_dir(o->out))
         must(out_dir_lock(out, &err), &err);
     comm_barrier();  // rank 0 has undone what a killed run left
+    if (!o->resume && !o->overwrite && run_trains(o) && is_rank_0())
+        must(out_dir_is_free(o->out, &err), &err);
     if (!o->resume) return at;
     must(out_dir_find_resume(o->out, o->resume, run_trains(o), &at, &err), &err);
     if (!at.dir[0] && is_rank_0())

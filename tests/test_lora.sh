@@ -174,7 +174,7 @@ no new_and_old_adapters 2 'than its own: 8, 16, q_proj' --model base --adapter f
 expect merging_with_steps 2 '^error: --steps has no effect' "$train" --adapter sixteen --lora-merge --steps 4
 expect adapters_for_nothing 2 '^hint: give --train TEXTS' "$train" --adapter full/final
 expect a_run_as_adapters 3 '^hint: --adapter full/final' "$train" --adapter full "${greedy[@]}"
-no adapters_that_would_be_removed 2 'expected a --adapter' --adapter refused/final --overwrite
+expect adapters_that_would_be_removed 2 'expected a --adapter' "$train" "${common[@]}" --adapter full/final --out full --overwrite
 no dropout 2 'lora-dropout' --model base --lora 8 --lora-dropout 0.1
 no an_adapter_as_a_model 3 'for --adapter, or resume their run with --lora-merge' --model full/final
 for other in '--lora 0' '--lora-targets q' '--lora-alpha 4' '--base nf4'

@@ -452,10 +452,12 @@ static void check_no_weights(const char *spec, const char *hint, const char *why
 
 static void check_training(const Options *o, int num_ranks, bool resumes) {
     Error err = {0};
+    bool same = false;
     if (option_given(run_option_table, "epochs"))
         check_no_weights(o->train, "give --steps", "--epochs counts documents of one source");
     if (run_trains(o)) must(out_dir_is_outside_models(o->out, &err), &err);
-    if (run_trains(o) && !o->resume && !o->overwrite) must(out_dir_is_free(o->out, &err), &err);
+    if (o->val) must(path_is_same(o->val, o->train, &same, &err), &err);
+    if (same) warning("--val is --train: its loss says nothing about other texts");
     if (o->overwrite && !model_is_builtin(o))
         must(out_dir_keeps_model(o->out, "model", o->model, &err), &err);
     if (o->micro_batch_tokens < o->max_seqlen)
