@@ -66,8 +66,7 @@ int64_t plan_work(int64_t length);
 int64_t plan_goal(const PlanSettings *s);
 
 // Plans the step at *state. *plan is {0} at first, may be used again, and is freed by plan_free.
-// EXIT_CHECKPOINT_MISFIT when the state is not a position in this data, EXIT_BAD_INPUT when the
-// data has nothing to train on.
+// EXIT_CHECKPOINT_MISFIT: no position in this data; EXIT_BAD_INPUT: nothing to train on.
 bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Layout layout,
                const PlanState *state, Error *err);
 void plan_free(StepPlan *p);

@@ -10,15 +10,15 @@ static const char owner[] = "shared prefixes";
 
 bool prefixes_read(Prefixes *p, const DocIndex *index, const Segment *segments, int64_t n,
                    Error *err) {
-    p->first = host_grow(p->first, &p->first_capacity, (size_t)n + 1, sizeof *p->first, owner);
+    array_grow(p->first, &p->first_capacity, (size_t)n + 1, owner);
     p->first[0] = 0;
     for (int64_t i = 0; i < n; i++) {
         const size_t tiles = ((size_t)segments[i].length - 1) / SHARED_TILE_TOKENS,
                      at = p->first[i], length = tiles * SHARED_TILE_TOKENS + 1;
         p->first[i + 1] = at + tiles;
         if (tiles == 0) continue;
-        p->hashes = host_grow(p->hashes, &p->hash_capacity, at + tiles, sizeof *p->hashes, owner);
-        p->tokens = host_grow(p->tokens, &p->token_capacity, length, sizeof *p->tokens, owner);
+        array_grow(p->hashes, &p->hash_capacity, at + tiles, owner);
+        array_grow(p->tokens, &p->token_capacity, length, owner);
         if (!index->read(index->context, &segments[i], (int64_t)length, p->tokens, err))
             return false;
         uint64_t h = 0;

@@ -2,8 +2,6 @@
 
 #include <limits.h>
 #include <math.h>
-#include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,7 +62,6 @@ bool llama_config_builtin(LlamaConfig *c, const char *name) {
 // ---- Types of models, and keys of config.json ---------------------------------------------------
 
 static const char *const model_types[] = {"llama", "mistral", "qwen2", "qwen3", "smollm3", NULL},
-                         *const activations[] = {ACTIVATIONS, NULL},
                          *const rope_types[] = {"default", "linear", "llama3", "yarn", NULL};
 
 // What distinguishes each type, and its defaults for missing keys, which are those of transformers.
@@ -96,16 +93,13 @@ static const struct {
 // A key with a single value, and its range. Products of the largest sizes fit easily in 64 bits.
 typedef struct {
     const char *key;
-    enum { END, INT, FLOAT, DOUBLE, BOOL, NAME } kind;
+    enum { END, INT, FLOAT, DOUBLE, BOOL } kind;
     size_t offset;  // of the value in a LlamaConfig
     double min, max;
     bool optional;
-    const char *const *names;  // NAME: an enum, by the names of its values
 } Field;
 #define FIELD(key_, kind_, member_, ...) \
-    { key_, kind_, offsetof(LlamaConfig, member_), __VA_ARGS__, NULL }
-#define NAMED(key_, member_, optional_, names_) \
-    { key_, NAME, offsetof(LlamaConfig, member_), 0, 0, optional_, names_ }
+    { key_, kind_, offsetof(LlamaConfig, member_), __VA_ARGS__ }
 enum { MAX_WIDTH = 1 << 18, MAX_HEAD_DIM = 1024, MAX_POSITIONS = 1 << 26 };
 
 static const Field fields[] = {
@@ -120,9 +114,6 @@ static const Field fields[] = {
     FIELD("rms_norm_eps", FLOAT, rms_norm_eps, 1e-20, 0.1, true),
     FIELD("initializer_range", FLOAT, initializer_range, 0, 10, true),
     FIELD("tie_word_embeddings", BOOL, tie_word_embeddings, 0, 1, true),
-    NAMED("hidden_act", activation, true, activations),
-
-    NAMED("model_type", model_type, false, model_types),
     {0},
 };
 static const Field rope_theta[] = {FIELD("rope_theta", DOUBLE, rope_theta, 1, 1e12, true), {0}};
@@ -170,7 +161,6 @@ static bool read_name(const char *const *names, const char *key, const json_t *i
 }
 
 static bool read_fields(LlamaConfig *c, const Field *f, const json_t *object, Error *err) {
-    const json_t *item;
     for (bool ok = true; ok && f->kind != END; f++) {
         void *out = (char *)c + f->offset;
         const bool required = !f->optional;
@@ -179,9 +169,6 @@ static bool read_fields(LlamaConfig *c, const Field *f, const json_t *object, Er
             ok = json_get_int(object, f->key, (int)f->min, (int)f->max, out, required, err);
         else if (f->kind == BOOL)
             ok = json_get_bool(object, f->key, out, required, err);
-        else if (f->kind == NAME)
-            ok = !(item = json_object_get(object, f->key)) ||
-                 read_name(f->names, f->key, item, out, err);
         else
             ok = json_get_double(object, f->key, f->min, f->max, f->kind == FLOAT ? &wide : out,
                                  required, err);
@@ -193,8 +180,7 @@ static bool read_fields(LlamaConfig *c, const Field *f, const json_t *object, Er
 // Python's readers treat null as a value, not as a missing key.
 static bool refuse_nulls(const LlamaConfig *c, const Field *f, const json_t *object, Error *err) {
     for (; f->kind != END; f++) {
-        static const size_t sizes[] = {
-            [INT] = 4, [FLOAT] = 4, [DOUBLE] = 8, [BOOL] = 1, [NAME] = 4};
+        static const size_t sizes[] = {[INT] = 4, [FLOAT] = 4, [DOUBLE] = 8, [BOOL] = 1};
         const bool has_default = memcmp((const char *)c + f->offset, &(double){0}, sizes[f->kind]);
         if (has_default && json_is_null(json_object_get(object, f->key)))
             return bad_input(err, "%s: expected a value, found null", f->key);
@@ -209,7 +195,6 @@ static void write_fields(const LlamaConfig *c, const Field *f, json_t *object) {
                             f->kind == INT     ? json_integer(*(const int *)value)
                             : f->kind == FLOAT ? json_float(*(const float *)value)
                             : f->kind == BOOL  ? json_boolean(*(const bool *)value)
-                            : f->kind == NAME  ? json_string(f->names[*(const int *)value])
                                                : json_real(*(const double *)value));
     }
 }
@@ -282,16 +267,17 @@ static const struct {
       "residual_multiplier", "rotary_pct", "scale_depth", "scale_emb",
       "pretraining_tp"}},  // another order of summation, and its own layout
     {"full_attention", {"layer_types"}},
+    {"silu", {"hidden_act"}},
 };
 
-// null matches any of these values except true. Each of layer_types must match.
+// null matches any of these values except true and silu. Each of layer_types must match.
 static bool value_is(const json_t *item, const char *text) {
     const json_t *each;
     size_t i;
     json_array_foreach(item, i, each) {
         if (!value_is(each, text)) return false;
     }
-    if (json_is_null(item)) return strcmp(text, "true") != 0;
+    if (json_is_null(item)) return !strstr("true silu", text);
     if (json_is_boolean(item)) return strcmp(text, json_is_true(item) ? "true" : "false") == 0;
     if (json_is_number(item)) return text[0] <= '9' && json_number_value(item) == atof(text);
     if (json_is_array(item)) return strcmp(text, "full_attention") == 0;
@@ -326,8 +312,7 @@ static bool read_window(LlamaConfig *c, const json_t *root, Error *err) {
            json_get_int(root, key, 1, MAX_POSITIONS, &c->sliding_window, false, err);
 }
 
-// no_rope_layers has a 1 for each layer, or a 0 where the layer has no RoPE: every interval-th. It
-// overrides no_rope_layer_interval.
+// no_rope_layers, which wins over the interval, has a 0 for each layer without RoPE, else a 1.
 static bool read_no_rope(LlamaConfig *c, const json_t *root, Error *err) {
     const json_t *layers = json_member(root, "no_rope_layers"), *item;
     const int L = c->num_layers;
@@ -454,8 +439,7 @@ bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Er
 // More ids, from generation_config.json beside config.json, if it exists.
 static bool read_generation_config(LlamaConfig *c, const char *config, Error *err) {
     char dir[IO_PATH_MAX], file[IO_PATH_MAX];
-    if (!path_parent(dir, sizeof dir, config, err) ||
-        !path_join(file, sizeof file, dir, "generation_config.json", err))
+    if (!path_parent(dir, config, err) || !path_join(file, dir, "generation_config.json", err))
         return false;
     if (!path_exists(file)) return true;
     json_auto_t *root = json_read(file, JSON_MAX_CONFIG, "", err);
@@ -467,7 +451,7 @@ static bool read_generation_config(LlamaConfig *c, const char *config, Error *er
 
 bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     char file[IO_PATH_MAX];
-    if (!path_inside(file, sizeof file, path, "config.json", err)) return false;
+    if (!path_inside(file, path, "config.json", err)) return false;
     json_auto_t *root =
         json_read(file, JSON_MAX_CONFIG,
                   "expected a Hugging Face model: a directory with a config.json", err);
@@ -476,10 +460,9 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
 
 bool model_is_no_run(const char *option, const char *model, const char *file, Error *err) {
     char log[IO_PATH_MAX], own[IO_PATH_MAX], final[IO_PATH_MAX], hint[512];
-    if (!path_is_dir(model) || !path_join(own, sizeof own, model, file, err) ||
-        !path_join(log, sizeof log, model, "log.jsonl", err) ||
-        !path_join(final, sizeof final, model, "final", err) || path_exists(own) ||
-        !path_exists(log))
+    if (!path_is_dir(model) || !path_join(own, model, file, err) ||
+        !path_join(log, model, "log.jsonl", err) || !path_join(final, model, "final", err) ||
+        path_exists(own) || !path_exists(log))
         return err->code == 0;
     snprintf(hint, sizeof hint,
              path_exists(final) ? "--%s %.400s/final" : "--%s %.400s/step-..., a checkpoint",
@@ -542,12 +525,12 @@ json_t *token_ids_json(const TokenIds *t) {
 }
 
 char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
-    json_t *all =
-        json_pack("{s:[s], s:f, s:o, s:o, s:o, s:o, s:s, s:b}", "architectures",
-                  types[c->model_type].architecture, "attention_dropout", 0.0, "bos_token_id",
-                  token_ids_json(&c->bos), "eos_token_id", token_ids_json(&c->eos), "pad_token_id",
-                  token_ids_json(&c->pad), "rope_scaling", rope_json(c), "torch_dtype", torch_dtype,
-                  "use_cache", true);
+    json_t *all = json_pack(
+        "{s:[s], s:f, s:o, s:o, s:s, s:s, s:o, s:o, s:s, s:b}", "architectures",
+        types[c->model_type].architecture, "attention_dropout", 0.0, "bos_token_id",
+        token_ids_json(&c->bos), "eos_token_id", token_ids_json(&c->eos), "hidden_act", "silu",
+        "model_type", model_types[c->model_type], "pad_token_id", token_ids_json(&c->pad),
+        "rope_scaling", rope_json(c), "torch_dtype", torch_dtype, "use_cache", true);
     write_fields(c, fields, all);
     write_fields(c, rope_theta, all);
     if (c->model_type != MODEL_LLAMA)  // without it Mistral has 4096

@@ -2,8 +2,7 @@
 // names, and reading and writing Hugging Face's config.json.
 //
 // Reading refuses every key that would change the maths (attention_bias true, another rope type,
-// ...) and every value out of range, so that the sizes of a LlamaConfig can be multiplied without
-// overflow.
+// ...) and every value out of range: the sizes of a LlamaConfig can be multiplied.
 #pragma once
 
 #include <jansson.h>
@@ -20,8 +19,6 @@ typedef struct {
 } RopeScaling;
 
 typedef enum { MODEL_LLAMA, MODEL_MISTRAL, MODEL_QWEN2, MODEL_QWEN3, MODEL_SMOLLM3 } ModelType;
-typedef enum { SILU } Activation;
-#define ACTIVATIONS "silu"  // their names in config.json, in this order
 
 // Ids that begin or end texts: of config.json, then those that only generation_config.json has.
 enum { MAX_TOKEN_IDS = 16 };
@@ -38,12 +35,11 @@ typedef struct {
     RopeScaling rope_scaling;
     TokenIds bos, eos, pad;  // pad has no effect here; it is kept for other programs
     bool tie_word_embeddings;
-    Activation activation;  // of the gate
-    ModelType model_type;   // this and what follows are 0 for Llama
-    bool qkv_bias;          // of q_proj, k_proj and v_proj
-    bool qk_norm;           // RMSNorm of each query and key head, before RoPE
-    int sliding_window;     // Mistral: a longer context is refused; 0: none
-    int no_rope_interval;   // every such layer, counted from 1, has no RoPE; 0: all have RoPE
+    ModelType model_type;  // this and what follows are 0 for Llama
+    bool qkv_bias;         // of q_proj, k_proj and v_proj
+    bool qk_norm;          // RMSNorm of each query and key head, before RoPE
+    int sliding_window;    // Mistral: a longer context is refused; 0: none
+    int no_rope_interval;  // every such layer, counted from 1, has no RoPE; 0: all have RoPE
 } LlamaConfig;
 
 static inline int64_t llama_q_dim(const LlamaConfig *c) {
@@ -82,10 +78,9 @@ json_t *token_ids_json(const TokenIds *t);
 
 uint64_t llama_config_num_params(const LlamaConfig *c);
 
-// Multiply-adds that training on these tokens needs, times two: forward and backward of every
-// matrix, the head's for targets only, and of attention over the (query, key) pairs that its mask
-// leaves. A frozen model has no products for its weights' gradients. Recomputation and padding do
-// not count.
+// Multiply-adds that training on these tokens needs, times two: of every matrix, the head's for
+// targets only, and of attention over the (query, key) pairs that its mask leaves. A frozen model
+// has no products for its weights' gradients. Recomputation and padding do not count.
 double llama_config_flops(const LlamaConfig *c, bool frozen, int64_t tokens, int64_t targets,
                           int64_t pairs);
 
@@ -93,13 +88,11 @@ double llama_config_flops(const LlamaConfig *c, bool frozen, int64_t tokens, int
 // memory the caller frees. torch_dtype: "float32", "bfloat16".
 char *llama_config_text(const LlamaConfig *c, const char *torch_dtype);
 
-// RoPE as transformers computes it, plain and scaled: a pair of dimensions turns by position *
-// frequency; cosines and sines are multiplied by the attention factor. Radians per position of pair
-// i < head_dim / 2, in fp32:
+// RoPE as transformers computes it: a pair of dimensions turns by position * frequency; cosines and
+// sines are multiplied by the attention factor. fp32 radians per position of pair i < head_dim / 2
 float rope_frequency(const LlamaConfig *c, int i);
 
 double rope_attention_factor(const LlamaConfig *c);  // 1 except with YaRN
 
-// (num_positions + 1, head_dim/2, 2) cosine and sine of angles in fp32, in memory the caller frees;
-// the last row rotates nothing
+// (num_positions + 1, head_dim/2, 2) cosine and sine of fp32 angles, to be freed; last row: 1, 0
 double *rope_turns(const LlamaConfig *c, int32_t num_positions);

@@ -70,11 +70,9 @@ bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err);
 // the newest one is still there or none is.
 bool checkpoint_remove_all(const char *out_dir, Error *err);
 
-// Reads every file that manifest.json names and compares sizes and checksums; exit 3 where they
-// differ. step may be NULL.
+// Compares sizes and checksums of every file that manifest.json names; exit 3. step may be NULL.
 bool checkpoint_verify(const char *dir, int64_t *step, Error *err);
 
-// The newest (by number) step-* that checkpoint_verify accepts: its path and *step. Warns of each
-// damaged one that is skipped. True with *step = -1 when there is none at all; false when all are
-// damaged.
+// The newest (by number) step-* that checkpoint_verify accepts: path and *step, -1: there is none.
+// Warns of each damaged one that is skipped; false when all are.
 bool checkpoint_find_newest(const char *out_dir, char path[IO_PATH_MAX], int64_t *step, Error *err);

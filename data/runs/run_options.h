@@ -66,7 +66,7 @@ enum { SAVE_MINUTES = 10 };  // between checkpoints, without --save-every
 // epochs the steps are; when checkpoints come.
 void run_options_print(const Options *o);
 
-// Steps between the lines of training, StepReport.lines_every
+// Steps between the lines of training; 0: only skipped steps and spikes have one
 int64_t run_lines_every(const Options *o);
 
 // The learning rate of the 0-based `step`. The first warm-up step is not 0 but lr / warmup_steps.

@@ -12,7 +12,6 @@
 
 #include <pthread.h>
 
-#include "../base/error.h"
 #include "sources.h"
 
 typedef struct Shard Shard;
@@ -49,9 +48,6 @@ typedef struct {
 
 enum { DATASET_MAX_OPEN = 256 };  // files open at a time
 
-// Options with vocab_size and boundary_token unknown.
-DatasetOptions dataset_options(void);
-
 // spec: a file, a directory, a glob pattern, or several of these separated by commas; or a mixture
 // (sources.h). Errors are EXIT_BAD_INPUT; *ds then needs no closing. A vocabulary smaller than the
 // model's is fine: ids are checked against the shards' own.
@@ -74,8 +70,7 @@ bool dataset_doc_follows(const Dataset *ds, int64_t doc);
 // below ds->vocab_size and every block matches its checksum, if it has one. Thread-safe.
 bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *out, Error *err);
 
-// How many of the tokens [offset, offset + n) of a document are targets; offset >= 1. All of them,
-// unless its shard has a mask.
+// How many of the tokens [offset, offset + n) of a document, offset >= 1, are targets
 int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, int64_t n);
 
 // The weight of a token of a document as a target; 0: it is none

@@ -2,7 +2,6 @@
 // .mask; SPLIT_00001.bin, ... Byte layout: data/README.md.
 #pragma once
 
-#include "../base/error.h"
 #include "../base/file.h"
 
 // What the header says about the tokens

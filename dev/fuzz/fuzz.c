@@ -108,9 +108,9 @@ static BpeEncoder *encoder(int i) {
     Error err = {0};
     Tokenizer *t = &list[i];
     if (opened[i]) return opened[i];
-    must(i == 0 || tokenizer_open(t, dirs[i], &err), &err);
+    must(i == 0 || tokenizer_open(t, dirs[i], &err));
     const Bpe *b = bpe_open(t, &err);
-    must(b != NULL, &err);
+    if (!b) error_exit(&err);
     unit_options[i] = (UnitOptions){.tokenizer = t, .vocabulary = {1 << 24, t->bos, t->eos, 0}};
     if (t->bos == t->eos) unit_options[i].vocabulary.bos = -1;
     memset(unit_options[i].has_byte, true, 256);
