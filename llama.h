@@ -1,9 +1,7 @@
 // The model: configuration -> arenas -> forward, backward, update. It reads as the architecture;
-// every device operation is a call into kernels/kernels.h, and no line here knows which backend
-// that is.
+// every device operation is a call into kernels/kernels.h, on a backend that no line here knows.
 //
-//   Parameter     one parameter of the checkpoint: the table that drives allocation, load, save,
-//                 weight decay and names
+//   Parameter     one of the table that drives allocation, load, save, weight decay and names
 //   LlamaLayer    a layer's weights (and LlamaLayerGrads their gradients), views into the arenas
 //   LlamaActs     a layer's activations that backward needs
 //   LlamaInputs   the micro-batch on the device: tokens, targets, positions, documents

@@ -48,8 +48,7 @@ static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 // Device memory beside the model's arenas
 typedef struct {
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
-    size_t usable_bytes;   // 15/16 of what was free at the start, the rest is left to libraries;
-                           // 0: unknown
+    size_t usable_bytes;   // 15/16 of what was free at first, the rest is for libraries; 0: unknown
     size_t recompute_bytes[LLAMA_NUM_RECOMPUTES];  // what the model takes with each --recompute
 } DeviceRoom;
 

@@ -1,8 +1,5 @@
-// Loads batches one step ahead: a thread plans the next step and reads its tokens while the current
-// one trains.
-//
-// A step depends on the settings and the state only: loader_load_step gives the same ones. Failures
-// of the thread are returned by loader_next.
+// Loads batches one step ahead, in a thread. A step depends on the settings and the state only:
+// loader_load_step gives the same ones. Failures of the thread are returned by loader_next.
 #pragma once
 
 #include <pthread.h>

@@ -316,8 +316,7 @@ struct BpeEncoder {
     pcre2_match_context *match_limits;
     Word *words;  // (NUM_WORDS) a direct-mapped cache
     Piece *pieces;
-    Heap heap;  // (rank, at): merges of the piece at `at` with the one after it, if it still has
-                // this rank
+    Heap heap;  // (rank, at): merges of the piece at `at` with the one after it, or outdated ones
     size_t piece_capacity, heap_capacity;
     int32_t *ids;
     size_t num_ids, id_capacity;

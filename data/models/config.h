@@ -1,5 +1,4 @@
-// The shape of a model, a Llama or a type that differs from it by a bias, a norm or a key: built-in
-// names, and reading and writing Hugging Face's config.json.
+// The shape of a Llama, or of what differs from it by a bias, a norm or a key; its config.json.
 //
 // Reading refuses every key that would change the maths (attention_bias true, another rope type,
 // ...) and every value out of range: the sizes of a LlamaConfig can be multiplied.

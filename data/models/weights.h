@@ -1,8 +1,7 @@
 // The parameters of a model between memory and files: random initial values, Hugging Face
 // directories, and the optimizer's moments under the same names.
 //
-// The caller owns the values. They pass through its callbacks as fp32, at most `block` elements at
-// a time, in the order of the list.
+// Values pass through callbacks as fp32, at most `block` at a time, in the order of the list.
 #pragma once
 
 #include "safetensors.h"
@@ -46,8 +45,7 @@ bool weights_check(Parameters p, const char *dir, Error *err);
 bool parameters_load(Parameters p, bool moments, const char *path, Error *err);
 
 // Weights, or the moments as "m.<name>" and "v.<name>", into a .safetensors file; *w then has its
-// size and checksum. dtype: "F32", or "BF16", rounded to nearest even. NaN and Inf are refused with
-// exit 7. All blocks are read even after a failure, so that `get` may be a collective operation;
-// path NULL: blocks are read but not written, for the other ranks.
+// size and checksum. dtype: "F32", or "BF16", rounded to nearest even. NaN and Inf: exit 7. All
+// blocks are read even after a failure, as `get` may be collective; path NULL: they are only read.
 bool parameters_save(Parameters p, bool moments, const char *dtype, const char *path, FileWriter *w,
                      Error *err);

@@ -5,11 +5,10 @@
 //   publish   writes manifest.json last; fsyncs all; renames to step-00000100; fsyncs <out>
 //   prune     removes older ones only then, their manifests first
 //
-// manifest.json has the size and CRC32C of every file; its own last line is the CRC32C of all bytes
-// before it, so that no flipped bit is missed.
-// A directory under its final name is therefore complete, or was damaged later, which its manifest
-// shows. Nothing is rewritten in place, there is no "latest" file, and no time stamp decides
-// anything. One writer at a time: hold dir_lock(out_dir) around all of this (readers need no lock).
+// manifest.json has the size and CRC32C of every file, and in its last line its own. A directory
+// under its final name is therefore complete, or was damaged later, which its manifest shows.
+// Nothing is rewritten in place, there is no "latest" file, and no time stamp decides anything. One
+// writer at a time: hold dir_lock(out_dir) around all of this (readers need no lock).
 #pragma once
 
 #include <jansson.h>

@@ -1,8 +1,7 @@
 // A data set: token shards whose sizes and indexes are validated when opened, read by document.
 //
 // Formats: ours with .idx and .mask, and llm.c's v1 and v7 (modded-nanogpt's are v1), whose index
-// is built by reading all tokens. Byte layouts: data/README.md. data/convert.py converts other
-// formats to ours.
+// is built by reading all tokens. Byte layouts: data/README.md. data/convert.py converts others.
 //
 // Documents are numbered from 0 over all shards in order; empty ones are skipped and counted. Every
 // shard must have exactly the size that its header implies, and every count is bounded by a file
@@ -31,8 +30,7 @@ typedef struct {
     int64_t num_empty;        // documents that were skipped
     bool masked;              // a shard has a loss mask
     bool weighted;            // targets have weights, unless this is set to false
-    int64_t num_targets;      // tokens in the masks; of shards without one, all that have a token
-                              // before them in their document
+    int64_t num_targets;      // in the masks; without one, all but the first of a document
     int32_t vocab_size;       // every id is below it: the shards', else the model's, else INT32_MAX
     int32_t bos, eos;         // -1: unknown
     uint64_t tokenizer_hash;  // 0: unknown
