@@ -488,12 +488,6 @@ static void pause_training(Run *run, int64_t step) {
     if (saves_after(run, step)) start_save(run, false);
 }
 
-// --replay-every, before a step: on a sound machine its gradients have the same bits twice.
-static void replay(LlamaModel *m, const StepData *data, int64_t step) {
-    comm_phase("forward", step);
-    must(packing_replay(llama_face(m), llama_parameters(m), data, step, &err));
-}
-
 static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     Error err = {0};
     const Options *o = run->o;
@@ -507,7 +501,9 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     const StepPlan *plan = &data->plan;
     const double read_ms = now_ms() - start_ms;
     const AdamW hyper = adamw_of_step(o, step);
-    if (every(step + 1, o->replay_every)) replay(run->model, data, step + 1);
+    if (every(step + 1, o->replay_every))
+        must(packing_replay(llama_face(run->model), llama_parameters(run->model), data, step + 1,
+                            &err));
     const DeviceMemory before = device_memory();
     const StepScalars scalars = llama_train_step(run->model, data, hyper, o->grad_clip);
     // nothing is allocated inside a step, and the host waits for the device once: for the loss
