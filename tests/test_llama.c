@@ -421,9 +421,8 @@ static void check_golden(const char *name, int chunk) {
 
 // Of make_lora_golden.py, or make_nf4_golden.py
 static void check_golden_of_adapters(const char *name, bool nf4) {
-    char base[16];
-    MUST(lora_config_read(&adapters, base, sizeof base, printed("tests/golden/%s/lora", name),
-                          &err));
+    char base[IO_PATH_MAX];
+    MUST(lora_config_read(&adapters, base, printed("tests/golden/%s/lora", name), &err));
     CHECK(strcmp(base, "..") == 0);
     adapters.nf4 = nf4;
     check_golden(name, 0);

@@ -291,9 +291,7 @@ static bool read_record(Messages *m, const json_t *record, Error *bad) {
     return add_turns(m, answer, "assistant", bad);
 }
 
-// ---- Text, as Python's methods of the same names change it --------------------------------------
-
-// rstrip, and with `both` lstrip too
+// Python's rstrip, and with `both` lstrip too
 static char *strip(char *text, bool both) {
     size_t start, end = utf8_strip(text, &start);
     if (!both) start = 0;

@@ -70,7 +70,7 @@ static bool is_computed(const char *key, const json_t *item) {
     return strstr(any_value, word) != NULL;
 }
 
-static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *root, Error *err) {
+static bool read_root(LoraConfig *c, char base_model[IO_PATH_MAX], json_t *root, Error *err) {
     const char *base = "", *key;
     const json_t *item, *targets = json_member(root, "target_modules");
     double alpha = 8;  // PEFT's defaults
@@ -96,19 +96,18 @@ static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *
         return bad_input(err, "peft_type: expected LORA, not found");
     c->alpha = (float)alpha;
     c->nf4 = json_is_set(json_member(root, QUANTIZATION));
-    text_copy(base_model, capacity, base);
+    text_copy(base_model, IO_PATH_MAX, base);
     return true;
 }
 
-bool lora_config_read(LoraConfig *c, char *base_model, size_t capacity, const char *dir,
-                      Error *err) {
+bool lora_config_read(LoraConfig *c, char base_model[IO_PATH_MAX], const char *dir, Error *err) {
     const char *file = "adapter_config.json";
     char path[IO_PATH_MAX];
     if (!model_is_no_run("adapter", dir, file, err) || !path_join(path, dir, file, err))
         return false;
     json_auto_t *root = json_read(path, JSON_MAX_CONFIG,
                                   "an adapter is a directory that --lora or PEFT has written", err);
-    return root && (read_root(c, base_model, capacity, root, err) || error_prefix(err, path));
+    return root && (read_root(c, base_model, root, err) || error_prefix(err, path));
 }
 
 char *lora_config_text(const LoraConfig *c, const char *base_model) {

@@ -112,10 +112,9 @@ static bool parse_entry(TensorInfo *t, const json_t *entry, Error *err) {
         !parse_integer(json_array_get(offsets, 0), key, 0, &t->begin, err) ||
         !parse_integer(json_array_get(offsets, 1), key, t->begin, &t->end, err))
         return false;
-    if (t->end - t->begin != tensor_size_bytes(t))
-        return bad_input(err, "%s: expected %lu bytes for its shape and dtype, found %lu", key,
-                         tensor_size_bytes(t), t->end - t->begin);
-    return true;
+    return t->end - t->begin == tensor_size_bytes(t) ||
+           bad_input(err, "%s: expected %lu bytes for its shape and dtype, found %lu", key,
+                     tensor_size_bytes(t), t->end - t->begin);
 }
 
 static bool check_metadata(json_t *metadata, Error *err) {

@@ -170,10 +170,9 @@ static bool check_moments(const Stored *list, int num, const SafetensorsSet *s, 
                              "%s: expected tensor %s of this model's shape, found %s", path,
                              expected.name, found ? "another shape" : "none");
     }
-    if (s->num_tensors != num)
-        return error_set(err, EXIT_CHECKPOINT_MISFIT, hint, "%s: expected %d tensors, found %d",
-                         path, num, s->num_tensors);
-    return true;
+    return s->num_tensors == num ||
+           error_set(err, EXIT_CHECKPOINT_MISFIT, hint, "%s: expected %d tensors, found %d", path,
+                     num, s->num_tensors);
 }
 
 // ---- Loading ------------------------------------------------------------------------------------

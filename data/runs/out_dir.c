@@ -117,11 +117,9 @@ bool out_dir_keeps_model(const char *out, const char *option, const char *model,
     bool same;
     if (!realpath(model, full)) return true;
     const char *name = strrchr(full, '/') + 1;
-    if (!path_parent(parent, full, err)) return false;
-    if (!path_is_same(parent, out, &same, err)) return false;
-    if (!same) return true;
-    if (strcmp(name, "final") != 0 && !checkpoint_parse_step(name, &step)) return true;
-    return error_set(err, EXIT_USAGE, "copy it elsewhere first, or give another --out",
+    if (!path_parent(parent, full, err) || !path_is_same(parent, out, &same, err)) return false;
+    return !same || (strcmp(name, "final") != 0 && !checkpoint_parse_step(name, &step)) ||
+           error_set(err, EXIT_USAGE, "copy it elsewhere first, or give another --out",
                      "--overwrite: expected a --%s that it does not remove, found %s", option,
                      model);
 }

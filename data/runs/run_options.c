@@ -466,7 +466,7 @@ static void check_training(const Options *o, int num_ranks, bool resumes) {
 // The model that adapters name, unless --model is given
 static void find_base_model(Options *o) {
     static char base[IO_PATH_MAX];
-    must(lora_config_read(&o->adapters, base, sizeof base, o->adapter, &err));
+    must(lora_config_read(&o->adapters, base, o->adapter, &err));
     if (!option_given(run_option_table, "base")) o->base = o->adapters.nf4 ? BASE_NF4 : BASE_FULL;
     o->adapters.nf4 = o->base == BASE_NF4;
     if (o->overwrite) must(out_dir_keeps_model(o->out, "adapter", o->adapter, &err));
