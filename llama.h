@@ -601,7 +601,7 @@ static inline void llama_align(LlamaModel *m) {
     m->num_weights = (m->num_weights + LLAMA_ALIGN - 1) / LLAMA_ALIGN * LLAMA_ALIGN;
 }
 
-enum { NO_LAYER = -1, ONES = 0, ZEROS = -1 };  // ZEROS: a bias
+enum { NO_LAYER = -1, INIT_ONES = 0, INIT_ZEROS = -1 };  // INIT_ZEROS: a bias
 
 #define LLAMA_NF4 ((size_t)1 << 62)  // where offsets of parameters in NF4 begin; they have no view
 
@@ -622,7 +622,7 @@ static inline void llama_place(LlamaModel *m, bool nf4, floatX **weight, real **
 static inline void llama_tensor(LlamaModel *m, floatX **weight, real **grad, int layer,
                                 const char *name, int64_t rows, int64_t cols, float init_std) {
     Parameter *t = &m->tensors[m->num_tensors];
-    const char *kind = init_std == ZEROS ? "bias" : "weight";
+    const char *kind = init_std == INIT_ZEROS ? "bias" : "weight";
     const bool matrix = layer != NO_LAYER && cols;
     if (layer == NO_LAYER)
         snprintf(t->name, sizeof t->name, "%s.%s", name, kind);
@@ -697,19 +697,20 @@ static inline void llama_build_tensors(LlamaModel *m) {
     for (int l = 0; l < c->num_layers; l++) {
         LlamaLayer *w = &m->layers[l];
         LlamaLayerGrads *g = &m->dlayers[l];
-        llama_tensor(m, &w->input_layernorm, &g->input_layernorm, l, "input_layernorm", C, 0, ONES);
+        llama_tensor(m, &w->input_layernorm, &g->input_layernorm, l, "input_layernorm", C, 0,
+                     INIT_ONES);
         llama_tensor(m, &w->post_attention_layernorm, &g->post_attention_layernorm, l,
-                     "post_attention_layernorm", C, 0, ONES);
+                     "post_attention_layernorm", C, 0, INIT_ONES);
         if (c->qk_norm) {
-            llama_tensor(m, &w->qk_norm, &g->qk_norm, l, "self_attn.q_norm", D, 0, ONES);
-            llama_tensor(m, NULL, NULL, l, "self_attn.k_norm", D, 0, ONES);
+            llama_tensor(m, &w->qk_norm, &g->qk_norm, l, "self_attn.q_norm", D, 0, INIT_ONES);
+            llama_tensor(m, NULL, NULL, l, "self_attn.k_norm", D, 0, INIT_ONES);
         }
         if (!c->qkv_bias) continue;
-        llama_tensor(m, &w->qkv_bias, &g->qkv_bias, l, "self_attn.q_proj", q_dim, 0, ZEROS);
-        llama_tensor(m, NULL, NULL, l, "self_attn.k_proj", kv_dim, 0, ZEROS);
-        llama_tensor(m, NULL, NULL, l, "self_attn.v_proj", kv_dim, 0, ZEROS);
+        llama_tensor(m, &w->qkv_bias, &g->qkv_bias, l, "self_attn.q_proj", q_dim, 0, INIT_ZEROS);
+        llama_tensor(m, NULL, NULL, l, "self_attn.k_proj", kv_dim, 0, INIT_ZEROS);
+        llama_tensor(m, NULL, NULL, l, "self_attn.v_proj", kv_dim, 0, INIT_ZEROS);
     }
-    llama_tensor(m, &m->norm, &m->dnorm, NO_LAYER, "model.norm", C, 0, ONES);
+    llama_tensor(m, &m->norm, &m->dnorm, NO_LAYER, "model.norm", C, 0, INIT_ONES);
     llama_align(m);
     m->num_trained = lora ? adapters : m->num_tensors;
     m->num_elements = lora ? adapter_elements : m->num_weights;
