@@ -164,7 +164,7 @@ struct LlamaModel {
 };
 
 // Elements of the rope table up to its last row
-static inline size_t llama_rope_table_size(const LlamaModel *m) {
+static inline size_t llama_rope_size(const LlamaModel *m) {
     return (size_t)m->settings.max_seqlen * (size_t)m->config.head_dim;
 }
 
@@ -232,7 +232,7 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
     const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
     const int64_t q_dim = llama_q_dim(&m->config), qkv_dim = llama_qkv_dim(&m->config);
     const bool rope = llama_has_rope(&m->config, (int)(a - m->acts));
-    const real *table = rope ? m->rope_table : m->rope_table + llama_rope_table_size(m);
+    const real *table = rope ? m->rope_table : m->rope_table + llama_rope_size(m);
     if (n == 0)
         return attention_backward(s->dqkv, s->attn_delta, s->dattn, a->qkv, a->attn, a->lse,
                                   rope ? in->position_ids : m->unrotated, table, &in->docs,
@@ -770,8 +770,7 @@ static inline void llama_carve(LlamaModel *m) {
 
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->loss_scale, 1, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->staging, m->staging_ints, true);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, m->rope_table, llama_rope_table_size(m) + (size_t)c->head_dim,
-                 true);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, m->rope_table, llama_rope_size(m) + (size_t)c->head_dim, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->unrotated, T, c->no_rope_interval > 0);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->logits, logits > matrix ? logits : matrix, true);
     m->nf4.values = s->logits;  // never needed at one time
@@ -875,7 +874,7 @@ static inline void llama_free(LlamaModel *m) {
 }
 
 static inline void llama_fill_rope_table(LlamaModel *m) {
-    const size_t count = llama_rope_table_size(m) + (size_t)m->config.head_dim;
+    const size_t count = llama_rope_size(m) + (size_t)m->config.head_dim;
     real *table = host_calloc(count, sizeof(real), "rope table");
     double *turns = rope_turns(&m->config, m->settings.max_seqlen);
     for (size_t i = 0; i < count; i++) table[i] = (real)turns[i];

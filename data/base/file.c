@@ -103,15 +103,14 @@ bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Erro
     return true;
 }
 
-char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const char *hint,
-                    Error *err) {
+char *file_read_all(const char *path, uint64_t most, uint64_t *n, const char *hint, Error *err) {
     File f;
     if (!file_open(&f, path, hint, err)) return NULL;
     char *text = NULL;
     if (n) *n = f.size_bytes;
-    bool ok = f.size_bytes <= max_bytes ||
+    bool ok = f.size_bytes <= most ||
               error_set(err, EXIT_BAD_INPUT, hint, "%s: expected at most %lu bytes, found %lu",
-                        path, max_bytes, f.size_bytes);
+                        path, most, f.size_bytes);
     if (ok) text = host_calloc(f.size_bytes + 1, 1, path);
     ok = ok && file_read_at(&f, text, f.size_bytes, 0, err);
     file_close(&f);

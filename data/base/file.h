@@ -39,10 +39,9 @@ void file_close(File *f);
 // Reads n bytes at `offset`. EXIT_BAD_INPUT beyond the end, EXIT_DISK when reading fails.
 bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Error *err);
 
-// A whole file of at most max_bytes, NUL-terminated, in memory the caller frees; *n, unless n is
+// A whole file of at most `most` bytes, NUL-terminated, in memory the caller frees; *n, unless n is
 // NULL, is its size. NULL on error.
-char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const char *hint,
-                    Error *err);
+char *file_read_all(const char *path, uint64_t most, uint64_t *n, const char *hint, Error *err);
 
 // SHA-256 of a file of at most 1 GiB. Fails as file_read_all does.
 bool file_sha256(const char *path, unsigned char digest[32], Error *err);

@@ -15,8 +15,7 @@ typedef struct {
 } Prefixes;
 
 // Reads the n segments.
-bool prefixes_read(Prefixes *p, const DocIndex *index, const Segment *segments, int64_t n,
-                   Error *err);
+bool prefixes_read(Prefixes *p, const DocIndex *index, const Segment *list, int64_t n, Error *err);
 void prefixes_free(Prefixes *p);
 
 // Sorts ids (n) so that segments which begin alike stand together. shared (n) =  how many tokens

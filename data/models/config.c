@@ -357,11 +357,10 @@ static bool read_token_ids(const json_t *root, const char *key, int most, TokenI
 }
 
 // The ids of config.json, or the type's default if it has no such key.
-static bool read_own_ids(const json_t *root, const char *key, int vocab_size, TokenIds *t,
-                         Error *err) {
-    if (json_object_get(root, key) || (t->n > 0 && t->ids[0] >= vocab_size)) *t = (TokenIds){0};
-    if (!read_token_ids(root, key, vocab_size - 1, t, err)) {
-        snprintf(err->hint, sizeof err->hint, "token ids are below vocab_size %d", vocab_size);
+static bool read_own_ids(const json_t *root, const char *key, int vocab, TokenIds *t, Error *err) {
+    if (json_object_get(root, key) || (t->n > 0 && t->ids[0] >= vocab)) *t = (TokenIds){0};
+    if (!read_token_ids(root, key, vocab - 1, t, err)) {
+        snprintf(err->hint, sizeof err->hint, "token ids are below vocab_size %d", vocab);
         return false;
     }
     t->of_config = t->n;

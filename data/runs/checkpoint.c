@@ -322,15 +322,14 @@ bool checkpoint_remove_all(const char *out_dir, Error *err) {
 
 // ---- The newest good one ------------------------------------------------------------------------
 
-bool checkpoint_find_newest(const char *out_dir, char path[IO_PATH_MAX], int64_t *step,
-                            Error *err) {
+bool checkpoint_find_newest(const char *out, char path[IO_PATH_MAX], int64_t *step, Error *err) {
     int64_t *steps = NULL, found = -1;
     int count = 0;
     *step = -1;
-    bool ok = checkpoint_list(out_dir, &steps, &count, err);
+    bool ok = checkpoint_list(out, &steps, &count, err);
     for (int i = 0; ok && *step < 0 && i < count; i++) {
         Error why = {0};
-        ok = checkpoint_step_path(path, out_dir, steps[i], err);
+        ok = checkpoint_step_path(path, out, steps[i], err);
         if (!ok) break;
         if (checkpoint_verify(path, &found, &why) && found != steps[i])
             error_set(&why, EXIT_BAD_INPUT, "was the directory renamed?",
@@ -343,5 +342,5 @@ bool checkpoint_find_newest(const char *out_dir, char path[IO_PATH_MAX], int64_t
     free(steps);
     if (!ok || *step >= 0 || count == 0) return ok;
     return error_set(err, EXIT_BAD_INPUT, "--overwrite starts over here; or restore a backup",
-                     "%s: expected a good checkpoint, found %d damaged", out_dir, count);
+                     "%s: expected a good checkpoint, found %d damaged", out, count);
 }

@@ -13,8 +13,7 @@ typedef struct {
 
 // batch: packed or shared; docs: the same documents in the same order, packed
 // losses_alone (T of docs) =  the losses of each document alone, in packed order
-PackingDelta packing_check(ModelFace model, const Batch *batch, const Batch *docs,
-                           float *losses_alone);
+PackingDelta packing_check(ModelFace m, const Batch *batch, const Batch *docs, float *losses_alone);
 
 // Losses and logits must agree to rounding of one row's sums, gradients to that of a sum over T
 // rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.

@@ -186,9 +186,8 @@ int64_t dataset_doc_length(const Dataset *ds, int64_t doc) {
 }
 
 // Reads block b of the shard into ds->block and checks it.
-static bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t num_tokens,
-                               Error *err) {
-    const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)num_tokens * width,
+static bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t n, Error *err) {
+    const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)n * width,
                    at = SHARD_HEADER_BYTES + (uint64_t)(b * s->block_tokens) * width;
     array_grow(ds->block, &ds->block_capacity, (size_t)bytes, "a block of tokens");
     if (!file_read_at(&s->file, ds->block, bytes, at, err)) return false;
@@ -269,11 +268,10 @@ float dataset_weight(const Dataset *ds, int64_t doc, int64_t offset) {
     return !s->mask || mask_bit(s->mask, start + offset);
 }
 
-void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n,
-                         int32_t *tokens) {
+void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *ids) {
     int64_t start, end;
     const Shard *s = dataset_find(ds, doc, &start, &end);
     assert(offset >= 1 && n >= 0 && n <= end - start - offset);
     for (int64_t i = 0; s->mask && i < n; i++)
-        if (!mask_bit(s->mask, start + offset + i)) tokens[i] = -1;
+        if (!mask_bit(s->mask, start + offset + i)) ids[i] = -1;
 }

@@ -75,5 +75,4 @@ int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, in
 float dataset_weight(const Dataset *ds, int64_t doc, int64_t offset);
 
 // Replaces by -1 those of the tokens [offset, offset + n) of a document, (n), that are not targets.
-void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n,
-                         int32_t *tokens);
+void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *ids);
