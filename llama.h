@@ -1,23 +1,16 @@
 // The model: configuration -> arenas -> forward, backward, update. It reads as the architecture;
-// every device operation is a call into kernels/kernels.h, and no line here knows which backend
-// that is.
+// every device operation is a call into kernels/kernels.h, on a backend that no line here knows.
 //
-//   Parameter     one parameter of the checkpoint: the table that drives allocation, load, save,
-//                 weight decay and names
+//   Parameter     one of the table that drives allocation, load, save, weight decay and names
 //   LlamaLayer    a layer's weights (and LlamaLayerGrads their gradients), views into the arenas
 //   LlamaActs     a layer's activations that backward needs
 //   LlamaInputs   the micro-batch on the device: tokens, targets, positions, documents
 //
 // A step is llama_train_step: every micro-batch forward, head and backward, then the update.
-// Gradients are sums, scaled at the loss by 1 / (targets of the whole step). The letters in shape
-// comments are those of kernels.h.
+// Gradients are sums, scaled at the loss by 1 / (targets of the step). Shapes: see kernels.h.
 #pragma once
 
 #include <assert.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <math.h>
@@ -25,7 +18,6 @@
 #include "data/base/error.h"
 #include "data/base/hash.h"
 #include "data/base/memory.h"
-#include "data/base/path.h"
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
 #include "data/models/config.h"
@@ -59,8 +51,7 @@ typedef struct {
         *gate_up_proj, *down_proj;
 } LlamaLayerGrads;
 
-// Activations of one layer. All layers share the buffers that backward does not need, or computes
-// again: see LlamaRecompute.
+// Activations of one layer. All share the buffers that backward does not need, or computes again.
 typedef struct {
     floatX *resid_attn;  // (T, C)    residual stream entering attention
     real *rstd_attn;     // (T)
@@ -134,9 +125,8 @@ typedef struct {
     ZeroSettings ranks;    // that share each step
 } LlamaSettings;
 
-// Weights are gathered and gradients reduced in buckets, in the order in which forward uses them:
-// LLAMA_LAYERS + l is layer l, and after the last layer the head. Backward completes them in the
-// reverse order.
+// Weights are gathered and gradients reduced in buckets, in forward's order, and for backward in
+// reverse: LLAMA_LAYERS + l is layer l, and after the last layer the head.
 enum { LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };
 
 struct LlamaModel {
@@ -169,32 +159,28 @@ struct LlamaModel {
     // the current micro-batch
     LlamaInputs in;
     int32_t *staging_host, *staging;
-    size_t staging_ints;
+    size_t staging_ints, staged;  // of staging: all, and those of the micro-batch so far
     Arena arenas[LLAMA_NUM_ARENAS];
 };
 
 // Elements of the rope table up to its last row
-static inline size_t llama_rope_table_size(const LlamaModel *m) {
+static inline size_t llama_rope_size(const LlamaModel *m) {
     return (size_t)m->settings.max_seqlen * (size_t)m->config.head_dim;
 }
 
 static inline int llama_head_bucket(const LlamaConfig *c) { return LLAMA_LAYERS + c->num_layers; }
 
-// ---- What a run calls, in this order ------------------------------------------------------------
-// Every rank makes the same calls.
+// ---- What a run calls, in this order, on every rank alike ---------------------------------------
 
-// Everything but the allocation: the table of parameters, this rank's shard, the bytes of each
-// arena.
+// Everything but the allocation: table of parameters, this rank's shard, bytes of each arena
 static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSettings settings);
 static inline size_t llama_memory_total(const LlamaModel *m);  // bytes of all arenas
 // Allocates them. Parameter arenas are zeroed, the rest is uninitialised.
 static inline bool llama_allocate(LlamaModel *m, Error *err);
 
-// The weights, or adapters where these are trained: random, or of a Hugging Face directory; and the
-// optimizer's moments of a checkpoint.
-static inline void llama_init(LlamaModel *m, uint64_t seed);
-static inline bool llama_load(LlamaModel *m, const char *dir, Error *err);
-static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err);
+// What weights.h initialises, loads and saves: the weights, or adapters where these are trained,
+// and their moments. Every rank loads; to save, all send what they hold to rank 0.
+static inline Parameters llama_parameters(LlamaModel *m);
 
 // A whole optimizer step on this rank's micro-batches; waits for it, once, at the end.
 // device_timer_ms is the time of the micro-batches.
@@ -215,15 +201,52 @@ static inline void llama_add_losses(LlamaModel *m);  // to those of the step
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data);
 // The model as data/runs uses it: losses, generation, gradients of single batches
 static inline ModelFace llama_face(LlamaModel *m);
-// What weights.h saves: all ranks send what they hold to rank 0.
-static inline Parameters llama_parameters(LlamaModel *m);
 static inline void llama_free(LlamaModel *m);
 
-// ---- Forward and backward -----------------------------------------------------------------------
+// ---- Attention ----------------------------------------------------------------------------------
+// This is the one place where a layout shows: `repad` gathers the real rows of a padded buffer
+// around attention in every layer and scatters them back, as a Hugging Face model given an
+// attention mask does. It exists to be compared with. Every other layout has num_real_rows = 0.
+// Generation keeps keys and values: prompts attend within themselves, later tokens to the cache.
 
-// Defined below: attention in every layout
-static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a);
-static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a);
+static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a) {
+    const LlamaInputs *in = &m->in;
+    LlamaScratch *s = &m->scratch;
+    const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
+    const int64_t q_dim = llama_q_dim(&m->config), qkv_dim = llama_qkv_dim(&m->config);
+    for (int64_t row = 0; in->cache_rows && row < in->copies * in->copy_rows; row += in->copy_rows)
+        kv_store(a->kv_cache + row * (qkv_dim - q_dim), a->qkv, in->cache_rows, in->position_ids, T,
+                 m->heads);
+    if (in->decode)
+        return attention_decode(a->attn, a->qkv, a->kv_cache, in->cache_rows, in->position_ids, T,
+                                m->heads);
+    if (n == 0) return attention_forward(a->attn, a->lse, a->qkv, &in->docs, m->heads);
+    gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
+    attention_forward(s->real_attn, a->lse, s->real_qkv, &in->real_docs, m->heads);
+    scatter_rows(a->attn, s->real_attn, in->real_rows, n, T, q_dim);
+}
+
+static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
+    const LlamaInputs *in = &m->in;
+    LlamaScratch *s = &m->scratch;
+    const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
+    const int64_t q_dim = llama_q_dim(&m->config), qkv_dim = llama_qkv_dim(&m->config);
+    const bool rope = llama_has_rope(&m->config, (int)(a - m->acts));
+    const real *table = rope ? m->rope_table : m->rope_table + llama_rope_size(m);
+    if (n == 0)
+        return attention_backward(s->dqkv, s->attn_delta, s->dattn, a->qkv, a->attn, a->lse,
+                                  rope ? in->position_ids : m->unrotated, table, &in->docs,
+                                  m->heads);
+    gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
+    gather_rows(s->real_attn, a->attn, in->real_rows, n, q_dim);
+    gather_rows(s->real_dattn, s->dattn, in->real_rows, n, q_dim);
+    attention_backward(s->real_dqkv, s->attn_delta, s->real_dattn, s->real_qkv, s->real_attn,
+                       a->lse, rope ? in->real_position_ids : m->unrotated, table, &in->real_docs,
+                       m->heads);
+    scatter_rows(s->dqkv, s->real_dqkv, in->real_rows, n, T, qkv_dim);
+}
+
+// ---- Forward and backward -----------------------------------------------------------------------
 
 // Queries and keys of layer l as attention takes them, from their projections
 static inline void llama_rotate(LlamaModel *m, int l) {
@@ -399,118 +422,71 @@ static inline void llama_backward(LlamaModel *m) {
     zero_grads_done(&m->zero, LLAMA_EMBEDDING);
 }
 
-// ---- Attention ----------------------------------------------------------------------------------
-// This is the one place where a layout shows: `repad` gathers the real rows of a padded buffer
-// around attention in every layer and scatters them back, as a Hugging Face model given an
-// attention mask does. It exists to be compared with. Every other layout has num_real_rows = 0.
-// Generation keeps keys and values: a packed batch of whole prompts attends within itself, later
-// tokens attend to the cache.
-
-static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a) {
-    const LlamaInputs *in = &m->in;
-    LlamaScratch *s = &m->scratch;
-    const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
-    const int64_t q_dim = llama_q_dim(&m->config), qkv_dim = llama_qkv_dim(&m->config);
-    for (int64_t row = 0; in->cache_rows && row < in->copies * in->copy_rows; row += in->copy_rows)
-        kv_store(a->kv_cache + row * (qkv_dim - q_dim), a->qkv, in->cache_rows, in->position_ids, T,
-                 m->heads);
-    if (in->decode)
-        return attention_decode(a->attn, a->qkv, a->kv_cache, in->cache_rows, in->position_ids, T,
-                                m->heads);
-    if (n == 0) return attention_forward(a->attn, a->lse, a->qkv, &in->docs, m->heads);
-    gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
-    attention_forward(s->real_attn, a->lse, s->real_qkv, &in->real_docs, m->heads);
-    scatter_rows(a->attn, s->real_attn, in->real_rows, n, T, q_dim);
-}
-
-static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
-    const LlamaInputs *in = &m->in;
-    LlamaScratch *s = &m->scratch;
-    const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
-    const int64_t q_dim = llama_q_dim(&m->config), qkv_dim = llama_qkv_dim(&m->config);
-    const bool rope = llama_has_rope(&m->config, (int)(a - m->acts));
-    const real *table = rope ? m->rope_table : m->rope_table + llama_rope_table_size(m);
-    if (n == 0) {
-        attention_backward(s->dqkv, s->attn_delta, s->dattn, a->qkv, a->attn, a->lse,
-                           rope ? in->position_ids : m->unrotated, table, &in->docs, m->heads);
-        return;
-    }
-    gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
-    gather_rows(s->real_attn, a->attn, in->real_rows, n, q_dim);
-    gather_rows(s->real_dattn, s->dattn, in->real_rows, n, q_dim);
-    attention_backward(s->real_dqkv, s->attn_delta, s->real_dattn, s->real_qkv, s->real_attn,
-                       a->lse, rope ? in->real_position_ids : m->unrotated, table, &in->real_docs,
-                       m->heads);
-    scatter_rows(s->dqkv, s->real_dqkv, in->real_rows, n, T, qkv_dim);
-}
+// ---- The micro-batch: everything the kernels need to know of it goes over in one copy -----------
 
 _Static_assert((int)SHARED_TILE_TOKENS == SHARED_TILE, "one tile for batches and kernels");
 
-// ---- The micro-batch: everything the kernels need to know of it goes over in one copy -----------
-
-static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *src_host,
-                                   int32_t n) {
-    int32_t *device = m->staging + *used;
-    if (src_host && n) memcpy(m->staging_host + *used, src_host, (size_t)n * sizeof(int32_t));
-    *used += (size_t)n;
-    return device;
+static inline int32_t *llama_stage(LlamaModel *m, const int32_t *src_host, int32_t n) {
+    const size_t at = m->staged;
+    if (src_host && n) memcpy(m->staging_host + at, src_host, (size_t)n * sizeof(int32_t));
+    m->staged += (size_t)n;
+    return m->staging + at;
 }
 
 // The values of n rows, of 4 bytes each
-static inline void *llama_stage_rows(LlamaModel *m, size_t *used, const void *src_host,
-                                     const int32_t *rows_host, int32_t n) {
+static inline void *llama_stage_rows(LlamaModel *m, const void *src_host, const int32_t *rows_host,
+                                     int32_t n) {
     for (int32_t i = 0; i < n; i++)
-        memcpy(m->staging_host + *used + i, (const int32_t *)src_host + rows_host[i], 4);
-    return llama_stage(m, used, NULL, n);
+        memcpy(m->staging_host + m->staged + i, (const int32_t *)src_host + rows_host[i], 4);
+    return llama_stage(m, NULL, n);
 }
 
-static inline void llama_stage_documents(LlamaModel *m, size_t *used, VarlenInfo *docs,
-                                         const int32_t *cu_seqlens, const int32_t *shared_first,
-                                         const int32_t *shared_len, int32_t num_segments,
-                                         int32_t max_seqlen) {
-    docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_segments + 1);
-    docs->shared_first = shared_len ? llama_stage(m, used, shared_first, num_segments) : NULL;
-    docs->shared_len = shared_len ? llama_stage(m, used, shared_len, num_segments) : NULL;
-    docs->work = m->staging + *used;
+static inline void llama_stage_documents(LlamaModel *m, VarlenInfo *docs, const int32_t *cu_seqlens,
+                                         const int32_t *shared_first, const int32_t *shared_len,
+                                         int32_t num_segments, int32_t max_seqlen) {
+    docs->cu_seqlens = llama_stage(m, cu_seqlens, num_segments + 1);
+    docs->shared_first = shared_len ? llama_stage(m, shared_first, num_segments) : NULL;
+    docs->shared_len = shared_len ? llama_stage(m, shared_len, num_segments) : NULL;
+    docs->work = m->staging + m->staged;
     docs->num_segments = num_segments;
     docs->max_seqlen = max_seqlen;
     docs->total_tokens = cu_seqlens[num_segments];
-    *used += attention_work_list(m->staging_host + *used, cu_seqlens, shared_first, shared_len,
-                                 num_segments, m->heads);
-    assert(*used <= m->staging_ints);
+    m->staged += attention_work_list(m->staging_host + m->staged, cu_seqlens, shared_first,
+                                     shared_len, num_segments, m->heads);
+    assert(m->staged <= m->staging_ints);
 }
 
 static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     LlamaInputs *in = &m->in;
-    size_t used = 0;
+    m->staged = 0;
     assert(b->total_tokens <= m->settings.micro_batch_tokens);
     assert(b->max_seqlen <= m->settings.max_seqlen);  // positions of the rope table
     assert(b->num_real_rows == 0 || m->settings.repad);
     assert(!b->cache_rows || m->settings.cache_tokens);
-    in->tokens = llama_stage(m, &used, b->tokens, b->total_tokens);
-    in->position_ids = llama_stage(m, &used, b->position_ids, b->total_tokens);
-    in->token_order = llama_stage(m, &used, b->token_order, b->total_tokens);
-    in->cache_rows = b->cache_rows ? llama_stage(m, &used, b->cache_rows, b->total_tokens) : NULL;
+    in->tokens = llama_stage(m, b->tokens, b->total_tokens);
+    in->position_ids = llama_stage(m, b->position_ids, b->total_tokens);
+    in->token_order = llama_stage(m, b->token_order, b->total_tokens);
+    in->cache_rows = b->cache_rows ? llama_stage(m, b->cache_rows, b->total_tokens) : NULL;
     in->copies = b->copies;
     in->copy_rows = b->copy_rows;
     in->decode = b->decode;
     in->num_head_rows = b->num_head_rows;
-    in->head_rows = llama_stage(m, &used, b->head_rows, b->num_head_rows);
-    in->targets = llama_stage_rows(m, &used, b->targets, b->head_rows, b->num_head_rows);
+    in->head_rows = llama_stage(m, b->head_rows, b->num_head_rows);
+    in->targets = llama_stage_rows(m, b->targets, b->head_rows, b->num_head_rows);
     in->weights =
-        b->weighted ? llama_stage_rows(m, &used, b->weights, b->head_rows, b->num_head_rows) : NULL;
+        b->weighted ? llama_stage_rows(m, b->weights, b->head_rows, b->num_head_rows) : NULL;
     const bool shared = b->num_shared > 0;
-    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, shared ? b->shared_first : NULL,
+    llama_stage_documents(m, &in->docs, b->cu_seqlens, shared ? b->shared_first : NULL,
                           shared ? b->shared_len : NULL, b->num_segments, b->max_seqlen);
     in->num_real_rows = b->num_real_rows;
     if (b->num_real_rows) {
-        in->real_rows = llama_stage(m, &used, b->real_rows, b->num_real_rows);
+        in->real_rows = llama_stage(m, b->real_rows, b->num_real_rows);
         in->real_position_ids =
-            llama_stage_rows(m, &used, b->position_ids, b->real_rows, b->num_real_rows);
-        llama_stage_documents(m, &used, &in->real_docs, b->real_cu_seqlens, NULL, NULL,
+            llama_stage_rows(m, b->position_ids, b->real_rows, b->num_real_rows);
+        llama_stage_documents(m, &in->real_docs, b->real_cu_seqlens, NULL, NULL,
                               b->num_real_segments, b->real_max_seqlen);
     }
-    device_upload(m->staging, m->staging_host, used * sizeof(int32_t));
+    device_upload(m->staging, m->staging_host, m->staged * sizeof(int32_t));
 }
 
 // ---- The step around them -----------------------------------------------------------------------
@@ -643,8 +619,8 @@ static inline void llama_place(LlamaModel *m, bool nf4, floatX **weight, real **
     if (weight && m->grads) *grad = t->offset < m->num_elements ? m->grads + t->offset : NULL;
 }
 
-static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad, int layer,
-                                    const char *name, int64_t rows, int64_t cols, float init_std) {
+static inline void llama_tensor(LlamaModel *m, floatX **weight, real **grad, int layer,
+                                const char *name, int64_t rows, int64_t cols, float init_std) {
     Parameter *t = &m->tensors[m->num_tensors];
     const char *kind = init_std == INIT_ZEROS ? "bias" : "weight";
     const bool matrix = layer != NO_LAYER && cols;
@@ -694,27 +670,26 @@ static inline void llama_build_tensors(LlamaModel *m) {
     llama_align(m);
     const int adapters = m->num_tensors;
     const size_t adapter_elements = m->num_weights;
-    llama_add_tensor(m, &m->embed_tokens, &m->dembed_tokens, NO_LAYER, "model.embed_tokens", V, C,
-                     std);
+    llama_tensor(m, &m->embed_tokens, &m->dembed_tokens, NO_LAYER, "model.embed_tokens", V, C, std);
     m->num_weights += padding;
     for (int l = 0; l < c->num_layers; l++) {
         LlamaLayer *w = &m->layers[l];
         LlamaLayerGrads *g = &m->dlayers[l];
         const Parameter *first = m->tensors + m->num_tensors;
-        llama_add_tensor(m, &w->qkv_proj, &g->qkv_proj, l, "self_attn.q_proj", q_dim, C, std);
-        llama_add_tensor(m, NULL, NULL, l, "self_attn.k_proj", kv_dim, C, std);
-        llama_add_tensor(m, NULL, NULL, l, "self_attn.v_proj", kv_dim, C, std);
-        llama_add_tensor(m, &w->o_proj, &g->o_proj, l, "self_attn.o_proj", C, q_dim, resid_std);
-        llama_add_tensor(m, &w->gate_up_proj, &g->gate_up_proj, l, "mlp.gate_proj", F, C, std);
-        llama_add_tensor(m, NULL, NULL, l, "mlp.up_proj", F, C, std);
-        llama_add_tensor(m, &w->down_proj, &g->down_proj, l, "mlp.down_proj", C, F, resid_std);
+        llama_tensor(m, &w->qkv_proj, &g->qkv_proj, l, "self_attn.q_proj", q_dim, C, std);
+        llama_tensor(m, NULL, NULL, l, "self_attn.k_proj", kv_dim, C, std);
+        llama_tensor(m, NULL, NULL, l, "self_attn.v_proj", kv_dim, C, std);
+        llama_tensor(m, &w->o_proj, &g->o_proj, l, "self_attn.o_proj", C, q_dim, resid_std);
+        llama_tensor(m, &w->gate_up_proj, &g->gate_up_proj, l, "mlp.gate_proj", F, C, std);
+        llama_tensor(m, NULL, NULL, l, "mlp.up_proj", F, C, std);
+        llama_tensor(m, &w->down_proj, &g->down_proj, l, "mlp.down_proj", C, F, resid_std);
         for (int i = 0; i < LORA_GROUPS && m->nf4.codes; i++)
             w->lora[i].base = nf4_at(m->nf4, first[lora_group_first[i]].offset - LLAMA_NF4);
     }
     m->lm_head = m->embed_tokens;  // tied: both gradients are summed into one
     m->dlm_head = m->dembed_tokens;
     if (!c->tie_word_embeddings) {
-        llama_add_tensor(m, &m->lm_head, &m->dlm_head, NO_LAYER, "lm_head", V, C, std);
+        llama_tensor(m, &m->lm_head, &m->dlm_head, NO_LAYER, "lm_head", V, C, std);
         m->num_weights += padding;
     }
     llama_align(m);
@@ -722,21 +697,20 @@ static inline void llama_build_tensors(LlamaModel *m) {
     for (int l = 0; l < c->num_layers; l++) {
         LlamaLayer *w = &m->layers[l];
         LlamaLayerGrads *g = &m->dlayers[l];
-        llama_add_tensor(m, &w->input_layernorm, &g->input_layernorm, l, "input_layernorm", C, 0,
-                         INIT_ONES);
-        llama_add_tensor(m, &w->post_attention_layernorm, &g->post_attention_layernorm, l,
-                         "post_attention_layernorm", C, 0, INIT_ONES);
+        llama_tensor(m, &w->input_layernorm, &g->input_layernorm, l, "input_layernorm", C, 0,
+                     INIT_ONES);
+        llama_tensor(m, &w->post_attention_layernorm, &g->post_attention_layernorm, l,
+                     "post_attention_layernorm", C, 0, INIT_ONES);
         if (c->qk_norm) {
-            llama_add_tensor(m, &w->qk_norm, &g->qk_norm, l, "self_attn.q_norm", D, 0, INIT_ONES);
-            llama_add_tensor(m, NULL, NULL, l, "self_attn.k_norm", D, 0, INIT_ONES);
+            llama_tensor(m, &w->qk_norm, &g->qk_norm, l, "self_attn.q_norm", D, 0, INIT_ONES);
+            llama_tensor(m, NULL, NULL, l, "self_attn.k_norm", D, 0, INIT_ONES);
         }
         if (!c->qkv_bias) continue;
-        llama_add_tensor(m, &w->qkv_bias, &g->qkv_bias, l, "self_attn.q_proj", q_dim, 0,
-                         INIT_ZEROS);
-        llama_add_tensor(m, NULL, NULL, l, "self_attn.k_proj", kv_dim, 0, INIT_ZEROS);
-        llama_add_tensor(m, NULL, NULL, l, "self_attn.v_proj", kv_dim, 0, INIT_ZEROS);
+        llama_tensor(m, &w->qkv_bias, &g->qkv_bias, l, "self_attn.q_proj", q_dim, 0, INIT_ZEROS);
+        llama_tensor(m, NULL, NULL, l, "self_attn.k_proj", kv_dim, 0, INIT_ZEROS);
+        llama_tensor(m, NULL, NULL, l, "self_attn.v_proj", kv_dim, 0, INIT_ZEROS);
     }
-    llama_add_tensor(m, &m->norm, &m->dnorm, NO_LAYER, "model.norm", C, 0, INIT_ONES);
+    llama_tensor(m, &m->norm, &m->dnorm, NO_LAYER, "model.norm", C, 0, INIT_ONES);
     llama_align(m);
     m->num_trained = lora ? adapters : m->num_tensors;
     m->num_elements = lora ? adapter_elements : m->num_weights;
@@ -796,8 +770,7 @@ static inline void llama_carve(LlamaModel *m) {
 
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->loss_scale, 1, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->staging, m->staging_ints, true);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, m->rope_table, llama_rope_table_size(m) + (size_t)c->head_dim,
-                 true);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, m->rope_table, llama_rope_size(m) + (size_t)c->head_dim, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->unrotated, T, c->no_rope_interval > 0);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->logits, logits > matrix ? logits : matrix, true);
     m->nf4.values = s->logits;  // never needed at one time
@@ -830,8 +803,7 @@ static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSettings
     return chunk < s->micro_batch_tokens ? (int32_t)chunk : s->micro_batch_tokens;
 }
 
-// The trained matrices of layer l begin here; behind the last layer the head's, none if it is the
-// embedding or frozen
+// Where the trained matrices of layer l begin; behind the last layer the head's, if it has its own
 static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
     const int tensors = m->num_trained / m->config.num_layers;  // of a layer's adapters
     return m->tensors[m->settings.lora.rank ? tensors * l : 1 + LLAMA_LAYER_MATRICES * l].offset;
@@ -867,9 +839,7 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
     const size_t work_ints = attention_work_list_size((int64_t)T, (int64_t)T);
     assert(T > 0 && settings.max_seqlen > 0);
     *m = (LlamaModel){.config = *config, .settings = settings};
-    m->heads = (HeadShape){.num_heads = config->num_heads,
-                           .num_kv_heads = config->num_kv_heads,
-                           .head_dim = config->head_dim};
+    m->heads = (HeadShape){config->num_heads, config->num_kv_heads, config->head_dim};
     m->settings.head_chunk = llama_head_chunk(config, &settings);
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
     m->staging_ints =
@@ -904,7 +874,7 @@ static inline void llama_free(LlamaModel *m) {
 }
 
 static inline void llama_fill_rope_table(LlamaModel *m) {
-    const size_t count = llama_rope_table_size(m) + (size_t)m->config.head_dim;
+    const size_t count = llama_rope_size(m) + (size_t)m->config.head_dim;
     real *table = host_calloc(count, sizeof(real), "rope table");
     double *turns = rope_turns(&m->config, m->settings.max_seqlen);
     for (size_t i = 0; i < count; i++) table[i] = (real)turns[i];
@@ -937,7 +907,6 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
 }
 
 // ---- Weights and moments from and to files, as fp32 ---------------------------------------------
-// Every rank loads; rank 0 saves.
 
 static inline void llama_put(void *model, ParameterArena arena, size_t offset, const float *values,
                              size_t n) {
@@ -974,18 +943,4 @@ static inline bool llama_check(LlamaModel *m, const char *dir, const char *base,
     return (m->num_trained == m->num_tensors ||
             weights_check(llama_frozen_parameters(m), base, err)) &&
            (!dir || weights_check(llama_parameters(m), dir, err));
-}
-
-static inline void llama_init(LlamaModel *m, uint64_t seed) {
-    weights_init(llama_parameters(m), seed);
-}
-
-static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
-    return parameters_load(llama_parameters(m), false, dir, err);
-}
-
-static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err) {
-    char path[IO_PATH_MAX];
-    return path_join(path, sizeof path, dir, "optimizer.safetensors", err) &&
-           parameters_load(llama_parameters(m), true, path, err);
 }

@@ -12,11 +12,8 @@
 //   ./train_llama --help                         every option with its default
 #include <assert.h>
 #include <jansson.h>
-#include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <sys/resource.h>
 
 #include "data/base/clock.h"
@@ -51,8 +48,7 @@ static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 // Device memory beside the model's arenas
 typedef struct {
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
-    size_t usable_bytes;   // 15/16 of what was free at the start, the rest is left to libraries;
-                           // 0: unknown
+    size_t usable_bytes;   // 15/16 of what was free at first, the rest is for libraries; 0: unknown
     size_t recompute_bytes[LLAMA_NUM_RECOMPUTES];  // what the model takes with each --recompute
 } DeviceRoom;
 
@@ -78,13 +74,12 @@ static bool is_rank_0(void) { return comm_rank() == 0; }
 
 // dir: of the weights, or of adapters of --model where these are trained; NULL: random ones
 static void load_or_init(LlamaModel *m, const char *dir, const Options *o) {
-    Error err = {0};
     const bool lora = o->adapters.rank > 0;
-    if (!dir) llama_init(m, (uint64_t)o->seed);
+    if (!dir) weights_init(llama_parameters(m), (uint64_t)o->seed);
     if (is_rank_0() && (dir || lora))
         line_show(stderr, "loading the weights of %s ...", lora ? o->model : dir);
-    if (lora) must(parameters_load(llama_frozen_parameters(m), false, o->model, &err), &err);
-    if (dir) must(llama_load(m, dir, &err), &err);
+    if (lora) must(parameters_load(llama_frozen_parameters(m), false, o->model, &err));
+    if (dir) must(parameters_load(llama_parameters(m), false, dir, &err));
     line_erase(stderr);
 }
 
@@ -92,22 +87,20 @@ static void load_or_init(LlamaModel *m, const char *dir, const Options *o) {
 
 // A bare --resume that finds no checkpoint is a fresh start: dir stays empty.
 static ResumePoint find_resume(const Options *o, OutDir *out) {
-    Error err = {0};
     ResumePoint at = {0};
     if (o->resume && o->overwrite)
         exit_with(EXIT_USAGE, "--resume continues the run in --out, --overwrite replaces it",
                   "--resume and --overwrite: expected at most one of them");
     out->path = o->out;
     if (o->resume && run_trains(o) && is_rank_0() && path_is_dir(o->out))
-        must(out_dir_lock(out, &err), &err);
+        must(out_dir_lock(out, &err));
     comm_barrier();  // rank 0 has undone what a killed run left
     if (!o->resume && !o->overwrite && run_trains(o) && is_rank_0())
-        must(out_dir_is_free(o->out, &err), &err);
+        must(out_dir_is_free(o->out, &err));
     if (!o->resume) return at;
-    must(out_dir_find_resume(o->out, o->resume, run_trains(o), &at, &err), &err);
+    must(out_dir_find_resume(o->out, o->resume, run_trains(o), &at, &err));
     if (!at.dir[0] && is_rank_0())
-        must(out_dir_start_from_scratch(o->out, option_given(run_option_table, "train"), &err),
-             &err);
+        must(out_dir_start_from_scratch(o->out, option_given(run_option_table, "train"), &err));
     return at;
 }
 
@@ -121,8 +114,7 @@ static void describe_work(void *model, char *text, size_t capacity) {
                  docs->num_segments, docs->max_seqlen, docs->total_tokens);
 }
 
-// Without --bf16-matmul, which needs a recent CPU, what is missing is a GPU, or kernels for the
-// model's sizes.
+// What is missing: the CPU that --bf16-matmul needs, a GPU, or kernels for the model's sizes
 static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel *m) {
     const DeviceOptions options = {o->threads, o->bf16_matmul, reduces_deterministically(o)};
     const char *missing = device_init(&options);
@@ -147,12 +139,11 @@ static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel
 
 // Turns texts into shards in --out; --train and --val then name their directories. Rank 0 writes.
 static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32_t vocab_size) {
-    Error err = {0};
     const char *model = at->dir[0] ? at->dir : o->model;
     const bool writes = is_rank_0() || o->dry_run;
     const Texts t = {o, model, vocab_size, writes, replaces_run(o), out};
-    must(texts_to_shards(&o->train, "tokens", o->val ? NO_VALIDATION : 0.01, &t, &err), &err);
-    if (o->val) must(texts_to_shards(&o->val, "val_tokens", 1, &t, &err), &err);
+    must(texts_to_shards(&o->train, "tokens", o->val ? NO_VALIDATION : 0.01, &t, &err));
+    if (o->val) must(texts_to_shards(&o->val, "val_tokens", 1, &t, &err));
     comm_barrier();
 }
 
@@ -161,7 +152,6 @@ static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32
 // Ranks that were started differently would silently train a mixture.
 static void check_ranks_agree(const Data *d, const LlamaConfig *config, const ResumePoint *at) {
     RankFields own = {0};
-    Error err = {0};
     char manifest[IO_PATH_MAX];
     const uint64_t train[2] = {d->train.fingerprint, d->train.token_fingerprint},
                    val[2] = {d->val.fingerprint, d->val.token_fingerprint};
@@ -177,7 +167,7 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
     rank_field(&own, "benchmarks", &d->bench.fingerprint, sizeof d->bench.fingerprint);
     rank_field_text(&own, "checkpoint", at->dir);
     if (at->dir[0]) {  // its manifest has the checksums of all its files, which are verified
-        must(path_join(manifest, sizeof manifest, at->dir, "manifest.json", &err), &err);
+        must(path_join(manifest, at->dir, "manifest.json", &err));
         rank_field_file(&own, "files of the checkpoint", manifest);
     }
     rank_fields_agree(&own, "the same", "start every rank with the same program, flags and files");
@@ -265,8 +255,10 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
     llama_plan(m, config, s);
 }
 
+static double mib(size_t bytes) { return (double)bytes / 1048576; }
+
 static void print_bytes(const char *name, size_t bytes) {
-    printf("  %-14s %10.1f MiB\n", name, (double)bytes / 1048576.0);
+    printf("  %-14s %10.1f MiB\n", name, mib(bytes));
 }
 
 static void print_model(const LlamaModel *m, const Options *o, const char *weights) {
@@ -307,7 +299,6 @@ static void print_ranks(const LlamaModel *m) {
 }
 
 static void print_plan(const Run *run, const DeviceRoom *room, const char *weights) {
-    Error err = {0};
     const Options *o = run->o;
     const Data *d = run->data;
     const LlamaModel *m = run->model;
@@ -316,12 +307,12 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     data_summary_print(&d->train_summary, "train   ");
     data_summary_print(&d->val_summary, "val     ");
     if (d->has_val) print_validation_set(o->val_every == 0 ? NULL : &d->val_set, &d->val);
-    must(plan_print(plan, (Layout)o->layout, &d->train_summary, run->state.cursor, &err), &err);
+    must(plan_print(plan, (Layout)o->layout, &d->train_summary, run->state.cursor, &err));
     if (o->steps > 0 && !o->compare && !o->check_packing) run_options_print(o);
     print_ranks(m);
     for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++)
         printf("%s%s %.1f MiB%s", i == 0 ? "recompute " : ", ", llama_recompute_names[i],
-               (double)(room->backend_bytes + room->recompute_bytes[i]) / 1048576.0,
+               mib(room->backend_bytes + room->recompute_bytes[i]),
                i == (int)m->settings.recompute ? " (chosen)" : "");
     printf("\n");
     print_memory(m, room);
@@ -339,12 +330,11 @@ static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Opti
         snprintf(hint, sizeof hint,
                  "even --micro-batch-tokens %d does not fit: take a smaller model or --max-seqlen",
                  o->max_seqlen);
-    const double total_mib = (double)total / 1048576.0, usable_mib = (double)usable / 1048576.0;
     if (!o->dry_run)
         exit_with(device_memory_code(), hint,
                   "memory: expected %.1f MiB within 15/16 of what is free, found %.1f MiB",
-                  total_mib, usable_mib);
-    warning("%.1f MiB do not fit into %.1f MiB: %s", total_mib, usable_mib, hint);
+                  mib(total), mib(usable));
+    warning("%.1f MiB do not fit into %.1f MiB: %s", mib(total), mib(usable), hint);
 }
 
 // ---- Checkpoints --------------------------------------------------------------------------------
@@ -361,7 +351,7 @@ static bool save_and_wait(Run *run, const char *name, Error *err) {
     LoraMerge merge = {llama_frozen_parameters(m), p, &run->o->adapters, {0}};
     const SaveJob job = save_job(run);
     comm_phase("save", run->state.cursor.step);
-    if (name && run->o->lora_merge) must(lora_merge_open(&merge, run->o->model, &p, err), err);
+    if (name && run->o->lora_merge) must(lora_merge_open(&merge, run->o->model, &p, &err));
     const bool ok = save_checkpoint(&job, name, p, err);
     safetensors_close(&merge.files);
     comm_barrier();  // here the other ranks wait and see that rank 0 is alive
@@ -384,8 +374,7 @@ static void end_save(Run *run, bool wait, bool last) {
     printf("saved %s/step-%08ld in %.1f s\n", run->o->out, run->last_saved, s->ms * 1e-3);
 }
 
-// Training continues when the snapshot holds the parameters; last: when all is written. All ranks
-// call it.
+// On all ranks. Returns when the snapshot holds the parameters; last: when all is written.
 static void start_save(Run *run, bool last) {
     end_save(run, true, false);
     check_ranks_still_agree(run);
@@ -501,13 +490,6 @@ static void pause_training(Run *run, int64_t step) {
     if (saves_after(run, step)) start_save(run, false);
 }
 
-// --replay-every, before a step: on a sound machine its gradients have the same bits twice.
-static void replay(LlamaModel *m, const StepData *data, int64_t step) {
-    Error err = {0};
-    comm_phase("forward", step);
-    must(packing_replay(llama_face(m), llama_parameters(m), data, step, &err), &err);
-}
-
 static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     Error err = {0};
     const Options *o = run->o;
@@ -517,11 +499,13 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     if (run->state.skips_in_a_row == 0) run->last_good = run->state;
     comm_phase("read", step + 1);
     const StepData *data = loader_next(loader, &err);
-    must(data != NULL, &err);
+    if (!data) error_exit(&err);
     const StepPlan *plan = &data->plan;
     const double read_ms = now_ms() - start_ms;
     const AdamW hyper = adamw_of_step(o, step);
-    if (every(step + 1, o->replay_every)) replay(run->model, data, step + 1);
+    if (every(step + 1, o->replay_every))
+        must(packing_replay(llama_face(run->model), llama_parameters(run->model), data, step + 1,
+                            &err));
     const DeviceMemory before = device_memory();
     const StepScalars scalars = llama_train_step(run->model, data, hyper, o->grad_clip);
     // nothing is allocated inside a step, and the host waits for the device once: for the loss
@@ -531,20 +515,18 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     const double flops = llama_config_flops(&run->model->config, o->lora > 0, plan->real_tokens,
                                             plan->num_targets, plan->attention_pairs);
     const StepBalance balance = read_notes(run, data);
-    const StepReport report = {.step = step + 1,
-                               .steps = o->steps,
+    const StepReport report = {.o = o,
+                               .step = step + 1,
                                .ms = ms,
                                .read_ms = read_ms,
                                .passes_ms = (double)device_timer_ms(),
                                .loss = loss,
                                .grad_norm = scalars.grad_norm,
-                               .lr = hyper.lr,
                                // other layouts also compute pairs across documents or padding
                                .useful_flops = o->layout == LAYOUT_PACKED ? flops : 0,
                                .skipped = scalars.scale == 0,
                                .spike = loss_is_spike(&run->state.trend, loss),
                                .balance = balance,
-                               .lines_every = run_lines_every(o),
                                .pauses = pauses_after(run, step + 1) || stop_signal};
     report_step(&run->log, t, &report, plan);
     run->state.cursor = plan->cursor_after;
@@ -562,7 +544,6 @@ static void say_at_signals(int64_t saved_step) {
 
 static void train(Run *run) {
     static Loader loader;
-    Error err = {0};
     RunTotals totals = {0};
     Data *d = run->data;
     const int64_t first = run->state.cursor.step;
@@ -570,7 +551,7 @@ static void train(Run *run) {
     run->save_due_ms = now_ms() + SAVE_MINUTES * 60e3;
     if (first >= run->o->steps)
         printf("step %ld of --steps %ld is reached: nothing to train\n", first, run->o->steps);
-    must(loader_start(&loader, &d->train, &d->loader_settings, run->state.cursor, &err), &err);
+    must(loader_start(&loader, &d->train, &d->loader_settings, run->state.cursor, &err));
     if (!run->resume->dir[0]) validate(run, 0);
     while (run->state.cursor.step < run->o->steps && !stop_requested(run)) {
         say_at_signals(run->last_saved > first ? run->last_saved : first);
@@ -591,7 +572,6 @@ static void train(Run *run) {
 }
 
 static void finish(Run *run, const DeviceRoom *room) {
-    Error err = {0};
     data_summary_print_left_out(&run->data->train_summary);
     if (run->stopped_by) {
         printf("stopped by signal %d; %s --resume --out %s continues from step %ld\n",
@@ -599,42 +579,40 @@ static void finish(Run *run, const DeviceRoom *room) {
         comm_finalize();
         exit(EXIT_RESUMABLE);
     }
-    must(save_and_wait(run, "final", &err), &err);
+    must(save_and_wait(run, "final", &err));
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);  // ru_maxrss is in KiB
     printf("peak memory: device %.1f MiB (planned %.1f MiB), process %.1f MiB\n",
-           (double)device_memory().bytes_peak / 1048576.0,
-           (double)(room->backend_bytes + llama_memory_total(run->model)) / 1048576.0,
-           (double)usage.ru_maxrss / 1024.0);
+           mib(device_memory().bytes_peak),
+           mib(room->backend_bytes + llama_memory_total(run->model)),
+           mib((size_t)usage.ru_maxrss * 1024));
     printf("done: %s/final is %s\n", run->o->out,
            run->o->lora > 0 && !run->o->lora_merge ? "an adapter" : "a Hugging Face model");
 }
 
 static void open_out_dir(Run *run) {
-    Error err = {0};
     const Options *o = run->o;
     const LlamaModel *m = run->model;
     const ResumePoint *at = run->resume;
     comm_barrier();  // every rank's inputs are good, and it has found what it reads there
     if (!is_rank_0()) return;
     const bool continues = at->in_place || (o->resume && !at->dir[0]);
-    must(out_dir_open(run->out, continues, o->overwrite, &err), &err);
+    must(out_dir_open(run->out, continues, o->overwrite, &err));
     must(out_dir_check_space(
-             o->out,  // weights, two moments
-             (o->moments == MODEL_BF16 ? 8u : 12u) * (uint64_t)m->num_elements,
-             (o->final_dtype == MODEL_BF16 ? 2u : 4u) *
-                 (uint64_t)(o->lora_merge ? m->num_weights + m->num_nf4 : m->num_elements),
-             o->steps - run->state.cursor.step, o->save_every, o->keep, &err),
-         &err);
+        o->out,  // weights, two moments
+        (o->moments == MODEL_BF16 ? 8u : 12u) * (uint64_t)m->num_elements,
+        (o->final_dtype == MODEL_BF16 ? 2u : 4u) *
+            (uint64_t)(o->lora_merge ? m->num_weights + m->num_nf4 : m->num_elements),
+        o->steps - run->state.cursor.step, o->save_every, o->keep, &err));
 }
 
 static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room) {
-    Error err = {0};
     const Data *d = run->data;
     const int64_t step = run->state.cursor.step;
     open_out_dir(run);
-    if (run->resume->dir[0]) must(llama_load_moments(run->model, run->resume->dir, &err), &err);
-    if (is_rank_0()) must(log_open(&run->log, run->o->out, log_before, step, &err), &err);
+    if (run->resume->dir[0])
+        must(parameters_load(llama_parameters(run->model), true, run->resume->dir, &err));
+    if (is_rank_0()) must(log_open(&run->log, run->o->out, log_before, step, &err));
     if (step < run->o->steps || !run->resume->in_place)
         log_start(&run->log, run->resume->dir[0] ? "resume" : "start", UNPAD_VERSION,
                   device_describe(), room->backend_bytes + llama_memory_total(run->model),
@@ -647,8 +625,7 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
 
 // ---- --compare: every layout on the same documents, weights and kernels, in one table -----------
 
-// The median of --compare's steps after one that is not timed; lr 0: full steps that leave the
-// weights unchanged
+// The median of --compare's steps after one that is not timed; lr 0 keeps the weights.
 static double time_steps(LlamaModel *m, const StepData *data, const Options *o, const char *name,
                          StepScalars *scalars) {
     const AdamW frozen = {.beta1 = ADAMW_BETA1, .beta2 = ADAMW_BETA2, .eps = ADAMW_EPS, .t = 1};
@@ -671,12 +648,11 @@ static double time_steps(LlamaModel *m, const StepData *data, const Options *o, 
 static void compare_layout(Layout layout, const Options *o, Data *d, const LlamaModel *planned,
                            const char *weights, int64_t *packed_pairs) {
     static LlamaModel m;
-    Error err = {0};
     LoaderSettings settings = d->loader_settings;
     StepData data = {0};
     StepScalars scalars = {0};
     settings.layout = layout;
-    must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err), &err);
+    must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err));
     LlamaSettings model = {.max_seqlen = o->max_seqlen,
                            .repad = layout == LAYOUT_REPAD,
                            .train = true,
@@ -688,7 +664,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
         if (data.micro[i].total_tokens > model.micro_batch_tokens)
             model.micro_batch_tokens = data.micro[i].total_tokens;
     llama_plan(&m, &planned->config, model);
-    must(llama_allocate(&m, &err), &err);
+    must(llama_allocate(&m, &err));
     load_or_init(&m, weights, o);
     const double step_ms = time_steps(&m, &data, o, layout_name(layout), &scalars);
     const StepPlan *plan = &data.plan;
@@ -699,7 +675,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     printf("%-7s %10.1f %12.0f %9.3f %10.1f %9ld %15ld %12.1f %11.6f\n", layout_name(layout),
            step_ms, real_tokens / step_ms * 1e3, flops / step_ms * 1e-9,
            100.0 * (1.0 - (double)plan->computed_tokens / (double)data.local_tokens),
-           data.local_tokens, plan->attention_pairs, (double)llama_memory_total(&m) / 1048576.0,
+           data.local_tokens, plan->attention_pairs, mib(llama_memory_total(&m)),
            scalars.loss_sum / plan->weight_sum);
     fflush(stdout);
     llama_free(&m);
@@ -727,15 +703,13 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
 // ---- --check-packing: the documents of one micro-batch, packed and each alone -------------------
 
 static void check_packing(LlamaModel *m, Data *d, const char *kit) {
-    Error err = {0};
     StepData data = {0};
     LoaderSettings settings = d->loader_settings;
     Batch docs;
     if (settings.layout != LAYOUT_SHARED) settings.layout = LAYOUT_PACKED;
-    must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err), &err);
-    must(step_data_documents(&docs, &data, &d->train, &settings, &err), &err);
-    must(packing_report(llama_face(m), &data.micro[0], &docs, sizeof(floatX) == 2, kit, &err),
-         &err);
+    must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err));
+    must(step_data_documents(&docs, &data, &d->train, &settings, &err));
+    must(packing_report(llama_face(m), &data.micro[0], &docs, sizeof(floatX) == 2, kit, &err));
     batch_free(&docs);
     step_data_free(&data);
 }
@@ -745,7 +719,6 @@ static void check_packing(LlamaModel *m, Data *d, const char *kit) {
 static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const Options *o,
                                const DeviceRoom *room, int32_t micro_batch_tokens,
                                int32_t cache_tokens) {
-    Error err = {0};
     const LlamaSettings settings = {.micro_batch_tokens = micro_batch_tokens,
                                     .max_seqlen = o->max_seqlen,
                                     .lora = o->adapters,
@@ -754,18 +727,17 @@ static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const O
     llama_plan(m, config, settings);
     if (is_rank_0() && (o->eval || o->dry_run)) print_model(m, o, weights);
     if (is_rank_0() && o->dry_run) print_memory(m, room);
-    must(llama_check(m, weights, o->model, &err), &err);
+    must(llama_check(m, weights, o->model, &err));
     check_memory(m, room, o);
     if (o->dry_run) exit(EXIT_DONE);
-    must(llama_allocate(m, &err), &err);
+    must(llama_allocate(m, &err));
     load_or_init(m, weights, o);
 }
 
 static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
                      const DeviceRoom *room) {
     static Conversation conversation;
-    Error err = {0};
-    must(conversation_open(&conversation, o, &err), &err);
+    must(conversation_open(&conversation, o, &err));
     const int32_t tokens = texts_cache_tokens(&conversation.writer);
     load_for_inference(m, config, o, room, tokens, tokens);
     conversation_run(&conversation, llama_face(m));
@@ -776,28 +748,26 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
     static Dataset val;
     static Benchmark bench;
     static const char *path;  // NULL: only --bench
-    Error err = {0};
     const Texts t = {o, o->model, config->vocab_size, true, true, NULL};
     path = o->val || !option_given(run_option_table, "train") ? o->val : o->train;
-    if (path) must(texts_to_shards(&path, "tokens", 1, &t, &err), &err);
+    if (path) must(texts_to_shards(&path, "tokens", 1, &t, &err));
     if (path) open_eval_data(&val, path, o, config->vocab_size);
-    if (o->bench) must(benchmark_open(&bench, o, o->model, config->vocab_size, &err), &err);
+    if (o->bench) must(benchmark_open(&bench, o, o->model, config->vocab_size, &err));
     load_for_inference(m, config, o, room, o->micro_batch_tokens, 0);
     comm_phase("evaluate", -1);
-    if (path) must(evaluate(&val, o, llama_face(m), &err), &err);
+    if (path) must(evaluate(&val, o, llama_face(m), &err));
     if (o->bench) benchmark_score(&bench, llama_face(m), -1, &(RunLog){0});
 }
 
 static void merge_adapters(LlamaModel *m, const LlamaConfig *config, const Options *o,
                            const DeviceRoom *room) {
     static Data data;  // the tokenizer's files alone
-    Error err = {0};
     Run run = {.o = o, .data = &data, .model = m, .out = &(OutDir){.path = o->out}};
     load_for_inference(m, config, o, room, 1, 0);
     for (int i = 0; i < 2; i++)
-        must(model_files_read(&data.files, i, (const char *[]){o->model}, 1, &err), &err);
-    must(out_dir_open(run.out, false, o->overwrite, &err), &err);
-    must(save_and_wait(&run, "final", &err), &err);
+        must(model_files_read(&data.files, i, (const char *[]){o->model}, 1, &err));
+    must(out_dir_open(run.out, false, o->overwrite, &err));
+    must(save_and_wait(&run, "final", &err));
     printf("done: %s/final is a Hugging Face model\n", o->out);
 }
 
@@ -826,13 +796,11 @@ static Options *start_process(int argc, char **argv) {
 
 // Sets the cursor; returns how much of the log is kept, -1 where it is not continued.
 static int64_t read_state(Run *run) {
-    Error err = {0};
     const ResumePoint *at = run->resume;
     if (run->o->compare || run->o->check_packing) return -1;
     if (!at->dir[0]) return run->o->resume ? LOG_KEEP_ALL : -1;
-    must(
-        state_read(&run->state, at->dir, &run->data->loader_settings.plan, &run->data->train, &err),
-        &err);
+    must(state_read(&run->state, at->dir, &run->data->loader_settings.plan, &run->data->train,
+                    &err));
     run->last_good = run->state;
     return at->in_place ? run->state.log_bytes : -1;
 }
@@ -842,7 +810,6 @@ int main(int argc, char **argv) {
     static Data data;
     static OutDir out;
     static Run run;
-    Error err = {0};
     Options *o = start_process(argc, argv);
     if (o->generate || o->eval || run_merges(o)) {
         if (o->generate) signals_release();
@@ -861,7 +828,7 @@ int main(int argc, char **argv) {
         options_print_changes(run_option_table, stored, run_options_of_a_start, stdout);
     open_data(&data, o, &at, &config, comm_rank(), comm_num_ranks());
     run = (Run){o, argv, &data, &model, .resume = &at, .out = &out};
-    must(samples_open(&run.samples, o, &data, &err), &err);
+    must(samples_open(&run.samples, o, &data, &err));
     const int64_t log_before = read_state(&run);
     if (!o->dry_run) check_ranks_agree(&data, &config, &at);
 
@@ -872,7 +839,7 @@ int main(int argc, char **argv) {
                    (size_t)comm_local_ranks() * llama_memory_total(&model) *
                        (device_memory_code() == EXIT_HOST_MEMORY));
     print_plan(&run, &room, weights);
-    must(llama_check(&model, weights, o->model, &err), &err);
+    must(llama_check(&model, weights, o->model, &err));
     check_memory(&model, &room, o);
     if (o->dry_run) return exit_code_of_output();
     if (!run_trains(o)) signals_release();
@@ -880,7 +847,7 @@ int main(int argc, char **argv) {
         compare_layouts(o, &data, &model, weights);
         return exit_code_of_output();
     }
-    must(llama_allocate(&model, &err), &err);
+    must(llama_allocate(&model, &err));
     load_or_init(&model, weights, o);
     if (run.state.frozen_crc && run.state.frozen_crc != model.frozen_crc)
         exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",

@@ -107,7 +107,7 @@ static const char *list_of(const char *first, const char *second) {
 
 static bool opens(const char *path, Error *err) {
     Dataset ds;
-    const DatasetOptions options = dataset_options();
+    const DatasetOptions options = {.boundary_token = -1};
     memset(err, 0, sizeof *err);
     if (!dataset_open(&ds, path, &options, err)) return false;
     dataset_close(&ds);
@@ -118,7 +118,7 @@ static bool opens(const char *path, Error *err) {
 #define OPEN_WITH(ds_, path_, ...)                             \
     __attribute__((cleanup(dataset_close))) Dataset ds_ = {0}; \
     MUST(dataset_open(&ds_, path_, __VA_ARGS__, &err))
-#define OPEN(ds_, path_) OPEN_WITH(ds_, path_, (DatasetOptions[]){dataset_options()})
+#define OPEN(ds_, path_) OPEN_WITH(ds_, path_, (DatasetOptions[]){{.boundary_token = -1}})
 
 static void check_opens(const char *path) { MUST(opens(path, &err)); }
 
@@ -397,7 +397,7 @@ TEST(llmc_shards_are_scanned) {
     static const int32_t usual[] = {50256, 128000}, given[] = {-1, 0};
     for (int wide = 0; wide < 2; wide++)
         for (int own = 0; own < 2; own++) {
-            DatasetOptions options = dataset_options();
+            DatasetOptions options = {.boundary_token = -1};
             const int32_t token = own ? given[own] : usual[wide];
             options.boundary_token = given[own];
             const Files f = make_llmc(wide ? 4 : 2, token);
@@ -425,7 +425,7 @@ TEST(llmc_shards_are_scanned) {
 TEST(scanning_crosses_blocks) {
     enum { BLOCK = 1 << 18, TOKENS = BLOCK + 100 };
     static unsigned char big[1024 + 2 * TOKENS];
-    DatasetOptions options = dataset_options();
+    DatasetOptions options = {.boundary_token = -1};
     options.boundary_token = 9;
     put(big, 20240520, 4);
     put(big + 4, 1, 4);
@@ -496,7 +496,7 @@ TEST(directories_globs_and_lists) {
                  {scratch("part?.bin"), NULL, 2, "part1.bin"},
                  {list, NULL, 2, "part2.bin"}};
     for (int i = 0; i < 4; i++) {
-        DatasetOptions options = dataset_options();
+        DatasetOptions options = {.boundary_token = -1};
         if (cases[i].split) options.split = cases[i].split;
         OPEN_WITH(ds, cases[i].spec, &options);
         CHECK(ds.num_shards == cases[i].num_shards && strstr(ds.shards[0].path, cases[i].first));
@@ -588,7 +588,7 @@ TEST(tokenizers_and_vocabularies_must_agree) {
     }
     for (int more = -1; more <= 0; more++) {  // than the model has
         Dataset ds;
-        DatasetOptions options = dataset_options();
+        DatasetOptions options = {.boundary_token = -1};
         options.vocab_size = VOCAB + more;
         err = (Error){0};
         CHECK(dataset_open(&ds, scratch("tok_a.bin"), &options, &err) == (more == 0) &&

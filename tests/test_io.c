@@ -78,18 +78,20 @@ TEST(paths_join_or_refuse) {
         {"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"/", "b", "/b"}, {"", "b", "b"}};
     static const char *const parents[][2] = {{"a/b", "a"},     {"b", "."},   {"/b", "/"},
                                              {"a/b/c", "a/b"}, {"./b", "."}, {"a/", "a"}};
-    char out[16];
+    char out[IO_PATH_MAX], name[IO_PATH_MAX - 4];
     Error err = {0};
     for (int i = 0; i < 4; i++) {
-        MUST(path_join(out, sizeof out, joined[i][0], joined[i][1], &err));
+        MUST(path_join(out, joined[i][0], joined[i][1], &err));
         CHECK(strcmp(out, joined[i][2]) == 0);
     }
     for (int i = 0; i < 6; i++) {
-        MUST(path_parent(out, sizeof out, parents[i][0], &err));
+        MUST(path_parent(out, parents[i][0], &err));
         CHECK_MSG(strcmp(out, parents[i][1]) == 0, "%s -> %s", parents[i][0], out);
     }
-    MUST(path_join(out, sizeof out, "1234567", "1234567", &err) && strlen(out) == 15);
-    CHECK(!path_join(out, sizeof out, "12345678", "1234567", &err) && err.code == EXIT_USAGE);
+    memset(name, 'x', sizeof name);
+    name[sizeof name - 1] = 0;
+    MUST(path_join(out, "123", name, &err) && strlen(out) == IO_PATH_MAX - 1);
+    CHECK(!path_join(out, "1234", name, &err) && err.code == EXIT_USAGE);
 }
 
 static void write_and_compare(size_t total) {

@@ -51,7 +51,7 @@ static void start_model(LlamaModel *m, const LlamaConfig *c, LlamaSettings setti
     llama_plan(m, c, settings);
     MUST(llama_allocate(m, &err));
     CHECK(device_memory().bytes_now - before == llama_memory_total(m));
-    llama_init(m, 7);
+    weights_init(llama_parameters(m), 7);
     if (adapters.rank > 0) weights_init(llama_frozen_parameters(m), 7);
     for (size_t i = 0; i < m->num_elements && adapters.rank > 0; i++)
         m->weights[i] += (floatX)(0.2 * sin(3.7 * (double)i));
@@ -333,7 +333,7 @@ static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
         snprintf(g->dir, sizeof g->dir, "tests/golden/%s/lora", name);
         open_expected(g, adapters.nf4 ? "nf4" : "expected");
     }
-    MUST(llama_load(&g->model, g->dir, &err));
+    MUST(parameters_load(llama_parameters(&g->model), false, g->dir, &err));
 }
 
 static void golden_close(Golden *g) {
@@ -421,9 +421,8 @@ static void check_golden(const char *name, int chunk) {
 
 // Of make_lora_golden.py, or make_nf4_golden.py
 static void check_golden_of_adapters(const char *name, bool nf4) {
-    char base[16];
-    MUST(lora_config_read(&adapters, base, sizeof base, printed("tests/golden/%s/lora", name),
-                          &err));
+    char base[IO_PATH_MAX];
+    MUST(lora_config_read(&adapters, base, printed("tests/golden/%s/lora", name), &err));
     CHECK(strcmp(base, "..") == 0);
     adapters.nf4 = nf4;
     check_golden(name, 0);
@@ -457,8 +456,9 @@ TEST(golden_of_peft_beside_nf4) { check_golden_of_adapters("gqa3_tied", true); }
 TEST(sharded_bf16_weights_are_the_same) {
     static Golden g;
     golden_open(&g, "mha_untied", 0, false);
-    llama_init(&g.model, 1);
-    MUST(llama_load(&g.model, "tests/golden/mha_untied_bf16_sharded", &err));
+    weights_init(llama_parameters(&g.model), 1);
+    MUST(parameters_load(llama_parameters(&g.model), false,
+                         "tests/golden/mha_untied_bf16_sharded", &err));
     forward_backward(&g.model, &g.batch);
     golden_logits(&g);
     golden_close(&g);
@@ -774,11 +774,11 @@ TEST(initial_weights_have_their_spread_and_depend_only_on_the_seed) {
         make_model(&b, &c, 32, 32, false);
         adapters.rank = 0;
         CHECK(a.num_trained == (lora ? 2 * 2 * c.num_layers : a.num_tensors));
-        llama_init(&a, 7);
-        llama_init(&b, 7);
+        weights_init(llama_parameters(&a), 7);
+        weights_init(llama_parameters(&b), 7);
         check_initial_weights(&a);
         CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof *a.weights) == 0);
-        llama_init(&b, 8);
+        weights_init(llama_parameters(&b), 8);
         CHECK(a.weights[5] != b.weights[5]);
         llama_free(&a);
         llama_free(&b);
@@ -833,11 +833,11 @@ TEST(weights_in_one_file_and_in_several_come_back) {
         MUST(checkpoint_verify(scratch("final"), &step, &err));
         CHECK_MSG(path_exists(scratch(printed("final/%s", last_file))), "%zu", i);
         CHECK(path_exists(scratch("final/model.safetensors.index.json")) == (i > 3));
-        llama_init(&b, 7);
+        weights_init(llama_parameters(&b), 7);
         vary_vectors(&b);
         CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof *a.weights) == 0);
-        llama_init(&b, 99);
-        MUST(llama_load(&b, scratch("final"), &err));
+        weights_init(llama_parameters(&b), 99);
+        MUST(parameters_load(llama_parameters(&b), false, scratch("final"), &err));
         for (size_t k = 0; k < a.num_elements; k++) {
             const float saved = (float)a.weights[k], found = (float)b.weights[k];
             const float tolerance = dtype == MODEL_BF16 ? 0x1p-8f : 0;
@@ -862,7 +862,7 @@ TEST(weights_in_one_file_and_in_several_come_back) {
         c.num_layers = 1 + i, c.intermediate_size = 24;
         make_model(&b, &c, 16, 16, false);
         REFUSED(EXIT_BAD_INPUT, i ? "shape" : "unknown: model.layers.1.",
-                llama_load(&b, scratch("final"), &err));
+                parameters_load(llama_parameters(&b), false, scratch("final"), &err));
         REFUSED(EXIT_CHECKPOINT_MISFIT, "",
                 parameters_load(llama_parameters(&b), true, scratch("moments"), &err));
         llama_free(&b);

@@ -46,7 +46,7 @@ static void write_shard(void) {
 
 static Dataset open_data(void) {
     Dataset ds;
-    const DatasetOptions options = dataset_options();
+    const DatasetOptions options = {.boundary_token = -1};
     write_shard();
     MUST(dataset_open(&ds, dir, &options, &err));
     return ds;

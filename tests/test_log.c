@@ -103,15 +103,15 @@ TEST(lines_of_steps) {
     OPEN_LOG(log, "", -1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         RunTotals t = {.pauses_ms = 61600};
-        const StepReport r = {.step = cases[i].step,
-                              .steps = 4,
+        const Options o = {.steps = 4, .log_every = cases[i].every};
+        const StepReport r = {.o = &o,
+                              .step = cases[i].step,
                               .ms = 500,
                               .loss = 2.5,
                               .grad_norm = 0.5,
                               .skipped = cases[i].skipped,
                               .spike = cases[i].spike,
                               .balance = {1.125, 1.25, 1},
-                              .lines_every = cases[i].every,
                               .pauses = cases[i].pauses};
         const StepPlan p = {.num_stream = 2,
                             .real_tokens = 90,

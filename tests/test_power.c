@@ -199,12 +199,12 @@ static void put_inode(const char *path, int inode, int last, int how) {
 }
 
 static void put_state(const Names *t, int n, int last, int target, int how) {
-    static char paths[MAX_EVENTS][200];
+    static char paths[MAX_EVENTS][IO_PATH_MAX];
     Error err = {0};
     MUST(dir_remove_tree(scratch("out"), &err));
     text_copy(paths[0], sizeof *paths, scratch_root.dir);
     for (const struct Entry *e = t->list; e < t->list + n; e++) {
-        CHECK(path_join(paths[e->inode], sizeof *paths, paths[e->dir], w->words[e->name], &err));
+        CHECK(path_join(paths[e->inode], paths[e->dir], w->words[e->name], &err));
         if (w->is_dir[e->inode])
             CHECK(mkdir(paths[e->inode], 0777) == 0);
         else

@@ -18,7 +18,7 @@ static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t
         .micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .cache_tokens = capacity};
     MUST(llama_config_read(&config, dir, &err));
     llama_plan(m, &config, settings);
-    MUST(llama_allocate(m, &err) && llama_load(m, dir, &err));
+    MUST(llama_allocate(m, &err) && parameters_load(llama_parameters(m), false, dir, &err));
 }
 
 static int most_docs;  // of one batch

@@ -105,7 +105,7 @@ static Simple *make_both(LlamaModel *llama, LlamaBatch *batch, Config c) {
     CHECK(memcmp(s.batch.targets, batch->targets, bytes) == 0);
     llama_plan(llama, &config, settings);
     MUST(llama_allocate(llama, &err));
-    llama_init(llama, 7);
+    weights_init(llama_parameters(llama), 7);
     for (size_t i = llama->num_decayed; i < llama->num_elements; i++)
         llama->weights[i] += (floatX)(0.3 * test_rng_normal());
     for (int i = 0; i < llama->num_tensors; i++) {

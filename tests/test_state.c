@@ -73,7 +73,7 @@ static char *written_state(const Same *same, const Option *options, Error *err) 
     CHECK(dir_create_all(scratch("out"), err));
     CHECK(checkpoint_begin(&ck, scratch("out"), 4, NULL, err));
     char *text = state_write(&ck, &s, &same->plan, &same->train, "0", options, err) &&
-                         path_join(path, sizeof path, ck.dir, "trainer_state.json", err)
+                         path_join(path, ck.dir, "trainer_state.json", err)
                      ? file_read_all(path, 1 << 20, &n, "", err)
                      : NULL;
     checkpoint_abort(&ck);

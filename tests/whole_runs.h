@@ -80,7 +80,7 @@ static uint64_t tree_hash(const char *path, const char *name, bool strict, uint6
         const char *at = list[i]->d_name;
         const bool older = i + 1 < n && strlen(at) == 13 && strncmp(at, "step-", 5) == 0 &&
                            strncmp(list[i + 1]->d_name, "step-", 5) == 0;
-        CHECK(path_join(below, sizeof below, path, at, &err));
+        CHECK(path_join(below, path, at, &err));
         const bool left = strstr(at, ".tmp") || strstr(at, ".old") || strstr(at, ".probe");
         if (!older && (strict || !left) && strcmp(at, ".") != 0 && strcmp(at, "..") != 0 &&
             strcmp(at, ".lock") != 0)

@@ -99,7 +99,7 @@ char *ask(Ask *a, const char *prompt) {
         const char *line = next_line(a, message ? "" : prompt);
         if (!line) break;
         const size_t length = strlen(line);
-        message = host_grow(message, &capacity, n + length + 1, 1, "message");
+        array_grow(message, &capacity, n + length + 1, "message");
         memcpy(message + n, line, length + 1);
         n += length;
     } while (!stop_signal && message[0] != '/' && input_within(30));  // faster than anyone types

@@ -15,7 +15,7 @@
 static bool dir_create(const char *path, Error *err) {
     char parent[IO_PATH_MAX];
     if (mkdir(path, 0777) == 0)
-        return path_parent(parent, sizeof parent, path, err) &&
+        return path_parent(parent, path, err) &&
                (access(parent, R_OK) != 0 || dir_sync(parent, err));
     const int why = errno;
     if (why == EEXIST && path_is_dir(path)) return true;
@@ -28,7 +28,7 @@ static bool dir_create(const char *path, Error *err) {
 
 bool dir_create_all(const char *path, Error *err) {
     char part[IO_PATH_MAX];
-    if (!path_printf(part, sizeof part, err, "%s", path)) return false;
+    if (!path_printf(part, err, "%s", path)) return false;
     for (char *p = part + 1; part[0] && *p; p++) {
         if (*p != '/') continue;
         *p = 0;
@@ -67,7 +67,7 @@ static bool remove_at(int at, const char *name, const char *path, int depth, Err
     bool ok = dir || !is_dir || disk_error(err, path, "cannot open the directory");
     for (struct dirent *e; dir && ok && (e = readdir(dir));)
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            ok = path_join(below, sizeof below, path, e->d_name, err) &&
+            ok = path_join(below, path, e->d_name, err) &&
                  remove_at(fd, e->d_name, below, depth + 1, err);
     if (dir) closedir(dir);
     if (!dir && fd >= 0) close(fd);
@@ -82,8 +82,7 @@ bool dir_remove_tree(const char *path, Error *err) {
 bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, Error *err) {
     bool exists = true;
     for (long n = (long)getpid(); exists; n++)
-        if (!path_printf(name, IO_PATH_MAX, err, "%s%s%ld", path, mark, n) ||
-            !path_find(name, &exists, err))
+        if (!path_printf(name, err, "%s%s%ld", path, mark, n) || !path_find(name, &exists, err))
             return false;
     return true;
 }
@@ -91,8 +90,7 @@ bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, E
 static const char probe_text[] = "probe\n";
 
 bool dir_is_probe(const char *path) {
-    uint64_t n;
-    char *text = file_read_all(path, strlen(probe_text), &n, "", &(Error){0});
+    char *text = file_read_all(path, strlen(probe_text), NULL, "", &(Error){0});
     const bool is = text && strncmp(text, probe_text, strlen(text)) == 0;
     free(text);
     return is;
@@ -131,7 +129,7 @@ static bool lock_in_time(int fd) {
 bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     char path[IO_PATH_MAX], owner[256], host[128] = "?";
     lock->fd = lock->dir_fd = -1;
-    if (!path_join(path, sizeof path, dir, ".lock", err)) return false;
+    if (!path_join(path, dir, ".lock", err)) return false;
     const int fd = io_open_own(path, O_RDWR | O_CREAT, err);
     if (fd < 0) return false;
     const bool locked = lock_in_time(fd), taken = !locked && errno == EWOULDBLOCK;

@@ -142,7 +142,3 @@ void warning(const char *format, ...) {
     line_erase(stderr);
     fprintf(stderr, "warning: %s\n", line);  // one write: mpirun mixes what ranks write in pieces
 }
-
-void must(bool ok, const Error *err) {
-    if (!ok) error_exit(err);
-}

@@ -1,8 +1,7 @@
 // Errors: an exit code, one line that says what was expected and found, one hint line.
 //
 // A parser never exits and never prints: it returns false with the Error filled, so that a test, a
-// fuzzer or a retry can continue. Only main, must, error_exit, exit_with and refused memory
-// (memory.h) end the program.
+// fuzzer or a retry can continue. Only must, error_exit, exit_with and refused memory end it all.
 #pragma once
 
 #include <stdarg.h>
@@ -68,8 +67,12 @@ __attribute__((noreturn, format(printf, 3, 4))) void exit_with(int code, const c
 // For a program that only prints: EXIT_DONE, or exits with EXIT_DISK if output was lost.
 int exit_code_of_output(void);
 
-// error_exit unless ok.
-void must(bool ok, const Error *err);
+// Exits where a call fails, with the error that it sets: must(dir_sync(path, &err)).
+#define must(call_)                     \
+    do {                                \
+        Error err = {0};                \
+        if (!(call_)) error_exit(&err); \
+    } while (0)
 
 // One "warning: " line on stderr, unless warnings are off: rank 0 alone warns.
 extern bool warnings_off;

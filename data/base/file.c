@@ -103,17 +103,16 @@ bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Erro
     return true;
 }
 
-char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const char *hint,
-                    Error *err) {
+char *file_read_all(const char *path, uint64_t most, uint64_t *n, const char *hint, Error *err) {
     File f;
     if (!file_open(&f, path, hint, err)) return NULL;
     char *text = NULL;
-    *n = f.size_bytes;
-    bool ok = *n <= max_bytes ||
+    if (n) *n = f.size_bytes;
+    bool ok = f.size_bytes <= most ||
               error_set(err, EXIT_BAD_INPUT, hint, "%s: expected at most %lu bytes, found %lu",
-                        path, max_bytes, *n);
-    if (ok) text = host_calloc(*n + 1, 1, path);
-    ok = ok && file_read_at(&f, text, *n, 0, err);
+                        path, most, f.size_bytes);
+    if (ok) text = host_calloc(f.size_bytes + 1, 1, path);
+    ok = ok && file_read_at(&f, text, f.size_bytes, 0, err);
     file_close(&f);
     if (ok) return text;
     free(text);
@@ -135,7 +134,7 @@ bool writer_open(FileWriter *w, const char *path, Error *err) {
     w->size_bytes = w->unsynced = 0;
     w->buffered = 0;
     w->crc = 0;
-    if (!path_printf(w->path, sizeof w->path, err, "%s", path)) return false;
+    if (!path_printf(w->path, err, "%s", path)) return false;
     w->fd = io_open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
     return w->fd >= 0 || disk_error(err, path, "cannot create");
 }

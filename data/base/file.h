@@ -36,14 +36,12 @@ bool file_open(File *f, const char *path, const char *hint, Error *err);
 // Safe on a closed file.
 void file_close(File *f);
 
-// Reads exactly n bytes at `offset`. A range beyond the end is EXIT_BAD_INPUT, a failed read
-// EXIT_DISK.
+// Reads n bytes at `offset`. EXIT_BAD_INPUT beyond the end, EXIT_DISK when reading fails.
 bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Error *err);
 
-// A whole file of at most max_bytes, NUL-terminated, in memory the caller frees; *n is its size.
-// NULL on error.
-char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const char *hint,
-                    Error *err);
+// A whole file of at most `most` bytes, NUL-terminated, in memory the caller frees; *n, unless n is
+// NULL, is its size. NULL on error.
+char *file_read_all(const char *path, uint64_t most, uint64_t *n, const char *hint, Error *err);
 
 // SHA-256 of a file of at most 1 GiB. Fails as file_read_all does.
 bool file_sha256(const char *path, unsigned char digest[32], Error *err);
@@ -69,8 +67,7 @@ void writer_abort(FileWriter *w);
 // Any failure closes and removes the file; later calls fail too.
 bool writer_write(FileWriter *w, const void *data, uint64_t n, Error *err);
 
-// Replaces n bytes at the start of the file, all of them written before; w->crc keeps to those
-// written first.
+// Replaces the first n bytes, all of them written before; w->crc remains that of the old ones.
 bool writer_replace_start(FileWriter *w, const void *data, uint64_t n, Error *err);
 
 // The file is on disk when this returns true, and removed when it returns false.

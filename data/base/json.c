@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unictype.h>
 #include <unistr.h>
 
 #include "file.h"
@@ -31,6 +32,19 @@ size_t utf8_replace(const unsigned char *p, size_t n, unsigned char *out) {
         i += used;
     }
     return size;
+}
+
+size_t utf8_strip(const char *text, size_t *start) {
+    const uint8_t *all = (const uint8_t *)text;
+    size_t end = 0;
+    ucs4_t c;
+    *start = 0;
+    for (const uint8_t *p = all, *next; (next = u8_next(&c, p)); p = next) {
+        if (uc_is_property_white_space(c) || (c >= 0x1c && c <= 0x1f)) continue;
+        if (end == 0) *start = (size_t)(p - all);
+        end = (size_t)(next - all);
+    }
+    return end;
 }
 
 // ---- Parsing ------------------------------------------------------------------------------------

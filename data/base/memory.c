@@ -5,10 +5,9 @@
 
 #include "error.h"
 
-__attribute__((noreturn)) static void host_refused(size_t count, size_t size,
-                                                   const char *what_for) {
+__attribute__((noreturn)) static void host_refused(size_t count, size_t size, const char *what) {
     exit_with(EXIT_HOST_MEMORY, "close other programs or choose smaller sizes",
-              "host memory: %zu x %zu bytes for %s refused", count, size, what_for);
+              "host memory: %zu x %zu bytes for %s refused", count, size, what);
 }
 
 void *host_calloc(size_t count, size_t size, const char *what_for) {

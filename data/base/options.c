@@ -1,7 +1,6 @@
 #include "options.h"
 
 #include <assert.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,14 +10,12 @@
 #include "file.h"
 #include "json.h"
 #include "memory.h"
-#include "path.h"
 
 // ---- Lists of words -----------------------------------------------------------------------------
 
 enum { WORD_MAX = 64 };
 
-// Copies the next word of "a|b|c" or "a, b, c", cut off if it is too long, and moves *list past it;
-// false at the end.
+// Cuts the next word off *list, "a|b|c" or "a, b, c", and copies what fits of it; false: no more
 static bool next_word(const char **list, char word[WORD_MAX]) {
     *list += strspn(*list, "|, ");
     const size_t length = strcspn(*list, "|, ");
@@ -112,11 +109,11 @@ static bool set_option(const Option *o, const char *text, Error *err) {
 
 // ---- Parsing ------------------------------------------------------------------------------------
 
-// Its index in the table; -1: not found.
-static int find_option(const Option *table, const char *name) {
-    for (int i = 0; table[i].name; i++)
-        if (table[i].address && strcmp(table[i].name, name) == 0) return i;
-    return -1;
+// NULL: not found
+static Option *find_option(const Option *table, const char *name) {
+    for (const Option *o = table; o->name; o++)
+        if (o->address && strcmp(o->name, name) == 0) return (Option *)o;
+    return NULL;
 }
 
 // Letters outside the common beginning and end of two words; 1 for two that changed places
@@ -173,10 +170,9 @@ static bool parse_one(Option *table, int argc, char **argv, int *i, OptionGiver 
     if (argument[1] != '-') return unknown_option(table, argument, err);
     size_t length = equals ? (size_t)(equals - argument) : strlen(argument);
     snprintf(name, sizeof name, "%.*s", (int)(length - 2), argument + 2);
-    const bool off = find_option(table, name) < 0 && strncmp(name, "no-", 3) == 0;
-    const int at = find_option(table, name + (off ? 3 : 0));
-    Option *o = &table[at < 0 ? 0 : at];
-    if (at < 0 || (off && o->kind != OPTION_FLAG)) return unknown_option(table, argument, err);
+    const bool off = !find_option(table, name) && strncmp(name, "no-", 3) == 0;
+    Option *o = find_option(table, name + (off ? 3 : 0));
+    if (!o || (off && o->kind != OPTION_FLAG)) return unknown_option(table, argument, err);
     const bool flag = o->kind == OPTION_FLAG;
     if (flag && equals)
         return error_set(err, EXIT_USAGE, "switch it off with --no-NAME",
@@ -269,9 +265,9 @@ bool options_parse(Option *table, int argc, char **argv, const char **help, Erro
 }
 
 OptionGiver option_given(const Option *table, const char *name) {
-    const int at = find_option(table, name);
-    assert(at >= 0);
-    return table[at].given;
+    const Option *o = find_option(table, name);
+    assert(o);
+    return o->given;
 }
 
 const char *options_given_besides(const Option *table, const char *list) {
@@ -345,13 +341,12 @@ bool options_print_help(const Option *table, const char *usage, const char *firs
 
 void options_parse_or_exit(Option *table, int argc, char **argv, const char *usage,
                            const char *first, const char *version) {
-    Error err = {0};
     const char *topic = NULL;
     bool asks_version = false;
-    must(options_parse(table, argc, argv, &topic, &err), &err);
+    must(options_parse(table, argc, argv, &topic, &err));
     for (int i = 1; i < argc; i++) asks_version |= strcmp(argv[i], "--version") == 0;
     if (topic)
-        must(options_print_help(table, usage, first, topic, stdout, &err), &err);
+        must(options_print_help(table, usage, first, topic, stdout, &err));
     else if (asks_version)
         printf("%s\n", version);
     else
@@ -443,7 +438,7 @@ bool options_write(const Option *table, const char *except, bool resolved, const
     }
     fclose(out);
     char partial[IO_PATH_MAX];
-    bool ok = path_printf(partial, sizeof partial, err, "%s.tmp", path);
+    bool ok = path_printf(partial, err, "%s.tmp", path);
     if (ok) unlink(partial);  // of a run that was killed
     ok = ok && file_create(partial, text, size, err) && io_rename(partial, path, err);
     free(text);
@@ -456,7 +451,7 @@ void options_print_changes(const Option *table, const json_t *stored, const char
     const char *name;
     json_t *item;
     json_object_foreach((json_t *)stored, name, item) {
-        if (find_option(table, name) < 0 && index_of_word(except, name) < 0)
+        if (!find_option(table, name) && index_of_word(except, name) < 0)
             fprintf(out, "resume: --%s no longer exists\n", name);
     }
     for (const Option *o = table; o->name; o++) {

@@ -4,32 +4,31 @@
 #include <string.h>
 #include <sys/stat.h>
 
-bool path_printf(char *out, size_t capacity, Error *err, const char *format, ...) {
+bool path_printf(char out[IO_PATH_MAX], Error *err, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    const int n = vsnprintf(out, capacity, format, args);
+    const int n = vsnprintf(out, IO_PATH_MAX, format, args);
     va_end(args);
-    if (n >= 0 && (size_t)n < capacity) return true;
-    return error_set(err, EXIT_USAGE, "use a shorter path", "%.200s...: path longer than %zu bytes",
-                     out, capacity - 1);
+    return (n >= 0 && n < IO_PATH_MAX) ||
+           error_set(err, EXIT_USAGE, "use a shorter path", "%.200s...: path longer than %d bytes",
+                     out, IO_PATH_MAX - 1);
 }
 
-bool path_join(char *out, size_t capacity, const char *dir, const char *name, Error *err) {
+bool path_join(char out[IO_PATH_MAX], const char *dir, const char *name, Error *err) {
     size_t n = strlen(dir);
     const bool slash = n > 0 && dir[n - 1] != '/';
-    return path_printf(out, capacity, err, "%s%s%s", dir, slash ? "/" : "", name);
+    return path_printf(out, err, "%s%s%s", dir, slash ? "/" : "", name);
 }
 
-bool path_inside(char *out, size_t capacity, const char *path, const char *name, Error *err) {
-    return path_is_dir(path) ? path_join(out, capacity, path, name, err)
-                             : path_printf(out, capacity, err, "%s", path);
+bool path_inside(char out[IO_PATH_MAX], const char *path, const char *name, Error *err) {
+    return path_is_dir(path) ? path_join(out, path, name, err) : path_printf(out, err, "%s", path);
 }
 
-bool path_parent(char *out, size_t capacity, const char *path, Error *err) {
+bool path_parent(char out[IO_PATH_MAX], const char *path, Error *err) {
     const char *slash = strrchr(path, '/');
-    if (!slash) return path_printf(out, capacity, err, ".");
+    if (!slash) return path_printf(out, err, ".");
     const int n = slash == path ? 1 : (int)(slash - path);
-    return path_printf(out, capacity, err, "%.*s", n, path);
+    return path_printf(out, err, "%.*s", n, path);
 }
 
 static bool found(int status) {

@@ -5,20 +5,20 @@
 
 enum { IO_PATH_MAX = 4096 };  // bytes, NUL included; Linux's own limit
 
-// The first four write a path into out (capacity bytes); one that is too long is EXIT_USAGE.
+// The first four write a path into out; one that is too long is EXIT_USAGE.
 
 // printf into a path buffer.
-__attribute__((format(printf, 4, 5))) bool path_printf(char *out, size_t capacity, Error *err,
+__attribute__((format(printf, 3, 4))) bool path_printf(char out[IO_PATH_MAX], Error *err,
                                                        const char *format, ...);
 
 // "dir/name", without a second slash where dir ends in one.
-bool path_join(char *out, size_t capacity, const char *dir, const char *name, Error *err);
+bool path_join(char out[IO_PATH_MAX], const char *dir, const char *name, Error *err);
 
 // "path/name" where path is a directory, else path itself.
-bool path_inside(char *out, size_t capacity, const char *path, const char *name, Error *err);
+bool path_inside(char out[IO_PATH_MAX], const char *path, const char *name, Error *err);
 
 // The directory that holds a path: "a/b" -> "a", "b" -> ".", "/b" -> "/".
-bool path_parent(char *out, size_t capacity, const char *path, Error *err);
+bool path_parent(char out[IO_PATH_MAX], const char *path, Error *err);
 
 // Only path_is_dir follows symbolic links. A path that cannot be examined counts as existing and as
 // a directory: opening it will say why.

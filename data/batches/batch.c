@@ -133,8 +133,7 @@ static void batch_add_real_rows(Batch *b, int32_t start, int32_t n) {
 }
 
 // The rows with a target, and padding
-static void batch_list_head_rows(Batch *b, const bool padded, const DocView *docs,
-                                 int32_t row_len) {
+static void batch_list_head_rows(Batch *b, bool padded, const DocView *docs, int32_t row_len) {
     const int32_t real = b->layout == LAYOUT_ROWS ? b->real_tokens : b->total_tokens;
     for (int32_t i = 0; i < b->total_tokens; i++)
         if (b->targets[i] >= 0 || i >= real || (padded && i % row_len >= docs[i / row_len].length))

@@ -13,7 +13,6 @@
 #pragma once
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 typedef enum { LAYOUT_PACKED, LAYOUT_PADDED, LAYOUT_ROWS, LAYOUT_REPAD, LAYOUT_SHARED } Layout;
@@ -23,13 +22,11 @@ typedef struct {
     const int32_t *tokens;  // (length)
     int32_t length;
     int32_t next_token;  // the token after a segment whose document continues, or -1
-    // (length) the target after each token, or -1 where a loss mask excludes it; NULL: no mask, the
-    // targets are the next tokens
+    // (length) the target after each token, -1 where a loss mask excludes it; NULL: the next token
     const int32_t *targets;
     const float *weights;  // (length) of the targets; NULL: all 1
-    // shared only: its first tokens, a multiple of SHARED_TILE, which are those of the document in
-    // front of it that shares nothing, as is the token after them. Documents behind one come by
-    // falling shared_len.
+    // shared only: its first tokens, whole tiles, which with the token after them are those of the
+    // document in front of it that shares nothing. Documents behind one come by falling shared_len.
     int32_t shared_len;
 } DocView;
 
@@ -65,9 +62,8 @@ typedef struct {
     int32_t *real_rows;        // (num_real_rows)
     int32_t *real_cu_seqlens;  // (num_real_segments + 1)
     // generation only, else NULL and false: the row of the key-value cache where the text of each
-    // token begins (T), freed by batch_free; how many texts of copy_rows rows each begin with the
-    // tokens of this batch; whether attention is over the cache, for texts whose first tokens are
-    // not in this batch
+    // token begins (T), freed by batch_free; how many texts of copy_rows rows each begin with these
+    // tokens; whether attention is over the cache, for texts whose first tokens are only there
     int32_t *cache_rows, copies, copy_rows;
     bool decode;
     // what the arrays have room for
@@ -80,8 +76,7 @@ enum { BATCH_MAX_ROWS = 1 << 30 };
 
 const char *layout_name(Layout layout);
 
-// Room for micro_batch_tokens rows and max_segments segments; exits with code 5 when memory is
-// refused.
+// Room for micro_batch_tokens rows and max_segments segments
 void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments);
 void batch_free(Batch *b);
 

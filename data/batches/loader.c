@@ -58,7 +58,7 @@ void step_data_free(StepData *d) {
 
 static void step_data_reserve(StepData *d, int32_t n, int32_t micro_batch_tokens) {
     size_t slots = (size_t)d->num_allocated;
-    d->micro = host_grow(d->micro, &slots, (size_t)n, sizeof(Batch), "batches");
+    array_grow(d->micro, &slots, (size_t)n, "batches");
     while (d->num_allocated < n)
         batch_init(&d->micro[d->num_allocated++], micro_batch_tokens, micro_batch_tokens);
 }
@@ -91,8 +91,8 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     const size_t n = (size_t)(to - from);
     size_t tokens = n;
     for (int64_t i = from; i < to; i++) tokens += 3 * (size_t)plan->segments[i].length;
-    d->views = host_grow(d->views, &d->view_capacity, n, sizeof(DocView), "documents");
-    d->tokens = host_grow(d->tokens, &d->token_capacity, tokens, sizeof(int32_t), "tokens");
+    array_grow(d->views, &d->view_capacity, n, "documents");
+    array_grow(d->tokens, &d->token_capacity, tokens, "tokens");
     int32_t *at = d->tokens;
     for (int64_t i = from; i < to; at += 3 * plan->segments[i++].length + 1)
         if (!segment_read(&d->views[i - from], ds, &plan->segments[i], at, err)) return false;
@@ -121,8 +121,7 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
     if (s->source > 0) index = mixture_source(&index, s->source - 1);
     if (!plan_step(&out->plan, &index, &s->plan, s->layout, &state, err)) return false;
     const size_t most = (size_t)out->plan.num_micro;
-    out->own_micros =
-        host_grow(out->own_micros, &out->own_capacity, most, sizeof(int32_t), "the step plan");
+    array_grow(out->own_micros, &out->own_capacity, most, "the step plan");
     const int32_t num_leaves = s->deterministic_reduction ? s->plan.num_micro : 0;
     out->num_micro = plan_rank_micros(&out->plan, num_leaves, s->rank, s->num_ranks,
                                       out->own_micros, &out->imbalance);

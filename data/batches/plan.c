@@ -49,28 +49,27 @@ int64_t plan_goal(const PlanSettings *s) {
 
 static void plan_reserve_segments(StepPlan *p, int64_t n) {
     p->num_segments = n;
-    p->segments =
-        host_grow(p->segments, &p->segment_capacity, (size_t)n, sizeof *p->segments, owner);
+    array_grow(p->segments, &p->segment_capacity, (size_t)n, owner);
 }
 
 static void plan_reserve_micros(StepPlan *p, int64_t n) {
     const size_t most = (size_t)n + 1;
     size_t c = p->micro_capacity, c1 = c, c2 = c;
-    p->micro_start = host_grow(p->micro_start, &c, most, sizeof *p->micro_start, owner);
-    p->micro_work = host_grow(p->micro_work, &c1, most, sizeof *p->micro_work, owner);
-    p->room = host_grow(p->room, &c2, most, sizeof *p->room, owner);
+    array_grow(p->micro_start, &c, most, owner);
+    array_grow(p->micro_work, &c1, most, owner);
+    array_grow(p->room, &c2, most, owner);
     p->micro_capacity = c;
 }
 
 static void plan_reserve_packing(StepPlan *p) {
     const size_t n = (size_t)p->num_stream;
     size_t c = p->pack_capacity, sizes[5] = {c, c, c, c, c};
-    p->units = host_grow(p->units, &p->pack_capacity, n, sizeof *p->units, owner);
-    p->order = host_grow(p->order, &sizes[0], n, sizeof *p->order, owner);
-    p->bin = host_grow(p->bin, &sizes[1], n, sizeof *p->bin, owner);
-    p->ids = host_grow(p->ids, &sizes[2], n, sizeof *p->ids, owner);
-    p->ids_order = host_grow(p->ids_order, &sizes[3], n, sizeof *p->ids_order, owner);
-    p->shared = host_grow(p->shared, &sizes[4], n, sizeof *p->shared, owner);
+    array_grow(p->units, &p->pack_capacity, n, owner);
+    array_grow(p->order, &sizes[0], n, owner);
+    array_grow(p->bin, &sizes[1], n, owner);
+    array_grow(p->ids, &sizes[2], n, owner);
+    array_grow(p->ids_order, &sizes[3], n, owner);
+    array_grow(p->shared, &sizes[4], n, owner);
 }
 
 static int compare_keys(const void *a, const void *b) {
@@ -87,8 +86,7 @@ static void sort_by_length(StepPlan *p) {
     for (int64_t i = 0; i < p->num_units; i++) p->order[i] &= UINT32_MAX;
 }
 
-// The micro-batch for a unit: the one with the least work, or the least room, of those where it
-// fits; -1: none
+// The micro-batch with the least work, or the least room, of those where a unit fits; -1: none
 static int32_t choose_micro(const StepPlan *p, int64_t length, bool fullest) {
     int32_t best = -1;
     const int64_t *by = fullest ? p->room : p->micro_work;
@@ -171,8 +169,7 @@ static bool goes_on(const StepPlan *p, int64_t i) {
 }
 
 // Units of ids that share with one another, of at most `most` rows where they can be divided, or of
-// `room` in one record. What a segment shares with the first of its unit is then at least what
-// `shared` says.
+// `room` in one record. A segment shares at least `shared` with the first of its unit.
 static void make_units(StepPlan *p, int64_t most, int64_t room) {
     PlanUnit *u = p->units;
     for (int64_t i = 0; i < p->num_stream; i++) {
@@ -247,8 +244,7 @@ static void plan_layout_padded(StepPlan *p, const PlanSettings *s) {
         p->micro_work[m] = (p->micro_start[m + 1] - p->micro_start[m]) * plan_work(s->max_seqlen);
 }
 
-// The stream in rows of max_seqlen tokens; a segment that crosses the end of a micro-batch is cut
-// there.
+// The stream in rows of max_seqlen tokens; the end of a micro-batch cuts a segment.
 static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
     const int64_t room = (int64_t)(s->micro_batch_tokens / s->max_seqlen) * s->max_seqlen;
     const int64_t num_micro = (p->real_tokens + room - 1) / room;
@@ -298,8 +294,7 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
                 break;
             p->num_stream = p->real_tokens = 0;
         }
-        p->stream = host_grow(p->stream, &p->stream_capacity, (size_t)p->num_stream + 1,
-                              sizeof *p->stream, owner);
+        array_grow(p->stream, &p->stream_capacity, (size_t)p->num_stream + 1, owner);
         p->stream[p->num_stream++] = segment;
         p->real_tokens += segment.length;
         p->num_targets += stream_targets(index, &segment);
@@ -329,9 +324,8 @@ static bool plan_try(StepPlan *p, const DocIndex *index, const PlanSettings *s,
     return true;
 }
 
-// Packs the step. If its prefix does not fit, the last segments are left to the next step: 1, then
-// 2, 4, ... until the rest fits (one segment always does); bisection then takes back as many as
-// possible.
+// Packs the step. If its prefix does not fit, the last segments are left to the next step: 1, 2, 4,
+// ... until the rest fits (one always does); bisection then takes back as many as possible.
 static bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                         const PlanState *state, Error *err) {
     bool fits = false;

@@ -8,19 +8,17 @@
 
 static const char owner[] = "shared prefixes";
 
-bool prefixes_read(Prefixes *p, const DocIndex *index, const Segment *segments, int64_t n,
-                   Error *err) {
-    p->first = host_grow(p->first, &p->first_capacity, (size_t)n + 1, sizeof *p->first, owner);
+bool prefixes_read(Prefixes *p, const DocIndex *index, const Segment *list, int64_t n, Error *err) {
+    array_grow(p->first, &p->first_capacity, (size_t)n + 1, owner);
     p->first[0] = 0;
     for (int64_t i = 0; i < n; i++) {
-        const size_t tiles = ((size_t)segments[i].length - 1) / SHARED_TILE_TOKENS,
-                     at = p->first[i], length = tiles * SHARED_TILE_TOKENS + 1;
+        const size_t tiles = ((size_t)list[i].length - 1) / SHARED_TILE_TOKENS, at = p->first[i],
+                     length = tiles * SHARED_TILE_TOKENS + 1;
         p->first[i + 1] = at + tiles;
         if (tiles == 0) continue;
-        p->hashes = host_grow(p->hashes, &p->hash_capacity, at + tiles, sizeof *p->hashes, owner);
-        p->tokens = host_grow(p->tokens, &p->token_capacity, length, sizeof *p->tokens, owner);
-        if (!index->read(index->context, &segments[i], (int64_t)length, p->tokens, err))
-            return false;
+        array_grow(p->hashes, &p->hash_capacity, at + tiles, owner);
+        array_grow(p->tokens, &p->token_capacity, length, owner);
+        if (!index->read(index->context, &list[i], (int64_t)length, p->tokens, err)) return false;
         uint64_t h = 0;
         for (size_t t = 0; t < length; t++) {
             h = splitmix64(h ^ (uint64_t)p->tokens[t]);

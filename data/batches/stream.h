@@ -4,7 +4,6 @@
 // segments without a target are left out: nothing in them has a gradient.
 #pragma once
 
-#include "../base/error.h"
 #include "../shards/sources.h"
 
 enum { PLAN_MAX_SEQLEN = 1 << 24 };
@@ -74,8 +73,7 @@ typedef struct {
 bool stream_next_segment(const DocIndex *index, const PlanSettings *s, SourceCursor *at,
                          Segment *segment, LongCounts *counts, Error *err);
 
-// The counts of a whole data set, for the summary at the start. Fails where training would fail at
-// the first of the long documents.
+// The counts of a whole data set. Fails where training would fail at the first long document.
 bool stream_count_left_out(const DocIndex *index, const PlanSettings *s, LongCounts *out,
                            Error *err);
 

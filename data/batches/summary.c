@@ -1,6 +1,5 @@
 #include "summary.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "loader.h"

@@ -4,7 +4,6 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uninorm.h>
@@ -317,8 +316,7 @@ struct BpeEncoder {
     pcre2_match_context *match_limits;
     Word *words;  // (NUM_WORDS) a direct-mapped cache
     Piece *pieces;
-    Heap heap;  // (rank, at): merges of the piece at `at` with the one after it, if it still has
-                // this rank
+    Heap heap;  // (rank, at): merges of the piece at `at` with the one after it, or outdated ones
     size_t piece_capacity, heap_capacity;
     int32_t *ids;
     size_t num_ids, id_capacity;
@@ -361,7 +359,7 @@ uint64_t bpe_bytes(const BpeEncoder *e) {
 
 void bpe_add_id(BpeEncoder *e, int32_t id) {
     assert(id >= 0 && id < e->bpe->tokenizer->vocab_size);
-    e->ids = host_grow(e->ids, &e->id_capacity, e->num_ids + 1, sizeof(int32_t), "tokens");
+    array_grow(e->ids, &e->id_capacity, e->num_ids + 1, "tokens");
     e->ids[e->num_ids++] = id;
 }
 
@@ -374,7 +372,7 @@ static void add_candidate(BpeEncoder *e, int32_t at) {
     const Merge *m = bpe_merge(e->bpe, e->pieces[at].id, e->pieces[after].id);
     if (m->pair == NO_PAIR) return;
     Heap *h = &e->heap;
-    h->items = host_grow(h->items, &e->heap_capacity, (size_t)h->n + 1, sizeof *h->items, "merges");
+    array_grow(h->items, &e->heap_capacity, (size_t)h->n + 1, "merges");
     heap_push(h, m->rank, at);
 }
 
@@ -408,7 +406,7 @@ static void bpe_merge_word(BpeEncoder *e, const unsigned char *p, size_t n) {
     const int32_t whole = e->bpe->ignore_merges ? bpe_whole_word(e->bpe, p, n) : -1;
     int32_t count = 0;
     if (whole >= 0) return bpe_add_id(e, whole);
-    e->pieces = host_grow(e->pieces, &e->piece_capacity, n, sizeof(Piece), "a word");
+    array_grow(e->pieces, &e->piece_capacity, n, "a word");
     for (size_t i = 0; i < n; i++) {
         const int32_t id = e->bpe->byte_ids[p[i]];
         if (id < 0) continue;
@@ -513,8 +511,7 @@ static int32_t bpe_added_at(const Bpe *b, int normalized, const unsigned char *p
     return best;
 }
 
-// Cuts the added tokens out: first those that are not normalized, then the others from the text
-// between them.
+// Cuts added tokens out: those not normalized, then the others from the text between them.
 static bool bpe_cut_added(BpeEncoder *e, int normalized, const unsigned char *p, size_t n,
                           Error *err) {
     const Bpe *b = e->bpe;

@@ -1,12 +1,9 @@
 #include "chat.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unictype.h>
-#include <unistr.h>
 
 #include "../base/file.h"
 #include "../base/hash.h"
@@ -20,12 +17,12 @@ void parts_free(Parts *p) {
 }
 
 void parts_add(Parts *p, const char *text, size_t n, float weight) {
-    p->bytes = host_grow(p->bytes, &p->capacity, p->n + n + 1, 1, "a chat");
+    array_grow(p->bytes, &p->capacity, p->n + n + 1, "a chat");
     memcpy(p->bytes + p->n, text, n);
     p->bytes[p->n += n] = 0;
     if (n == 0) return;
     if (p->num_parts == 0 || p->parts[p->num_parts - 1].weight != weight) p->num_parts++;
-    p->parts = host_grow(p->parts, &p->part_capacity, p->num_parts, sizeof *p->parts, "parts");
+    array_grow(p->parts, &p->part_capacity, p->num_parts, "parts");
     p->parts[p->num_parts - 1] = (Part){p->n, weight};
 }
 
@@ -127,10 +124,9 @@ static bool read_template(ChatTemplate *t, char *text) {
 // The chat template of a directory, as transformers chooses it. path (IO_PATH_MAX): the last place
 // searched. NULL: there is none, or *err is set.
 static char *find_template(const char *dir, char *path, Error *err) {
-    uint64_t n;
-    if (!path_join(path, IO_PATH_MAX, dir, "chat_template.jinja", err)) return NULL;
-    if (path_exists(path)) return file_read_all(path, JSON_MAX_CONFIG, &n, "", err);
-    if (!path_join(path, IO_PATH_MAX, dir, "tokenizer_config.json", err)) return NULL;
+    if (!path_join(path, dir, "chat_template.jinja", err)) return NULL;
+    if (path_exists(path)) return file_read_all(path, JSON_MAX_CONFIG, NULL, "", err);
+    if (!path_join(path, dir, "tokenizer_config.json", err)) return NULL;
     json_auto_t *root = path_exists(path) ? json_read(path, JSON_MAX_CONFIG, "", err) : NULL;
     const json_t *text = json_member(root, "chat_template"), *item;
     size_t i;
@@ -240,7 +236,7 @@ static bool add_message(Messages *m, const char *role, const json_t *content, Er
     bool ok = json_is_array(content) || append(&text, content);
     json_array_foreach(content, i, part) ok &= append(&text, json_member(part, "text"));
     free(text.parts);
-    m->items = host_grow(m->items, &m->capacity, m->n + 1, sizeof *m->items, "messages");
+    array_grow(m->items, &m->capacity, m->n + 1, "messages");
     m->items[m->n++] = (Message){role, (char *)text.bytes, NULL, role[0] == 'a'};
     return ok || bad_input(bad, "message %zu: expected a text without NULs as content", m->n);
 }
@@ -295,18 +291,10 @@ static bool read_record(Messages *m, const json_t *record, Error *bad) {
     return add_turns(m, answer, "assistant", bad);
 }
 
-// ---- Text, as Python's methods of the same names change it --------------------------------------
-
-// rstrip, and with `both` lstrip too
+// Python's rstrip, and with `both` lstrip too
 static char *strip(char *text, bool both) {
-    const uint8_t *all = (const uint8_t *)text;
-    size_t start = 0, end = 0;
-    ucs4_t c;
-    for (const uint8_t *p = all, *next; (next = u8_next(&c, p)); p = next) {
-        if (uc_is_property_white_space(c) || (c >= 0x1c && c <= 0x1f)) continue;
-        if (both && end == 0) start = (size_t)(p - all);
-        end = (size_t)(next - all);
-    }
+    size_t start, end = utf8_strip(text, &start);
+    if (!both) start = 0;
     text[end] = 0;
     return memmove(text, text + start, end - start + 1);
 }
@@ -457,13 +445,12 @@ static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Err
                             "expected an answer that is trained, found none");
 }
 
-bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Parts *out,
-                 Error *bad) {
+bool chat_render(const ChatTemplate *t, const json_t *record, bool all, Parts *out, Error *bad) {
     Messages m = {0};
     bool ok = read_record(&m, record, bad);
-    for (size_t i = 0; i < m.n && train_all; i++) m.items[i].weight = 1;
+    for (size_t i = 0; i < m.n && all; i++) m.items[i].weight = 1;
     ok = ok && write_chat(out, t, &m, bad);
-    if (ok && train_all) {  // including the text between messages
+    if (ok && all) {  // including the text between messages
         out->num_parts = 1;
         out->parts[0] = (Part){out->n, 1};
     }

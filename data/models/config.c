@@ -454,8 +454,7 @@ bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Er
 // More ids, from generation_config.json beside config.json, if it exists.
 static bool read_generation_config(LlamaConfig *c, const char *config, Error *err) {
     char dir[IO_PATH_MAX], file[IO_PATH_MAX];
-    if (!path_parent(dir, sizeof dir, config, err) ||
-        !path_join(file, sizeof file, dir, "generation_config.json", err))
+    if (!path_parent(dir, config, err) || !path_join(file, dir, "generation_config.json", err))
         return false;
     if (!path_exists(file)) return true;
     json_auto_t *root = json_read(file, JSON_MAX_CONFIG, "", err);
@@ -467,7 +466,7 @@ static bool read_generation_config(LlamaConfig *c, const char *config, Error *er
 
 bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     char file[IO_PATH_MAX];
-    if (!path_inside(file, sizeof file, path, "config.json", err)) return false;
+    if (!path_inside(file, path, "config.json", err)) return false;
     json_auto_t *root =
         json_read(file, JSON_MAX_CONFIG,
                   "expected a Hugging Face model: a directory with a config.json", err);
@@ -476,10 +475,9 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
 
 bool model_is_no_run(const char *option, const char *model, const char *file, Error *err) {
     char log[IO_PATH_MAX], own[IO_PATH_MAX], final[IO_PATH_MAX], hint[512];
-    if (!path_is_dir(model) || !path_join(own, sizeof own, model, file, err) ||
-        !path_join(log, sizeof log, model, "log.jsonl", err) ||
-        !path_join(final, sizeof final, model, "final", err) || path_exists(own) ||
-        !path_exists(log))
+    if (!path_is_dir(model) || !path_join(own, model, file, err) ||
+        !path_join(log, model, "log.jsonl", err) || !path_join(final, model, "final", err) ||
+        path_exists(own) || !path_exists(log))
         return err->code == 0;
     snprintf(hint, sizeof hint,
              path_exists(final) ? "--%s %.400s/final" : "--%s %.400s/step-..., a checkpoint",

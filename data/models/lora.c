@@ -2,13 +2,11 @@
 
 #include <jansson.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "../base/path.h"
 
 const char *const lora_target_names[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                          "gate_proj", "up_proj", "down_proj"};
@@ -72,7 +70,7 @@ static bool is_computed(const char *key, const json_t *item) {
     return strstr(any_value, word) != NULL;
 }
 
-static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *root, Error *err) {
+static bool read_root(LoraConfig *c, char base_model[IO_PATH_MAX], json_t *root, Error *err) {
     const char *base = "", *key;
     const json_t *item, *targets = json_member(root, "target_modules");
     double alpha = 8;  // PEFT's defaults
@@ -98,20 +96,18 @@ static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *
         return bad_input(err, "peft_type: expected LORA, not found");
     c->alpha = (float)alpha;
     c->nf4 = json_is_set(json_member(root, QUANTIZATION));
-    text_copy(base_model, capacity, base);
+    text_copy(base_model, IO_PATH_MAX, base);
     return true;
 }
 
-bool lora_config_read(LoraConfig *c, char *base_model, size_t capacity, const char *dir,
-                      Error *err) {
+bool lora_config_read(LoraConfig *c, char base_model[IO_PATH_MAX], const char *dir, Error *err) {
     const char *file = "adapter_config.json";
     char path[IO_PATH_MAX];
-    if (!model_is_no_run("adapter", dir, file, err) ||
-        !path_join(path, sizeof path, dir, file, err))
+    if (!model_is_no_run("adapter", dir, file, err) || !path_join(path, dir, file, err))
         return false;
     json_auto_t *root = json_read(path, JSON_MAX_CONFIG,
                                   "an adapter is a directory that --lora or PEFT has written", err);
-    return root && (read_root(c, base_model, capacity, root, err) || error_prefix(err, path));
+    return root && (read_root(c, base_model, root, err) || error_prefix(err, path));
 }
 
 char *lora_config_text(const LoraConfig *c, const char *base_model) {
@@ -176,15 +172,13 @@ static const Parameter *adapter_of(const LoraMerge *merge, const Parameter *t, c
 
 static void get_merged(void *context, ParameterArena arena, size_t offset, float *values,
                        size_t n) {
-    Error err = {0};
     LoraMerge *merge = context;
     const Parameters *adapters = &merge->adapters;
     const Parameter *t = merge->frozen.list;
     while (offset - t->offset >= t->count) t++;  // offsets need not ascend
     const Parameter *a = adapter_of(merge, t, 'A'), *b = adapter_of(merge, t, 'B');
     must(safetensors_read_f32(&merge->files, safetensors_find(&merge->files, t->name), values,
-                              offset - t->offset, n, &err),
-         &err);
+                              offset - t->offset, n, &err));
     if (!a) return;
     const size_t cols = (size_t)t->cols, r = a->count / cols, first = offset - t->offset,
                  row = first / cols, rows = (first + n - 1) / cols - row + 1;

@@ -1,6 +1,5 @@
 #include "safetensors.h"
 
-#include <assert.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -113,10 +112,9 @@ static bool parse_entry(TensorInfo *t, const json_t *entry, Error *err) {
         !parse_integer(json_array_get(offsets, 0), key, 0, &t->begin, err) ||
         !parse_integer(json_array_get(offsets, 1), key, t->begin, &t->end, err))
         return false;
-    if (t->end - t->begin != tensor_size_bytes(t))
-        return bad_input(err, "%s: expected %lu bytes for its shape and dtype, found %lu", key,
-                         tensor_size_bytes(t), t->end - t->begin);
-    return true;
+    return t->end - t->begin == tensor_size_bytes(t) ||
+           bad_input(err, "%s: expected %lu bytes for its shape and dtype, found %lu", key,
+                     tensor_size_bytes(t), t->end - t->begin);
 }
 
 static bool check_metadata(json_t *metadata, Error *err) {
@@ -129,8 +127,7 @@ static bool check_metadata(json_t *metadata, Error *err) {
 
 static bool add_tensor(SafetensorsSet *s, const char *name, json_t *entry, int file, Error *err) {
     if (strcmp(name, "__metadata__") == 0) return check_metadata(entry, err);
-    s->tensors = host_grow(s->tensors, &s->tensors_capacity, (size_t)s->num_tensors + 1,
-                           sizeof *s->tensors, "list of tensors");
+    array_grow(s->tensors, &s->tensors_capacity, (size_t)s->num_tensors + 1, "list of tensors");
     TensorInfo *t = &s->tensors[s->num_tensors];
     *t = (TensorInfo){.file = file};
     size_t length = strlen(name);
@@ -227,7 +224,7 @@ static bool add_shard(SafetensorsSet *s, const char *dir, const char *name, Erro
     char path[IO_PATH_MAX];
     if (!path_is_plain_name(name))
         return bad_input(err, "weight_map: expected a plain file name, found \"%.100s\"", name);
-    if (!path_join(path, sizeof path, dir, name, err)) return false;
+    if (!path_join(path, dir, name, err)) return false;
     for (int i = s->num_files; i-- > 0;)
         if (strcmp(s->files[i].path, path) == 0) return true;
     if (s->num_files == SAFETENSORS_MAX_FILES)
@@ -236,8 +233,7 @@ static bool add_shard(SafetensorsSet *s, const char *dir, const char *name, Erro
     return open_file(s, path, err);
 }
 
-// In both directions: every tensor of the index is in its file, and no file holds a tensor that the
-// index does not place there.
+// Every tensor of the index is in its file, and no file holds others.
 static bool check_index(const SafetensorsSet *s, json_t *map, Error *err) {
     const char *name;
     const json_t *item;
@@ -269,7 +265,7 @@ static bool open_shards(SafetensorsSet *s, const char *dir, const json_t *root, 
 
 static bool open_index(SafetensorsSet *s, const char *path, Error *err) {
     char dir[IO_PATH_MAX];
-    if (!path_parent(dir, sizeof dir, path, err)) return false;
+    if (!path_parent(dir, path, err)) return false;
     json_auto_t *root = json_read(
         path, 16 << 20, "expected model.safetensors or model.safetensors.index.json", err);
     return root && (open_shards(s, dir, root, err) || error_prefix(err, path));
@@ -277,9 +273,9 @@ static bool open_index(SafetensorsSet *s, const char *path, Error *err) {
 
 static bool open_path(SafetensorsSet *s, const char *path, Error *err) {
     char file[IO_PATH_MAX];
-    if (!path_inside(file, sizeof file, path, "model.safetensors", err)) return false;
+    if (!path_inside(file, path, "model.safetensors", err)) return false;
     if (path_is_dir(path) && !path_exists(file)) {
-        if (!path_join(file, sizeof file, path, "model.safetensors.index.json", err)) return false;
+        if (!path_join(file, path, "model.safetensors.index.json", err)) return false;
         if (!path_exists(file))
             return error_set(err, EXIT_BAD_INPUT,
                              "transformers' save_pretrained converts a pytorch_model.bin; "

@@ -7,9 +7,7 @@
 // file, and index and files agree in both directions. Violations exit 3.
 #pragma once
 
-#include "../base/error.h"
 #include "../base/file.h"
-#include "../base/path.h"
 
 enum {
     SAFETENSORS_MAX_DIMS = 8,
@@ -43,8 +41,7 @@ uint16_t bf16_bits(float value);
 
 // ---- Reading ------------------------------------------------------------------------------------
 
-// A .safetensors file, or a directory with model.safetensors or model.safetensors.index.json. On
-// failure *s needs no closing.
+// A file, or a directory with model.safetensors or its index.json. A failure leaves none to close.
 bool safetensors_open(SafetensorsSet *s, const char *dir_or_file, Error *err);
 void safetensors_close(SafetensorsSet *s);
 

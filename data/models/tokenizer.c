@@ -1,6 +1,5 @@
 #include "tokenizer.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistr.h>
@@ -73,8 +72,7 @@ static int64_t fallback_decode(const char *text, unsigned char *out) {
 
 // ---- tokenizer.json -----------------------------------------------------------------------------
 
-// What a tokenizer is made of. Ids are below `most`: one without a token costs memory, but no byte
-// in the file.
+// What a tokenizer is made of. Ids are below `most`: those without a token cost memory only.
 typedef struct {
     const char **names;  // (most) into the JSON tree; NULL: no such id
     int64_t most;
@@ -181,8 +179,7 @@ static bool begins_texts(const json_t *processor, const char *token) {
     return json_string_is(json_member(item, "id"), token);
 }
 
-// bos_token and eos_token of tokenizer_config.json if it exists, else the usual names. A bos_token
-// of null means that there is none.
+// bos_token, where null is none, and eos_token of tokenizer_config.json, else the usual names
 static bool find_ends(const Vocabulary *v, const json_t *tokenizer, const char *config_path,
                       Error *err) {
     Tokenizer *t = v->t;
@@ -244,9 +241,8 @@ static bool tokenizer_read(Tokenizer *t, const json_t *root, const char *config_
 bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
     char dir[IO_PATH_MAX], config[IO_PATH_MAX];
     *t = (Tokenizer){0};
-    if (!path_inside(t->file, sizeof t->file, path, "tokenizer.json", err) ||
-        !path_parent(dir, sizeof dir, t->file, err) ||
-        !path_join(config, sizeof config, dir, "tokenizer_config.json", err))
+    if (!path_inside(t->file, path, "tokenizer.json", err) || !path_parent(dir, t->file, err) ||
+        !path_join(config, dir, "tokenizer_config.json", err))
         return false;
     json_auto_t *root =
         json_read(t->file, TOKENIZER_MAX_BYTES, "expected Hugging Face's tokenizer.json", err);

@@ -1,7 +1,6 @@
 #include "weights.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -171,10 +170,9 @@ static bool check_moments(const Stored *list, int num, const SafetensorsSet *s, 
                              "%s: expected tensor %s of this model's shape, found %s", path,
                              expected.name, found ? "another shape" : "none");
     }
-    if (s->num_tensors != num)
-        return error_set(err, EXIT_CHECKPOINT_MISFIT, hint, "%s: expected %d tensors, found %d",
-                         path, num, s->num_tensors);
-    return true;
+    return s->num_tensors == num ||
+           error_set(err, EXIT_CHECKPOINT_MISFIT, hint, "%s: expected %d tensors, found %d", path,
+                     num, s->num_tensors);
 }
 
 // ---- Loading ------------------------------------------------------------------------------------
@@ -195,19 +193,19 @@ static bool load_parameter(const Parameters *p, Stored x, SafetensorsSet *s, flo
     return true;
 }
 
-// Checks names and shapes of a file or directory, then reads its values if `load` is set.
-static bool open_and_load(const Parameters *p, bool moments, const char *path, bool load,
-                          Error *err) {
+// Checks names and shapes of a file or directory, then reads its values unless put is NULL.
+bool parameters_load(Parameters p, bool moments, const char *path, Error *err) {
     SafetensorsSet s;
     int num;
     char file[IO_PATH_MAX];
-    const bool named = p->file && !moments;
-    if (named && !path_inside(file, sizeof file, path, p->file, err)) return false;
-    if (!safetensors_open(&s, named ? file : path, err)) return false;
-    float *values = alloc_block(p);
-    Stored *list = list_stored(p, moments, &num);
-    bool ok = moments ? check_moments(list, num, &s, path, err) : check_weights(p, &s, path, err);
-    for (int i = 0; load && ok && i < num; i++) ok = load_parameter(p, list[i], &s, values, err);
+    const char *name = moments ? MOMENTS_FILE : p.file;
+    if (name && !path_inside(file, path, name, err)) return false;
+    if (!safetensors_open(&s, name ? file : path, err)) return false;
+    if (moments) path = file;
+    float *values = alloc_block(&p);
+    Stored *list = list_stored(&p, moments, &num);
+    bool ok = moments ? check_moments(list, num, &s, path, err) : check_weights(&p, &s, path, err);
+    for (int i = 0; p.put && ok && i < num; i++) ok = load_parameter(&p, list[i], &s, values, err);
     free(list);
     free(values);
     if (ok && s.num_nonfinite > 0)
@@ -222,11 +220,8 @@ static bool open_and_load(const Parameters *p, bool moments, const char *path, b
 }
 
 bool weights_check(Parameters p, const char *dir, Error *err) {
-    return open_and_load(&p, false, dir, false, err);
-}
-
-bool parameters_load(Parameters p, bool moments, const char *path, Error *err) {
-    return open_and_load(&p, moments, path, true, err);
+    p.put = NULL;
+    return parameters_load(p, false, dir, err);
 }
 
 // ---- Saving -------------------------------------------------------------------------------------

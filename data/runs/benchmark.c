@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unictype.h>
 #include <unistr.h>
 
 #include "../base/hash.h"
@@ -12,16 +11,6 @@
 #include "evaluate.h"
 
 // ---- Questions ----------------------------------------------------------------------------------
-
-// Bytes of a text without what Python's rstrip removes
-static size_t stripped_length(const char *text) {
-    const uint8_t *start = (const uint8_t *)text, *end = start + strlen(text), *last;
-    ucs4_t c;
-    while ((last = u8_prev(&c, end, start)) &&
-           (uc_is_property_white_space(c) || (c >= 0x1c && c <= 0x1f)))
-        end = last;
-    return (size_t)(end - start);
-}
 
 // Appends the ids of text (n) after `begin`, which is not repeated where the text has it; -1: none.
 // Returns how many they are, the last of all.
@@ -39,10 +28,10 @@ static int64_t append_ids(Benchmark *b, int32_t begin, const char *text, size_t 
 static bool add_choice(Benchmark *b, BenchmarkChoice c, const char *context, const char *delimiter,
                        const char *choice, Error *err) {
     const Tokenizer *t = &b->tokenizer;
-    const size_t n = stripped_length(context), before = b->num_tokens;
+    size_t start, middle, end;
+    const size_t n = utf8_strip(context, &start), before = b->num_tokens;
     const int32_t alone = t->bos >= 0 ? t->bos : t->eos, begin = t->adds_bos || n == 0 ? alone : -1;
     const int64_t most = b->o->max_seqlen;
-    size_t middle, end;
     const size_t size = strlen(context) + strlen(delimiter) + strlen(choice) + 1;
     char *text = host_calloc(size, 1, "a choice");
     snprintf(text, size, "%s%s%s", context, delimiter, choice);
@@ -60,8 +49,8 @@ static bool add_choice(Benchmark *b, BenchmarkChoice c, const char *context, con
     b->num_cut += given + scored - 1 > most;
     if (given + scored - 1 > most) given = most + 1 - scored;
     const size_t room = before + (size_t)(given + scored);
-    b->tokens = host_grow(b->tokens, &b->token_capacity, room, sizeof *ids, "choices");
-    b->targets = host_grow(b->targets, &b->target_capacity, room, sizeof *ids, "choices");
+    array_grow(b->tokens, &b->token_capacity, room, "choices");
+    array_grow(b->targets, &b->target_capacity, room, "choices");
     memcpy(b->tokens + before, ids + middle - given, (size_t)given * sizeof *ids);
     memcpy(b->tokens + before + given, ids + end - scored, (size_t)scored * sizeof *ids);
     for (int64_t i = 0; i < given + scored - 1; i++, b->num_tokens++)
@@ -69,7 +58,7 @@ static bool add_choice(Benchmark *b, BenchmarkChoice c, const char *context, con
     c.rows = (int32_t)(given + scored - 1);
     c.bytes = (int32_t)strlen(choice);
     c.characters = (int32_t)u8_mbsnlen((const uint8_t *)choice, strlen(choice));
-    b->choices = host_grow(b->choices, &b->capacity, b->num_choices + 1, sizeof c, "choices");
+    array_grow(b->choices, &b->capacity, b->num_choices + 1, "choices");
     b->choices[b->num_choices++] = c;
     return true;
 }
@@ -100,8 +89,7 @@ static bool read_file(Benchmark *b, size_t file, Error *err) {
     const char *path = b->files.items[file].path;
     const size_t before = b->num_choices;
     char where[IO_PATH_MAX + 24];
-    uint64_t size;
-    char *text = file_read_all(path, 1 << 30, &size, "give several files", err);
+    char *text = file_read_all(path, 1 << 30, NULL, "give several files", err);
     char *rest = text ? text + mark_bytes(text) : NULL;
     for (int64_t line = 1; rest && err->code == 0; line++) {
         const char *start = strsep(&rest, "\n");

@@ -20,7 +20,7 @@
 bool checkpoint_step_path(char path[IO_PATH_MAX], const char *out_dir, int64_t step, Error *err) {
     char name[32];
     snprintf(name, sizeof name, "step-%08ld", step);
-    return path_join(path, IO_PATH_MAX, out_dir, name, err);
+    return path_join(path, out_dir, name, err);
 }
 
 bool checkpoint_parse_step(const char *name, int64_t *step) {
@@ -64,9 +64,9 @@ static bool manifest_write(const Checkpoint *ck, Error *err) {
     const size_t n = strlen(text) - strlen("\n}\n");  // the tail closes the object
     FileWriter w;
     write_tail(tail, crc32c(0, text, n));
-    const bool ok = path_join(path, sizeof path, ck->dir, manifest_name, err) &&
-                    writer_open(&w, path, err) && writer_write(&w, text, n, err) &&
-                    writer_write(&w, tail, TAIL_BYTES, err) && writer_close(&w, err);
+    const bool ok = path_join(path, ck->dir, manifest_name, err) && writer_open(&w, path, err) &&
+                    writer_write(&w, text, n, err) && writer_write(&w, tail, TAIL_BYTES, err) &&
+                    writer_close(&w, err);
     free(text);
     return ok;
 }
@@ -97,7 +97,7 @@ static bool verify_file(const char *dir, const json_t *entry, Error *err) {
         !json_get_int64(entry, "size_bytes", 0, (int64_t)1 << 52, &size_bytes, true, err) ||
         !json_get_string(entry, "crc32c", &crc, true, err) || !path_is_plain_name(name))
         return bad_input(err, "files: expected name, size_bytes and crc32c");
-    if (!path_join(path, sizeof path, dir, name, err)) return false;
+    if (!path_join(path, dir, name, err)) return false;
     if (!file_open(&f, path, "the checkpoint is incomplete", err)) return false;
     bool ok = verify_contents(&f, (uint64_t)size_bytes, crc, err);
     file_close(&f);
@@ -108,7 +108,7 @@ static json_t *read_manifest(const char *dir, Error *err) {
     char path[IO_PATH_MAX], tail[TAIL_BYTES + 1];
     uint64_t n = 0;
     json_t *root = NULL;
-    if (!path_join(path, sizeof path, dir, manifest_name, err)) return NULL;
+    if (!path_join(path, dir, manifest_name, err)) return NULL;
     char *text = file_read_all(path, JSON_MAX_CONFIG, &n, "the checkpoint is incomplete", err);
     if (!text) return NULL;
     const size_t length = strlen(text), body = length > TAIL_BYTES ? length - TAIL_BYTES : 0;
@@ -154,8 +154,8 @@ bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const c
     ck->step = step;
     ck->files = NULL;
     assert(step >= 0 && (!name || strcmp(name, "final") == 0));
-    if (!path_printf(ck->out_dir, sizeof ck->out_dir, err, "%s", out_dir) ||
-        !(name ? path_join(ck->publish, sizeof ck->publish, out_dir, name, err)
+    if (!path_printf(ck->out_dir, err, "%s", out_dir) ||
+        !(name ? path_join(ck->publish, out_dir, name, err)
                : checkpoint_step_path(ck->publish, out_dir, step, err)) ||
         !dir_free_name(ck->dir, ck->publish, ".tmp-", err))
         return false;
@@ -174,8 +174,7 @@ void checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, 
 bool checkpoint_write_file(Checkpoint *ck, const char *file, const void *data, size_t n,
                            Error *err) {
     char path[IO_PATH_MAX];
-    if (!path_join(path, sizeof path, ck->dir, file, err) || !file_create(path, data, n, err))
-        return false;
+    if (!path_join(path, ck->dir, file, err) || !file_create(path, data, n, err)) return false;
     checkpoint_register(ck, file, n, crc32c(0, data, n));
     return true;
 }
@@ -228,7 +227,7 @@ bool checkpoint_list(const char *out_dir, int64_t **steps, int *count, Error *er
     if (!dir) return errno == ENOENT || disk_error(err, out_dir, "cannot open the directory");
     for (struct dirent *e; (e = readdir(dir));) {
         if (!checkpoint_parse_step(e->d_name, &step)) continue;
-        *steps = host_grow(*steps, &capacity, (size_t)*count + 1, sizeof **steps, "checkpoints");
+        array_grow(*steps, &capacity, (size_t)*count + 1, "checkpoints");
         (*steps)[(*count)++] = step;
     }
     closedir(dir);
@@ -256,14 +255,13 @@ static bool recover_entry(const char *out_dir, const char *name, bool warns, Err
                is_temp = is_leftover(name, ".tmp-+([0-9])", base),
                is_probe = fnmatch(".probe?(d)-+([0-9])", name, FNM_EXTMATCH) == 0;
     if (!is_old && !is_temp && !is_probe) return true;
-    if (!path_join(path, sizeof path, out_dir, name, err)) return false;
+    if (!path_join(path, out_dir, name, err)) return false;
     if (!(is_probe ? dir_is_probe(path) : is_ours(path))) {
         if (warns) warning("%s: named like a leftover of a save, but no save made it: kept", path);
         return true;
     }
     if (is_probe) return unlink(path) == 0 || disk_error(err, path, "cannot remove");
-    if (!path_join(whole, sizeof whole, out_dir, base, err) ||
-        !path_find(whole, &has_successor, err))
+    if (!path_join(whole, out_dir, base, err) || !path_find(whole, &has_successor, err))
         return false;
     if (is_old && !has_successor) return io_rename(path, whole, err);
     return dir_remove_tree(path, err);
@@ -289,7 +287,7 @@ bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err) {
         checkpoint_recover(out_dir, false, err) && checkpoint_list(out_dir, &steps, &count, err);
     for (int i = 0; ok && keep > 0 && i < count; i++) {
         ok = checkpoint_step_path(dir, out_dir, steps[i], err) &&
-             path_join(manifest, sizeof manifest, dir, manifest_name, err);
+             path_join(manifest, dir, manifest_name, err);
         const bool complete = ok && path_exists(manifest);
         if (!ok || steps[i] > step || (complete && kept++ < keep)) continue;
         // the manifest first: the rest of the directory can never be taken for a checkpoint
@@ -315,7 +313,7 @@ bool checkpoint_remove_all(const char *out_dir, Error *err) {
     char path[IO_PATH_MAX];
     bool ok = checkpoint_recover(out_dir, false, err) &&
               checkpoint_list(out_dir, &steps, &count, err) &&
-              path_join(path, sizeof path, out_dir, "final", err) && set_aside(path, err);
+              path_join(path, out_dir, "final", err) && set_aside(path, err);
     while (ok && count-- > 0)  // the oldest first
         ok = checkpoint_step_path(path, out_dir, steps[count], err) && set_aside(path, err);
     free(steps);
@@ -324,15 +322,14 @@ bool checkpoint_remove_all(const char *out_dir, Error *err) {
 
 // ---- The newest good one ------------------------------------------------------------------------
 
-bool checkpoint_find_newest(const char *out_dir, char path[IO_PATH_MAX], int64_t *step,
-                            Error *err) {
+bool checkpoint_find_newest(const char *out, char path[IO_PATH_MAX], int64_t *step, Error *err) {
     int64_t *steps = NULL, found = -1;
     int count = 0;
     *step = -1;
-    bool ok = checkpoint_list(out_dir, &steps, &count, err);
+    bool ok = checkpoint_list(out, &steps, &count, err);
     for (int i = 0; ok && *step < 0 && i < count; i++) {
         Error why = {0};
-        ok = checkpoint_step_path(path, out_dir, steps[i], err);
+        ok = checkpoint_step_path(path, out, steps[i], err);
         if (!ok) break;
         if (checkpoint_verify(path, &found, &why) && found != steps[i])
             error_set(&why, EXIT_BAD_INPUT, "was the directory renamed?",
@@ -345,5 +342,5 @@ bool checkpoint_find_newest(const char *out_dir, char path[IO_PATH_MAX], int64_t
     free(steps);
     if (!ok || *step >= 0 || count == 0) return ok;
     return error_set(err, EXIT_BAD_INPUT, "--overwrite starts over here; or restore a backup",
-                     "%s: expected a good checkpoint, found %d damaged", out_dir, count);
+                     "%s: expected a good checkpoint, found %d damaged", out, count);
 }

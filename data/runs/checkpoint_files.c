@@ -29,7 +29,7 @@ bool model_files_read(ModelFiles *f, bool tokenizer, const char **dirs, int num_
     bool found = false;
     for (int d = 0; d < num_dirs && !found; d++) {
         for (int i = first; i <= last && path_is_dir(dirs[d]); i++) {
-            if (!path_join(path, sizeof path, dirs[d], names[i], err)) return false;
+            if (!path_join(path, dirs[d], names[i], err)) return false;
             if (!path_exists(path)) continue;
             f->text[i] = file_read_all(path, max_bytes, &f->size_bytes[i], "", err);
             if (!f->text[i]) return false;
@@ -73,14 +73,14 @@ static bool write_tensors(Parameters p, const char *dtype, bool moments, const c
                           Checkpoint *ck, Error *err) {
     char path[IO_PATH_MAX];
     FileWriter w;
-    const bool room = ck && path_join(path, sizeof path, ck->dir, name, err);
+    const bool room = ck && path_join(path, ck->dir, name, err);
     if (!parameters_save(p, moments, dtype, room ? path : NULL, &w, err)) return false;
     checkpoint_register(ck, name, w.size_bytes, w.crc);
     return true;
 }
 
 bool model_files_write_moments(Parameters p, ModelDtype dtype, Checkpoint *ck, Error *err) {
-    return write_tensors(p, dtypes[dtype].safetensors, true, "optimizer.safetensors", ck, err);
+    return write_tensors(p, dtypes[dtype].safetensors, true, MOMENTS_FILE, ck, err);
 }
 
 // Takes the parameters of the next file off *rest: as many as max_bytes hold, but at least one.
@@ -130,6 +130,7 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
 #define FILE_NAME "trainer_state.json"
 
 enum { PACKER = 2 };  // another number where steps are packed otherwise
+static const int64_t most = (int64_t)1 << 52;
 
 // Numbers that must be the same for a resumed run to see the same documents in the same steps
 static json_t *plan_json(const PlanSettings *p, const Dataset *train) {
@@ -153,17 +154,16 @@ static json_t *cursors_json(const SourceCursor *c, const Sources *sources) {
 
 // Where a weight has changed, shares count from here.
 static bool read_cursors(const json_t *state, const Sources *all, SourceCursor *at, Error *err) {
-    const int64_t max = (int64_t)1 << 52;
     const json_t *list = json_member(state, "sources");
     bool changed = false;
     for (int32_t i = 0; i < all->n; i++) {
         const json_t *from = json_array_get(list, (size_t)i);
         SourceCursor *c = &at[i];
         int64_t weight = 0;
-        if (!json_get_int64(from, "epoch", 0, max, &c->epoch, true, err) ||
-            !json_get_int64(from, "doc_pos", 0, max, &c->doc_pos, true, err) ||
-            !json_get_int64(from, "tok_off", 0, max, &c->tok_off, true, err) ||
-            !json_get_int64(from, "tokens", 0, max, &c->tokens, true, err) ||
+        if (!json_get_int64(from, "epoch", 0, most, &c->epoch, true, err) ||
+            !json_get_int64(from, "doc_pos", 0, most, &c->doc_pos, true, err) ||
+            !json_get_int64(from, "tok_off", 0, most, &c->tok_off, true, err) ||
+            !json_get_int64(from, "tokens", 0, most, &c->tokens, true, err) ||
             !json_get_int64(from, "counted", 0, c->tokens, &c->counted, true, err) ||
             !json_get_int64(from, "weight", 0, ALL_WEIGHTS, &weight, true, err))
             return false;
@@ -174,25 +174,23 @@ static bool read_cursors(const json_t *state, const Sources *all, SourceCursor *
 }
 
 static bool read_progress(const json_t *state, TrainingState *s, Error *err) {
-    const int64_t max = (int64_t)1 << 52;
-    return json_get_int64(state, "step", 0, max, &s->cursor.step, true, err) &&
-           json_get_int64(state, "log_bytes", 0, max, &s->log_bytes, true, err) &&
+    return json_get_int64(state, "step", 0, most, &s->cursor.step, true, err) &&
+           json_get_int64(state, "log_bytes", 0, most, &s->log_bytes, true, err) &&
            json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err) &&
-           json_get_int64(state, "num_losses", 0, max, &s->trend.num_losses, true, err) &&
+           json_get_int64(state, "num_losses", 0, most, &s->trend.num_losses, true, err) &&
            json_get_double(state, "loss_mean", 0, DBL_MAX, &s->trend.mean, true, err) &&
            json_get_double(state, "loss_deviation", 0, DBL_MAX, &s->trend.deviation, true, err) &&
-           json_get_int64(state, "frozen_crc", 0, max, &s->frozen_crc, true, err);
+           json_get_int64(state, "frozen_crc", 0, most, &s->frozen_crc, true, err);
 }
 
 static bool check_plan(const json_t *state, json_t *plan, const char *path, Error *err) {
-    const int64_t max = (int64_t)1 << 52;
     char misfits[512] = "";
     const char *name;
     json_t *value;
     json_object_foreach(plan, name, value) {
         const int64_t is = json_integer_value(value);
         int64_t was;
-        if (!json_get_int64(state, name, 0, max, &was, true, err)) return false;
+        if (!json_get_int64(state, name, 0, most, &was, true, err)) return false;
         const size_t used = strlen(misfits);
         if (was != is)
             snprintf(misfits + used, sizeof misfits - used, " %s (was %ld, is %ld)", name, was, is);
@@ -224,7 +222,7 @@ bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *pla
 
 json_t *state_open(const char *dir, Error *err) {
     char path[IO_PATH_MAX];
-    if (!path_join(path, sizeof path, dir, FILE_NAME, err)) return NULL;
+    if (!path_join(path, dir, FILE_NAME, err)) return NULL;
     return json_read(
         path, JSON_MAX_CONFIG,
         "--resume needs a step-NNNNNNNN directory; --model DIR starts from the weights "
@@ -236,7 +234,7 @@ bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, con
                 Error *err) {
     char path[IO_PATH_MAX];
     json_auto_t *state = state_open(dir, err), *same = plan_json(plan, train);
-    return state && path_join(path, sizeof path, dir, FILE_NAME, err) &&
-           check_plan(state, same, path, err) && read_progress(state, s, err) &&
+    return state && path_join(path, dir, FILE_NAME, err) && check_plan(state, same, path, err) &&
+           read_progress(state, s, err) &&
            read_cursors(state, &train->sources, s->cursor.sources, err);
 }

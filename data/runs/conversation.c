@@ -32,8 +32,7 @@ static char *cut_end(char *text, char end) {
 }
 
 static bool add_lines(Conversation *c, const char *path, Error *err) {
-    uint64_t n;
-    char *lines = file_read_all(path, 1 << 26, &n, "", err), *rest = lines;
+    char *lines = file_read_all(path, 1 << 26, NULL, "", err), *rest = lines;
     bool ok = lines != NULL;
     if (ok) rest += mark_bytes(lines);
     for (char *line; ok && (line = strsep(&rest, "\n"));)
@@ -67,7 +66,7 @@ static bool open_tokenizer(Conversation *c, Error *err) {
     Tokenizer *t = &c->tokenizer;
     TextWriter *w = &c->writer;
     char path[IO_PATH_MAX];
-    if (!path_join(path, sizeof path, o->model, "tokenizer.json", err)) return false;
+    if (!path_join(path, o->model, "tokenizer.json", err)) return false;
     if (!path_exists(path))
         return error_set(err, EXIT_USAGE, "put tokenizer.json into the directory of --model",
                          "%s: --generate needs a tokenizer, and there is none", path);

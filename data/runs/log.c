@@ -12,7 +12,6 @@
 #include "../base/json.h"
 #include "../base/memory.h"
 #include "../batches/mixture.h"
-#include "run_options.h"
 
 // ---- log.jsonl ----------------------------------------------------------------------------------
 
@@ -54,7 +53,7 @@ static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
 
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err) {
     *log = (RunLog){0};
-    if (!path_join(log->path, sizeof log->path, dir, "log.jsonl", err)) return false;
+    if (!path_join(log->path, dir, "log.jsonl", err)) return false;
     log->fd = io_open_own(log->path, O_RDWR | O_CREAT | (keep_bytes < 0 ? O_TRUNC : 0), err);
     if (log->fd < 0) return false;
     log->open = true;
@@ -126,8 +125,7 @@ bool log_read_progress(const char *dir, LogProgress *p, Error *err) {
     size_t capacity = 0;
     int64_t step;
     *p = (LogProgress){.first_save = INT64_MAX};
-    if (!path_join(path, sizeof path, dir, "log.jsonl", err) || !path_find(path, &p->found, err))
-        return false;
+    if (!path_join(path, dir, "log.jsonl", err) || !path_find(path, &p->found, err)) return false;
     FILE *file = p->found ? log_read(path, err) : NULL;
     if (!file) return !p->found;
     for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
@@ -194,6 +192,8 @@ static double plain_nan(double x) { return isnan(x) ? (double)NAN : x; }
 
 static double per_second(int64_t count, const StepReport *r) { return (double)count / r->ms * 1e3; }
 
+static double lr_of(const StepReport *r) { return (double)learning_rate(r->o, r->step - 1); }
+
 enum { LINE_BYTES = 320 };
 
 // whole: as in a file; else what matters most comes first.
@@ -204,33 +204,34 @@ static void step_text(char text[LINE_BYTES], const RunTotals *t, const StepRepor
     const char *mark = r->skipped ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "";
     char trained[48] = "", balance[64] = "", left[24];
     const double ms = t->mean_ms + t->pauses_ms / (double)t->steps;
-    duration_text(left, ms * 1e-3 * (double)(r->steps - r->step));
+    duration_text(left, ms * 1e-3 * (double)(r->o->steps - r->step));
     if (p->masked) snprintf(trained, sizeof trained, " (%.0f targets/s)", targets);
     if (b->measured > 0 && b->planned > 0)
         snprintf(balance, sizeof balance, " | imbalance %.3f (%.3f)", b->planned, b->measured);
     else if (b->measured > 0)
         snprintf(balance, sizeof balance, " | imbalance (%.3f)", b->measured);
     const size_t n = (size_t)snprintf(text, LINE_BYTES, "step %5ld/%ld | loss %.4f", r->step,
-                                      r->steps, plain_nan(r->loss));
+                                      r->o->steps, plain_nan(r->loss));
     if (whole)
         snprintf(text + n, LINE_BYTES - n,
                  " | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s%s | fill %.1f %% | %ld doc%s | "
                  "pairs %.1f %%%s | eta %s%s",
-                 plain_nan(r->grad_norm), r->lr, r->ms, tokens, trained, 100 * fill_of(p),
+                 plain_nan(r->grad_norm), lr_of(r), r->ms, tokens, trained, 100 * fill_of(p),
                  p->num_stream, text_plural(p->num_stream),
                  100.0 * (double)p->attention_pairs / (double)p->padded_pairs, balance, left, mark);
     else
         snprintf(text + n, LINE_BYTES - n, "%s | eta %s | %.0f tok/s | lr %.2e | norm %.3f", mark,
-                 left, tokens, r->lr, plain_nan(r->grad_norm));
+                 left, tokens, lr_of(r), plain_nan(r->grad_norm));
 }
 
 static void show_step(const RunTotals *t, const StepReport *r, const StepPlan *p) {
     const int width = terminal_width(stdout);
     const size_t columns = width > 2 ? (size_t)width - 2 : 0;  // room for ^C
-    const bool due = r->lines_every > 0 && (r->pauses || r->step % r->lines_every == 0),
+    const int64_t every = run_lines_every(r->o);
+    const bool due = every > 0 && (r->pauses || r->step % every == 0),
                stays = due || r->skipped || r->spike;
     char text[LINE_BYTES], *last;
-    if (!stays && (columns == 0 || r->lines_every == 0)) return;
+    if (!stays && (columns == 0 || every == 0)) return;
     step_text(text, t, r, p, true);
     if (columns > 0 && strlen(text) >= columns) step_text(text, t, r, p, false);
     while (columns > 0 && strlen(text) >= columns && (last = strrchr(text, '|'))) last[-1] = 0;
@@ -249,7 +250,7 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
         {"time", wall_time()},
         {"loss", json_float(r->loss)},
         {"grad_norm", json_float(r->grad_norm)},
-        {"lr", json_float(r->lr)},
+        {"lr", json_float(lr_of(r))},
         {"ms", json_float(r->ms)},
         {"read_ms", json_float(r->read_ms)},
         {"passes_ms", json_float(r->passes_ms)},

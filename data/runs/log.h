@@ -7,6 +7,7 @@
 #include "../batches/summary.h"
 #include "../models/config.h"
 #include "../shards/dataset.h"
+#include "run_options.h"
 
 // log.jsonl: records that are appended whole or not at all
 typedef struct {
@@ -61,18 +62,18 @@ typedef struct {
 } RunTotals;
 
 typedef struct {
-    int64_t step, steps;  // of the run: this one, 1-based, and all
-    double ms;            // of this step
+    const Options *o;
+    int64_t step;  // 1-based
+    double ms;     // of this step
     // Parts of ms: waiting for the loader; the device's time for the passes through the model. The
     // rest is the update, and the part of the gradients' exchange that does not overlap.
     double read_ms, passes_ms;
-    double loss, grad_norm, lr;
+    double loss, grad_norm;
     double useful_flops;  // 0: not known for this layout
     bool skipped;         // loss or gradient were not finite: no weight has changed
     bool spike;           // loss_is_spike
     StepBalance balance;
-    int64_t lines_every;  // steps between lines; 0: only skipped steps and spikes have one
-    bool pauses;          // validation, samples or a checkpoint follow
+    bool pauses;  // validation, samples or a checkpoint follow
 } StepReport;
 
 // Documents of the validation set, their tokens, and the tokens with a target
@@ -85,7 +86,7 @@ void print_validation_set(const ValidationSet *set, const Dataset *ds);
 
 // Adds the step to *t, its record to the log and a line to the console. On a terminal the line is
 // cut to its width by leaving out what matters least; each step rewrites it, and it stays every
-// lines_every steps and before a pause.
+// run_lines_every steps, before a pause, and where it is skipped or a spike.
 void report_step(RunLog *log, RunTotals *t, const StepReport *r, const StepPlan *plan);
 // source: of a mixture; NULL: the whole set
 void report_validation(RunLog *log, int64_t step, double loss_sum, const ValidationSet *set,
@@ -100,9 +101,8 @@ typedef struct {
     int64_t num_losses;
 } LossTrend;  // starts as {0}
 
-// Adds a loss to the trend. True when it is not finite, or above the mean by more than 1 and by
-// more than three deviations; among the first five, whose noise is not known yet, also by more than
-// the mean itself.
+// Adds a loss to the trend. True when it is not finite, or above the mean by more than 1 and three
+// deviations; among the first five, whose noise is not known, also by more than the mean.
 bool loss_is_spike(LossTrend *t, double loss);
 
 // The line at the end of training. masked: tells targets from tokens.

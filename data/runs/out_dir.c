@@ -1,11 +1,9 @@
 #include "out_dir.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <math.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -16,8 +14,7 @@
 bool out_dir_lock(OutDir *out, Error *err) {
     char path[IO_PATH_MAX];
     if (out->locked) return true;
-    if (!path_join(path, sizeof path, out->path, "log.jsonl", err) ||
-        !dir_lock(&out->lock, out->path, err))
+    if (!path_join(path, out->path, "log.jsonl", err) || !dir_lock(&out->lock, out->path, err))
         return false;
     out->locked = true;
     const int log = path_exists(path) ? io_open_own(path, O_RDONLY, err) : -1;
@@ -47,7 +44,7 @@ static bool no_checkpoint(const char *out, const char *resume, Error *err) {
     int64_t *steps = NULL;
     int count = 0;
     text_copy(run, sizeof run, resume);
-    if (!path_is_dir(resume) && !path_parent(run, sizeof run, resume, err)) return false;
+    if (!path_is_dir(resume) && !path_parent(run, resume, err)) return false;
     if (!checkpoint_list(run, &steps, &count, &(Error){0}) || count == 0) {
         text_copy(run, sizeof run, out);
         free(steps);
@@ -71,14 +68,14 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
     const char *from = newest ? out : resume;
     int64_t step = -1;
     *point = (ResumePoint){0};
-    if (!path_join(manifest, sizeof manifest, from, "manifest.json", err)) return false;
+    if (!path_join(manifest, from, "manifest.json", err)) return false;
     if (path_is_dir(from) && (newest || !path_exists(manifest)) &&
         !checkpoint_find_newest(from, point->dir, &step, err))
         return false;
     if (step < 0 && newest) return true;
     if (step < 0 && !path_exists(manifest)) return no_checkpoint(out, resume, err);
-    if (step < 0 && (!checkpoint_verify(resume, &step, err) ||
-                     !path_printf(point->dir, sizeof point->dir, err, "%s", resume)))
+    if (step < 0 &&
+        (!checkpoint_verify(resume, &step, err) || !path_printf(point->dir, err, "%s", resume)))
         return false;
     if (!checkpoint_step_path(own, out, step, err)) return false;
     if (!path_is_same(own, point->dir, &point->in_place, err)) return false;
@@ -98,8 +95,7 @@ static bool nothing_to_resume(const char *out, const LogProgress *log, Error *er
 bool out_dir_start_from_scratch(const char *out, bool train_given, Error *err) {
     char path[IO_PATH_MAX];
     LogProgress log;
-    if (!path_join(path, sizeof path, out, "final", err) || !log_read_progress(out, &log, err))
-        return false;
+    if (!path_join(path, out, "final", err) || !log_read_progress(out, &log, err)) return false;
     const bool finished = path_exists(path);
     // A run survives fewer failed saves, and begins none before the last one has ended; divided, as
     // first_save may be INT64_MAX.
@@ -121,11 +117,9 @@ bool out_dir_keeps_model(const char *out, const char *option, const char *model,
     bool same;
     if (!realpath(model, full)) return true;
     const char *name = strrchr(full, '/') + 1;
-    if (!path_parent(parent, sizeof parent, full, err)) return false;
-    if (!path_is_same(parent, out, &same, err)) return false;
-    if (!same) return true;
-    if (strcmp(name, "final") != 0 && !checkpoint_parse_step(name, &step)) return true;
-    return error_set(err, EXIT_USAGE, "copy it elsewhere first, or give another --out",
+    if (!path_parent(parent, full, err) || !path_is_same(parent, out, &same, err)) return false;
+    return !same || (strcmp(name, "final") != 0 && !checkpoint_parse_step(name, &step)) ||
+           error_set(err, EXIT_USAGE, "copy it elsewhere first, or give another --out",
                      "--overwrite: expected a --%s that it does not remove, found %s", option,
                      model);
 }
@@ -136,8 +130,8 @@ bool out_dir_is_outside_models(const char *out, Error *err) {
     bool found;
     for (snprintf(parent, sizeof parent, "%s", out);;) {
         strcpy(at, parent);
-        if (!path_join(path, sizeof path, at, "manifest.json", err) ||
-            !path_parent(parent, sizeof parent, at, err) || !path_find(path, &found, err))
+        if (!path_join(path, at, "manifest.json", err) || !path_parent(parent, at, err) ||
+            !path_find(path, &found, err))
             return false;
         if (found)
             return error_set(err, EXIT_USAGE, "give another --out",
@@ -151,9 +145,8 @@ bool out_dir_is_free(const char *out, Error *err) {
     bool has_log, has_final;
     int64_t *steps = NULL;
     int num_steps = 0;
-    if (!path_join(path, sizeof path, out, "log.jsonl", err) ||
-        !path_join(final, sizeof final, out, "final", err) || !path_find(path, &has_log, err) ||
-        !path_find(final, &has_final, err) ||
+    if (!path_join(path, out, "log.jsonl", err) || !path_join(final, out, "final", err) ||
+        !path_find(path, &has_log, err) || !path_find(final, &has_final, err) ||
         (path_is_dir(out) && !checkpoint_list(out, &steps, &num_steps, err)))
         return false;
     free(steps);

@@ -13,25 +13,22 @@
 
 // Has the directory a tokenizer.json? Writes its path.
 static bool has_tokenizer(const char *dir, char path[IO_PATH_MAX]) {
-    Error err = {0};
     if (!path_is_dir(dir)) return false;
-    must(path_join(path, IO_PATH_MAX, dir, "tokenizer.json", &err), &err);
+    must(path_join(path, dir, "tokenizer.json", &err));
     return path_exists(path);
 }
 
 // 0: the directory has none.
 static uint64_t tokenizer_hash(const char *dir, char path[IO_PATH_MAX]) {
-    Error err = {0};
     unsigned char digest[32];
     uint64_t hash;
     if (!has_tokenizer(dir, path)) return 0;
-    must(file_sha256(path, digest, &err), &err);
+    must(file_sha256(path, digest, &err));
     memcpy(&hash, digest, sizeof hash);
     return hash;
 }
 
-// Exits, or only warns where `allowed`, when both are known and differ. whose, path: of the hashes,
-// as the user named them.
+// Exits, or only warns where `allowed`, when both are known and differ. whose, path: of the hashes
 static void same_tokenizer(const char *whose, uint64_t hash, const char *path, uint64_t found,
                            const char *hint, bool allowed) {
     Error err = {0};
@@ -39,7 +36,7 @@ static void same_tokenizer(const char *whose, uint64_t hash, const char *path, u
     error_set(&err, EXIT_CHECKPOINT_MISFIT, hint,
               "%s: expected the tokenizer of %s (SHA-256 %016lx...), found %016lx...", path, whose,
               __builtin_bswap64(hash), __builtin_bswap64(found));
-    must(allowed, &err);
+    if (!allowed) error_exit(&err);
     warning("%s", err.what);
 }
 
@@ -92,54 +89,42 @@ static void warn_of_vocabulary(const Options *o, const LlamaConfig *config, cons
 
 // ---- Opening ------------------------------------------------------------------------------------
 
-static DatasetOptions data_options(const Options *o, const char *split, int32_t vocab_size) {
-    DatasetOptions options = dataset_options();
-    options.split = split;
-    options.vocab_size = vocab_size;
-    options.boundary_token = o->boundary_token;
-    return options;
-}
-
 static bool has_validation(const char *spec) {
-    Error err = {0};
     PathList found = {0};
-    if (path_is_dir(spec)) must(path_list_add_shards(&found, spec, "val", &err), &err);
+    if (path_is_dir(spec)) must(path_list_add_shards(&found, spec, "val", &err));
     const bool has = found.n > 0;
     path_list_free(&found);
     return has;
 }
 
 static void open_datasets(Data *d, const Options *o, int32_t vocab_size) {
-    Error err = {0};
-    DatasetOptions options = data_options(o, NULL, vocab_size);
+    DatasetOptions options = {"train", vocab_size, o->boundary_token};
     if (strcmp(o->train, "data/demo") == 0 && !path_exists(o->train))
         exit_with(EXIT_BAD_INPUT, "scripts/quickstart.sh prepares it and trains; or give --train",
                   "%s: no training data yet", o->train);
-    must(dataset_open(&d->train, o->train, &options, &err), &err);
+    must(dataset_open(&d->train, o->train, &options, &err));
     options.split = "val";
     for (int32_t i = 0; !o->val && i < d->train.sources.n; i++)
         if (!has_validation(d->train.sources.list[i].spec)) return;
-    must(dataset_open(&d->val, o->val ? o->val : o->train, &options, &err), &err);
+    must(dataset_open(&d->val, o->val ? o->val : o->train, &options, &err));
     d->val.weighted = false;  // validation counts every target once
     d->has_val = true;
 }
 
 // Takes all files of the tokenizer from one directory; files from two would not fit each other.
 static void read_model_files(Data *d, const Options *o, const ResumePoint *at, bool is_rank_0) {
-    Error err = {0};
     const char *dirs[] = {at->dir, o->model, d->train.sources.list[0].spec}, *from = NULL;
     char path[IO_PATH_MAX];
     for (int i = 0; i < 3 && !from; i++)
         if (has_tokenizer(dirs[i], path)) from = dirs[i];
     d->has_tokenizer = from != NULL;
-    if (from) must(tokenizer_open(&d->tokenizer, path, &err), &err);
+    if (from) must(tokenizer_open(&d->tokenizer, path, &err));
     if (!is_rank_0) return;
-    must(model_files_read(&d->files, true, from ? &from : dirs, from ? 1 : 3, &err), &err);
-    must(model_files_read(&d->files, false, dirs, 2, &err), &err);
+    must(model_files_read(&d->files, true, from ? &from : dirs, from ? 1 : 3, &err));
+    must(model_files_read(&d->files, false, dirs, 2, &err));
 }
 
 static LoaderSettings make_loader_settings(const Options *o, int32_t rank, int32_t num_ranks) {
-    Error err = {0};
     const int32_t num_micro = (int32_t)(o->batch_tokens / o->micro_batch_tokens);
     // one micro-batch needs no slack
     const float fill = o->fill > 0 ? o->fill : num_micro == 1 ? 1 : 0.97f;
@@ -153,21 +138,20 @@ static LoaderSettings make_loader_settings(const Options *o, int32_t rank, int32
                               .rank = rank,
                               .num_ranks = num_ranks,
                               .deterministic_reduction = reduces_deterministically(o)};
-    must(plan_settings_check(&s.plan, &err), &err);
+    must(plan_settings_check(&s.plan, &err));
     return s;
 }
 
 // Validation: the first documents of a source in a fixed order, the same for every run and seed.
 static void load_validation(Data *d, const Options *o, int32_t source) {
-    Error err = {0};
     LoaderSettings s = d->loader_settings;
     ValidationSet *set = &d->val_sets[source], *sum = &d->val_set;
     const DocIndex all = dataset_doc_index(&d->val), index = mixture_source(&all, source);
     s.source = source + 1;
     s.layout = LAYOUT_PACKED;
     s.plan.seed = 0;
-    must(plan_fix_set(&s.plan, &index, (o->val_tokens - 1) / d->val.sources.n + 1, &err), &err);
-    must(loader_load_step(&d->val_steps[source], &d->val, &s, (PlanState){0}, &err), &err);
+    must(plan_fix_set(&s.plan, &index, (o->val_tokens - 1) / d->val.sources.n + 1, &err));
+    must(loader_load_step(&d->val_steps[source], &d->val, &s, (PlanState){0}, &err));
     const StepPlan *p = &d->val_steps[source].plan;
     assert(p->real_tokens == s.plan.set_tokens);
     *set = (ValidationSet){0, p->real_tokens, p->num_targets};
@@ -180,42 +164,37 @@ static void load_validation(Data *d, const Options *o, int32_t source) {
 
 void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConfig *config,
                int32_t rank, int32_t num_ranks) {
-    Error err = {0};
     open_datasets(d, o, config->vocab_size);
     check_tokenizers(o, o->train, d->train.tokenizer_hash, d->has_val ? d->val.tokenizer_hash : 0);
     warn_of_vocabulary(o, config, &d->train);
     read_model_files(d, o, at, rank == 0);
     d->loader_settings = make_loader_settings(o, rank, num_ranks);
     const PlanSettings *plan = &d->loader_settings.plan;
-    must(data_summary(&d->train_summary, &d->train, plan, &err), &err);
-    if (d->has_val) must(data_summary(&d->val_summary, &d->val, plan, &err), &err);
+    must(data_summary(&d->train_summary, &d->train, plan, &err));
+    if (d->has_val) must(data_summary(&d->val_summary, &d->val, plan, &err));
     double epoch_steps = 0;
-    must(d->train.sources.n > 1 || plan_epoch(plan, &d->train_summary, &epoch_steps, &err), &err);
+    must(d->train.sources.n > 1 || plan_epoch(plan, &d->train_summary, &epoch_steps, &err));
     run_options_count_steps(epoch_steps, d->train.num_docs);
     for (int32_t i = 0; d->has_val && i < d->val.sources.n; i++) load_validation(d, o, i);
     if (o->bench)
         must(benchmark_open(&d->bench, o, d->has_tokenizer ? d->tokenizer.file : o->model,
-                            config->vocab_size, &err),
-             &err);
+                            config->vocab_size, &err));
 }
 
 void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vocab_size) {
-    Error err = {0};
-    const DatasetOptions options =
-        data_options(o, has_validation(path) ? "val" : "train", vocab_size);
-    must(dataset_open(val, path, &options, &err), &err);
+    const DatasetOptions options = {has_validation(path) ? "val" : "train", vocab_size,
+                                    o->boundary_token};
+    must(dataset_open(val, path, &options, &err));
     val->weighted = false;
     check_tokenizers(o, path, val->tokenizer_hash, 0);
 }
 
 LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_given) {
-    Error err = {0};
     LlamaConfig config, saved;
     if (!at->dir[0] || model_given)
         must(llama_config_find(&config, o->model, &err) &&
-                 lora_config_fits(&o->adapters, &config, &err),
-             &err);
-    if (at->dir[0]) must(llama_config_read(&saved, at->dir, &err), &err);
+             lora_config_fits(&o->adapters, &config, &err));
+    if (at->dir[0]) must(llama_config_read(&saved, at->dir, &err));
     if (at->dir[0] && !model_given) config = saved;
     if (config.sliding_window && o->max_seqlen > config.sliding_window)
         exit_with(EXIT_BAD_INPUT, "lower --max-seqlen to it: attention is then full",

@@ -1,7 +1,6 @@
 #include "run_options.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../base/json.h"
@@ -255,8 +254,7 @@ static const char options_of_generate[] =
 static const char options_of_eval[] =
     "options|eval|train|val|bench|log-every|train-on|long-docs|boundary-token|"
     "allow-other-tokenizer|seed|model|adapter|base|from-scratch|max-seqlen|micro-batch-tokens|"
-    "threads|"
-    "memory-gib|bf16-matmul|attention|heartbeat-seconds|dry-run";
+    "threads|memory-gib|bf16-matmul|attention|heartbeat-seconds|dry-run";
 
 static const char options_of_merge[] =
     "options|adapter|lora-merge|model|out|overwrite|final-dtype|threads|memory-gib|dry-run";
@@ -288,13 +286,10 @@ Options *run_options_parse(int argc, char **argv, const char *version, int num_r
 
 void run_options_write(const char *log, bool resumed) {
     char dir[IO_PATH_MAX], path[IO_PATH_MAX], except[320];
-    Error err = {0};
     snprintf(except, sizeof except, "%s|%s", run_options_of_a_start,
              resumed || parsed.epochs == 0 ? "epochs" : "steps");
-    if (!path_parent(dir, sizeof dir, log, &err) ||
-        !path_join(path, sizeof path, dir, "options", &err) ||
-        !options_write(run_option_table, except, resumed, path, &err))
-        error_exit(&err);
+    must(path_parent(dir, log, &err) && path_join(path, dir, "options", &err) &&
+         options_write(run_option_table, except, resumed, path, &err));
 }
 
 enum { BASE_FULL, BASE_NF4 };
@@ -326,11 +321,10 @@ static json_t *take_options(const ResumePoint *at) {
     Error err = {0};
     if (!at->dir[0]) return NULL;
     json_auto_t *state = state_open(at->dir, &err);
-    must(state != NULL, &err);
+    if (!state) error_exit(&err);
     json_t *stored = json_incref(json_object_get(state, "options"));
     must(options_take(run_option_table, stored, run_options_of_a_start, &err) ||
-             error_prefix(&err, at->dir),
-         &err);
+         error_prefix(&err, at->dir));
     if (option_given(run_option_table, "steps") && !option_given(run_option_table, "epochs"))
         parsed.epochs = 0;
     check_lora_kept(stored, at->dir);
@@ -443,23 +437,21 @@ static void check_lora(const Options *o) {
 
 // Before texts are made to shards
 static void check_no_weights(const char *spec, const char *hint, const char *why) {
-    Error err = {0};
     Sources sources;
-    must(sources_parse(&sources, spec, &err), &err);
+    must(sources_parse(&sources, spec, &err));
     if (sources.n > 1) exit_with(EXIT_USAGE, hint, "%s: %s, expected no weights", spec, why);
     sources_free(&sources);
 }
 
 static void check_training(const Options *o, int num_ranks, bool resumes) {
-    Error err = {0};
     bool same = false;
     if (option_given(run_option_table, "epochs"))
         check_no_weights(o->train, "give --steps", "--epochs counts documents of one source");
-    if (run_trains(o)) must(out_dir_is_outside_models(o->out, &err), &err);
-    if (o->val) must(path_is_same(o->val, o->train, &same, &err), &err);
+    if (run_trains(o)) must(out_dir_is_outside_models(o->out, &err));
+    if (o->val) must(path_is_same(o->val, o->train, &same, &err));
     if (same) warning("--val is --train: its loss says nothing about other texts");
     if (o->overwrite && !model_is_builtin(o))
-        must(out_dir_keeps_model(o->out, "model", o->model, &err), &err);
+        must(out_dir_keeps_model(o->out, "model", o->model, &err));
     if (o->micro_batch_tokens < o->max_seqlen)
         exit_with(EXIT_USAGE, "raise it, or lower --max-seqlen",
                   "--micro-batch-tokens %d: expected at least --max-seqlen %d: a document must fit",
@@ -476,14 +468,13 @@ static void check_training(const Options *o, int num_ranks, bool resumes) {
 // The model that adapters name, unless --model is given
 static void find_base_model(Options *o) {
     static char base[IO_PATH_MAX];
-    Error err = {0};
-    must(lora_config_read(&o->adapters, base, sizeof base, o->adapter, &err), &err);
+    must(lora_config_read(&o->adapters, base, o->adapter, &err));
     if (!option_given(run_option_table, "base")) o->base = o->adapters.nf4 ? BASE_NF4 : BASE_FULL;
     o->adapters.nf4 = o->base == BASE_NF4;
-    if (o->overwrite) must(out_dir_keeps_model(o->out, "adapter", o->adapter, &err), &err);
+    if (o->overwrite) must(out_dir_keeps_model(o->out, "adapter", o->adapter, &err));
     const bool given = option_given(run_option_table, "model"), found = path_exists(base);
     bool same = true;
-    if (given && found) must(path_is_same(base, o->model, &same, &err), &err);
+    if (given && found) must(path_is_same(base, o->model, &same, &err));
     if (!same) warning("%s: trained beside %s, found --model %s", o->adapter, base, o->model);
     if (!base[0] || given) return;
     o->model = base;
@@ -513,13 +504,12 @@ static void take_adapter(Options *o) {
 }
 
 json_t *run_options_complete(const ResumePoint *at, int num_ranks) {
-    Error err = {0};
     Options *o = &parsed;
     json_t *stored = take_options(at);
     if (o->adapter && !stored) take_adapter(o);
     check_lora(o);
     if (o->lora > 0)
-        must(lora_config_make(&o->adapters, o->lora, o->lora_alpha, o->lora_targets, &err), &err);
+        must(lora_config_make(&o->adapters, o->lora, o->lora_alpha, o->lora_targets, &err));
     o->adapters.nf4 = o->base == BASE_NF4;
     choose_rates(o, stored != NULL);
     check_training(o, num_ranks, stored != NULL);
@@ -531,7 +521,6 @@ bool run_merges(const Options *o) {
 }
 
 void run_options_complete_inference(int num_ranks) {
-    Error err = {0};
     Options *o = &parsed;
     if (o->adapter) find_base_model(o);
     if (!o->adapter && o->base != BASE_FULL)
@@ -541,7 +530,7 @@ void run_options_complete_inference(int num_ranks) {
     const char *other = options_given_besides(run_option_table, o->eval       ? options_of_eval
                                                                 : o->generate ? options_of_generate
                                                                               : options_of_merge);
-    if (run_merges(o)) must(out_dir_is_outside_models(o->out, &err), &err);
+    if (run_merges(o)) must(out_dir_is_outside_models(o->out, &err));
     if (other && !o->eval && !o->generate)
         exit_with(EXIT_USAGE, "leave it out, or give --train to train the adapters further",
                   "--%s has no effect where adapters are only merged", other);

@@ -41,9 +41,8 @@ extern const char run_options_of_a_start[];
 Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks);
 
 // Completes the options of a training run, which are constant from then on: those that are not on
-// the command line become those of the run that is resumed, or get a default that depends on
-// others. Exits where they do not fit each other, the checkpoint (code 9) or the number of ranks.
-// Returns the options of the resumed run; NULL: none is.
+// the command line become the resumed run's, or get a default that depends on others. Exits where
+// they do not fit each other, the checkpoint or the ranks. Returns the resumed run's, or NULL.
 json_t *run_options_complete(const ResumePoint *at, int num_ranks);
 
 // The same for --generate, --eval and merging
@@ -66,7 +65,7 @@ enum { SAVE_MINUTES = 10 };  // between checkpoints, without --save-every
 // epochs the steps are; when checkpoints come.
 void run_options_print(const Options *o);
 
-// Steps between the lines of training, StepReport.lines_every
+// Steps between the lines of training; 0: only skipped steps and spikes have one
 int64_t run_lines_every(const Options *o);
 
 // The learning rate of the 0-based `step`. The first warm-up step is not 0 but lr / warmup_steps.

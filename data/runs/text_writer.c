@@ -25,7 +25,7 @@ static bool text_can_grow(const TextWriter *w, const Text *text) {
 
 Text *text_add(TextWriter *w, int32_t prompt_length) {
     const size_t n = (size_t)w->num_texts;
-    w->texts = host_grow(w->texts, &w->text_capacity, n + 1, sizeof(Text), "texts");
+    array_grow(w->texts, &w->text_capacity, n + 1, "texts");
     Text *text = &w->texts[n];
     assert(prompt_length <= w->o->max_seqlen);
     *text = (Text){.prompt_length = prompt_length, .length = prompt_length, .number = w->num_texts};
@@ -103,8 +103,7 @@ void text_print(TextPrinter *p, const int32_t *ids, int64_t n, bool is_end) {
 
 // ---- Drawing a token ----------------------------------------------------------------------------
 
-// Candidates by -p, whose bits are in the order of the values; equal ones by id, so that the order
-// is the same on every machine.
+// Candidates by -p, whose bits are in the order of the values; equal ones by id, on any machine.
 static int64_t key_of(float p) {
     uint32_t bits;
     memcpy(&bits, &p, sizeof bits);
@@ -253,8 +252,7 @@ static int32_t group_grow(TextWriter *w) {
     return n;
 }
 
-// Prints what the last pass has added: the texts in order, each from the end of its prompt, as far
-// as they have grown.
+// Prints what the last pass has added: the texts in order, each from the end of its prompt on.
 static void group_print(TextWriter *w) {
     for (; w->current < w->group_size; w->current++) {
         const Text *text = &w->group[w->current];

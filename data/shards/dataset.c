@@ -1,7 +1,6 @@
 #include "dataset.h"
 
 #include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,8 +12,6 @@
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "shards are little-endian, and read without swapping"
 #endif
-
-DatasetOptions dataset_options(void) { return (DatasetOptions){.boundary_token = -1}; }
 
 void dataset_close(Dataset *ds) {
     for (size_t i = 0; i < ds->num_shards; i++) {
@@ -69,8 +66,7 @@ static bool dataset_open_file(Dataset *ds, Shard *s, Error *err) {
 }
 
 static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *options, Error *err) {
-    ds->shards = host_grow(ds->shards, &ds->shard_capacity, ds->num_shards + 1, sizeof(Shard),
-                           "the list of shards");
+    array_grow(ds->shards, &ds->shard_capacity, ds->num_shards + 1, "the list of shards");
     Shard *s = &ds->shards[ds->num_shards++];
     *s = (Shard){.file.fd = -1, .path = host_copy(path, "paths"), .first_doc = ds->num_docs};
     s->vocab_size = s->bos = s->eos = -1;
@@ -190,11 +186,10 @@ int64_t dataset_doc_length(const Dataset *ds, int64_t doc) {
 }
 
 // Reads block b of the shard into ds->block and checks it.
-static bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t num_tokens,
-                               Error *err) {
-    const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)num_tokens * width,
+static bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t n, Error *err) {
+    const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)n * width,
                    at = SHARD_HEADER_BYTES + (uint64_t)(b * s->block_tokens) * width;
-    ds->block = host_grow(ds->block, &ds->block_capacity, (size_t)bytes, 1, "a block of tokens");
+    array_grow(ds->block, &ds->block_capacity, (size_t)bytes, "a block of tokens");
     if (!file_read_at(&s->file, ds->block, bytes, at, err)) return false;
     const uint32_t crc = crc32c(0, ds->block, (size_t)bytes);
     return crc == s->block_crcs[b] ||
@@ -273,11 +268,10 @@ float dataset_weight(const Dataset *ds, int64_t doc, int64_t offset) {
     return !s->mask || mask_bit(s->mask, start + offset);
 }
 
-void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n,
-                         int32_t *tokens) {
+void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *ids) {
     int64_t start, end;
     const Shard *s = dataset_find(ds, doc, &start, &end);
     assert(offset >= 1 && n >= 0 && n <= end - start - offset);
     for (int64_t i = 0; s->mask && i < n; i++)
-        if (!mask_bit(s->mask, start + offset + i)) tokens[i] = -1;
+        if (!mask_bit(s->mask, start + offset + i)) ids[i] = -1;
 }

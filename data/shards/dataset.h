@@ -1,8 +1,7 @@
 // A data set: token shards whose sizes and indexes are validated when opened, read by document.
 //
 // Formats: ours with .idx and .mask, and llm.c's v1 and v7 (modded-nanogpt's are v1), whose index
-// is built by reading all tokens. Byte layouts: data/README.md. data/convert.py converts other
-// formats to ours.
+// is built by reading all tokens. Byte layouts: data/README.md. data/convert.py converts others.
 //
 // Documents are numbered from 0 over all shards in order; empty ones are skipped and counted. Every
 // shard must have exactly the size that its header implies, and every count is bounded by a file
@@ -12,7 +11,6 @@
 
 #include <pthread.h>
 
-#include "../base/error.h"
 #include "sources.h"
 
 typedef struct Shard Shard;
@@ -32,8 +30,7 @@ typedef struct {
     int64_t num_empty;        // documents that were skipped
     bool masked;              // a shard has a loss mask
     bool weighted;            // targets have weights, unless this is set to false
-    int64_t num_targets;      // tokens in the masks; of shards without one, all that have a token
-                              // before them in their document
+    int64_t num_targets;      // in the masks; without one, all but the first of a document
     int32_t vocab_size;       // every id is below it: the shards', else the model's, else INT32_MAX
     int32_t bos, eos;         // -1: unknown
     uint64_t tokenizer_hash;  // 0: unknown
@@ -48,9 +45,6 @@ typedef struct {
 } Dataset;
 
 enum { DATASET_MAX_OPEN = 256 };  // files open at a time
-
-// Options with vocab_size and boundary_token unknown.
-DatasetOptions dataset_options(void);
 
 // spec: a file, a directory, a glob pattern, or several of these separated by commas; or a mixture
 // (sources.h). Errors are EXIT_BAD_INPUT; *ds then needs no closing. A vocabulary smaller than the
@@ -74,13 +68,11 @@ bool dataset_doc_follows(const Dataset *ds, int64_t doc);
 // below ds->vocab_size and every block matches its checksum, if it has one. Thread-safe.
 bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *out, Error *err);
 
-// How many of the tokens [offset, offset + n) of a document are targets; offset >= 1. All of them,
-// unless its shard has a mask.
+// How many of the tokens [offset, offset + n) of a document, offset >= 1, are targets
 int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, int64_t n);
 
 // The weight of a token of a document as a target; 0: it is none
 float dataset_weight(const Dataset *ds, int64_t doc, int64_t offset);
 
 // Replaces by -1 those of the tokens [offset, offset + n) of a document, (n), that are not targets.
-void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n,
-                         int32_t *tokens);
+void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *ids);

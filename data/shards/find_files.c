@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fnmatch.h>
 #include <glob.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +11,7 @@
 #include "../base/path.h"
 
 void path_list_add(PathList *list, const char *path) {
-    list->items = host_grow(list->items, &list->capacity, list->n + 1, sizeof(FoundPath), "paths");
+    array_grow(list->items, &list->capacity, list->n + 1, "paths");
     list->items[list->n++] = (FoundPath){host_copy(path, "a path"), 0};
 }
 
@@ -33,7 +32,7 @@ bool path_list_add_dir(PathList *list, const char *dir, const void *pattern, Err
     bool ok = true;
     for (struct dirent *entry; ok && (entry = readdir(d));) {
         if (fnmatch(pattern, entry->d_name, FNM_PERIOD) != 0) continue;
-        ok = path_join(path, sizeof path, dir, entry->d_name, err);
+        ok = path_join(path, dir, entry->d_name, err);
         if (ok) path_list_add(list, path);
     }
     closedir(d);

@@ -1,7 +1,6 @@
 #include "shard.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,7 +56,7 @@ static bool set_ends(Shard *s, uint64_t *ends, uint64_t count, const char *path,
 
 static bool path_beside(const Shard *s, char path[IO_PATH_MAX], const Beside *b, Error *err) {
     const int keep = (int)strlen(s->path) - (path_ends_with(s->path, ".bin") ? 4 : 0);
-    return path_printf(path, IO_PATH_MAX, err, "%.*s.%s", keep, s->path, b->ending);
+    return path_printf(path, err, "%.*s.%s", keep, s->path, b->ending);
 }
 
 // Reads a whole file that belongs to the shard with this header and begins with these counts (n),
@@ -197,7 +196,7 @@ static bool scan(Shard *s, int32_t token, Error *err) {
         const uint64_t bytes = (uint64_t)n * width;
         ok = file_read_at(&s->file, block, bytes, SHARD_HEADER_BYTES + (uint64_t)at * width, err);
         s->token_sum = crc32c(s->token_sum, block, bytes);
-        ends = host_grow(ends, &capacity, count + (uint64_t)n + 1, 8, "document ends");
+        array_grow(ends, &capacity, count + (uint64_t)n + 1, "document ends");
         for (int64_t i = 0; i < n; i++)
             if (shard_word(block + (uint64_t)i * width, width) == (uint32_t)token)
                 ends[count++] = (uint64_t)(at + i);

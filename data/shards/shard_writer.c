@@ -1,7 +1,6 @@
 #include "shard_writer.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "../base/hash.h"
 #include "../base/memory.h"
@@ -24,13 +23,12 @@ static bool shard_writer_open(ShardWriter *w, Error *err) {
     w->block_bytes = 0;
     w->masked = w->weighted = false;
     w->all_bos = w->all_eos = true;
-    return path_printf(path, sizeof path, err, "%s/%s_%05d.bin", w->dir, w->split,
-                       w->num_shards++) &&
+    return path_printf(path, err, "%s/%s_%05d.bin", w->dir, w->split, w->num_shards++) &&
            writer_open(&w->bin, path, err) && writer_write(&w->bin, head, sizeof head, err);
 }
 
 static void end_block(ShardWriter *w) {
-    w->crcs = host_grow(w->crcs, &w->crc_capacity, w->num_crcs + 1, 4, "checksums of tokens");
+    array_grow(w->crcs, &w->crc_capacity, w->num_crcs + 1, "checksums of tokens");
     w->crcs[w->num_crcs++] = w->block_crc;
     w->block_crc = 0;
     w->block_bytes = 0;
@@ -51,7 +49,7 @@ static bool write_tokens(ShardWriter *w, const unsigned char *p, uint64_t n, Err
 static void add_mask(ShardWriter *w, const float *weights, uint64_t first, uint64_t n) {
     const uint64_t end = first + n;
     uint64_t kept = w->weighted ? first : 0;  // weights so far; before that, the mask is enough
-    w->mask = host_grow(w->mask, &w->mask_capacity, (end + 7) / 8, 1, "a loss mask");
+    array_grow(w->mask, &w->mask_capacity, (end + 7) / 8, "a loss mask");
     for (uint64_t i = first; i < end; i++) {
         const float weight = weights ? weights[i - first] : i > first;
         if (i % 8 == 0) w->mask[i / 8] = 0;
@@ -60,7 +58,7 @@ static void add_mask(ShardWriter *w, const float *weights, uint64_t first, uint6
     }
     w->masked |= weights != NULL;
     if (!w->weighted) return;
-    w->weights = host_grow(w->weights, &w->weight_capacity, end, sizeof(float), "weights");
+    array_grow(w->weights, &w->weight_capacity, end, "weights");
     for (; kept < end; kept++)
         w->weights[kept] =
             kept >= first && weights ? weights[kept - first] : mask_bit(w->mask, (int64_t)kept);
@@ -78,7 +76,7 @@ bool shard_writer_add(ShardWriter *w, const unsigned char *tokens, uint64_t n, c
     if ((w->bin.fd < 0 && !shard_writer_open(w, err)) || !write_tokens(w, tokens, n * width, err))
         return false;
     const uint64_t before = w->num_ends > 0 ? w->ends[w->num_ends - 1] : 0;
-    w->ends = host_grow(w->ends, &w->end_capacity, w->num_ends + 1, 8, "document ends");
+    array_grow(w->ends, &w->end_capacity, w->num_ends + 1, "document ends");
     w->ends[w->num_ends++] = before + n;
     add_mask(w, weights, before, n);
     w->all_bos &= (int32_t)shard_word(tokens, width) == v->bos;
@@ -113,7 +111,7 @@ static bool open_beside(const ShardWriter *w, FileWriter *f, const Beside *b, co
     char path[IO_PATH_MAX];
     const bool weights = b == &mask_file && w->weighted;
     const uint32_t version_and_crc[] = {weights ? MASK_WITH_WEIGHTS : b->version, h->crc};
-    return path_printf(path, sizeof path, err, "%s/%s_%05d.%s", w->dir, w->split, w->num_shards - 1,
+    return path_printf(path, err, "%s/%s_%05d.%s", w->dir, w->split, w->num_shards - 1,
                        b->ending) &&
            writer_open(f, path, err) && writer_write(f, b->magic, 8, err) &&
            writer_write(f, version_and_crc, 8, err) &&

@@ -1,8 +1,6 @@
 // What --train and --val name: one source of documents, or a mixture of several with weights.
 #pragma once
 
-#include <stdint.h>
-
 #include "../base/error.h"
 
 enum { MAX_SOURCES = 32, ALL_WEIGHTS = 1000000000 };

@@ -1,7 +1,6 @@
 #include "documents.h"
 
 #include <ctype.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistr.h>
@@ -25,8 +24,7 @@ void unit_free(Unit *u) {
 
 // ---- Reading ------------------------------------------------------------------------------------
 
-// Bytes of the complete records at the start of text (n), and their number. `last`: the file ends
-// with the text.
+// Bytes and number of the complete records at the start of text (n). last: it ends the file.
 static uint64_t whole_records(const unsigned char *text, uint64_t n, bool array, bool last,
                               int64_t *count) {
     uint64_t end = 0, size;
@@ -61,7 +59,7 @@ static bool read_records(UnitReader *r, Unit *u, Error *err) {
     int64_t count = 0;
     for (uint64_t size = UNIT_BYTES; whole == 0; size *= 2) {
         u->num_bytes = size < left ? size : left;
-        u->records = host_grow(u->records, &u->records_capacity, u->num_bytes + 1, 1, "records");
+        array_grow(u->records, &u->records_capacity, u->num_bytes + 1, "records");
         if (!file_read_at(&r->file, u->records, u->num_bytes, r->offset, err)) return false;
         whole = whole_records(u->records, u->num_bytes, array, u->num_bytes == left, &count);
         if (whole == 0 && u->num_bytes == left)
@@ -186,7 +184,7 @@ static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
     const bool wrapped = u->options->tokenizer->byte_ids, begins = wrapped && v->bos >= 0,
                ends = wrapped && v->eos >= 0;
     const int32_t *ids = bpe_ids(u->encoder, &n) + first + begins;
-    u->weights = host_grow(u->weights, &u->weight_capacity, n, sizeof(float), "a loss mask");
+    array_grow(u->weights, &u->weight_capacity, n, "a loss mask");
     float *weights = u->weights + first;
     n -= first;
     int64_t count = 1;
@@ -238,8 +236,7 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
     const bool is_val = text->follows ? u->documents[u->num_documents - 1].is_val
                                       : text->is_val || place < u->options->val_frac;
     if (place < u->least_place && !text->follows) u->least_place = place;
-    u->documents = host_grow(u->documents, &u->document_capacity, u->num_documents + 1,
-                             sizeof *u->documents, "documents");
+    array_grow(u->documents, &u->document_capacity, u->num_documents + 1, "documents");
     u->documents[u->num_documents++] = (UnitDocument){first, end, is_val, masked};
     return true;
 }
@@ -453,7 +450,7 @@ static void store_tokens(Unit *u) {
     const size_t width = (size_t)shard_token_bytes(&u->options->vocabulary);
     size_t n;
     const int32_t *ids = bpe_ids(u->encoder, &n);
-    u->tokens = host_grow(u->tokens, &u->token_capacity, n * width + 1, 1, "tokens");
+    array_grow(u->tokens, &u->token_capacity, n * width + 1, "tokens");
     for (size_t i = 0; i < n; i++) memcpy(u->tokens + i * width, &ids[i], width);
 }
 

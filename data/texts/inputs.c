@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <jansson.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -59,7 +58,7 @@ static bool is_run(const char *dir) {
     char path[IO_PATH_MAX], head[40] = "";
     uint64_t n;
     Error none = {0};
-    return path_join(path, sizeof path, dir, "log.jsonl", &none) && path_exists(path) &&
+    return path_join(path, dir, "log.jsonl", &none) && path_exists(path) &&
            read_head(path, head, sizeof head - 1, &n, &none) &&
            strncmp(head, "{\"event\": \"", 11) == 0 && strstr(head, "\", \"version\": \"");
 }
@@ -129,8 +128,7 @@ bool read_head(const char *path, void *out, uint64_t most, uint64_t *n, Error *e
     return ok;
 }
 
-// The first record of a JSON file, a complete object; NULL: none. *array: it is in an array, whose
-// bracket is the byte before *first.
+// The first record of a JSON file, a complete object; NULL: none. *array: it is behind a bracket.
 static json_t *first_record(const InputFile *f, bool *array, uint64_t *first) {
     uint64_t n = f->kind == INPUT_LINES ? 1 << 12 : 1 << 24;
     char *text = host_calloc(n + 1, 1, "the beginning of a file");
@@ -187,7 +185,7 @@ static bool is_validation_file(const FoundPath *f) {
 
 static bool add_file(Inputs *in, const FoundPath *found, Error *err) {
     struct stat st;
-    in->items = host_grow(in->items, &in->capacity, in->n + 1, sizeof *in->items, "paths");
+    array_grow(in->items, &in->capacity, in->n + 1, "paths");
     InputFile *f = &in->items[in->n++];
     *f = (InputFile){.path = host_copy(found->path, "paths"), .named = found->dir_bytes == 0};
     if (stat(f->path, &st) != 0)

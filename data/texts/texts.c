@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -96,8 +95,7 @@ static char *byte_tokenizer_json(void) {
 // Frees the text.
 static bool write_text(const char *dir, const char *name, char *text, Error *err) {
     char path[IO_PATH_MAX];
-    const bool ok =
-        path_join(path, sizeof path, dir, name, err) && file_create(path, text, strlen(text), err);
+    const bool ok = path_join(path, dir, name, err) && file_create(path, text, strlen(text), err);
     free(text);
     return ok;
 }
@@ -124,8 +122,7 @@ static void open_byte_tokenizer(Job *j, unsigned char digest[32]) {
 static bool open_model_tokenizer(Job *j, unsigned char digest[32], Error *err) {
     const char *model = j->settings->model;
     char path[IO_PATH_MAX];
-    if (path_is_dir(model) && !path_join(path, sizeof path, model, "tokenizer.json", err))
-        return false;
+    if (path_is_dir(model) && !path_join(path, model, "tokenizer.json", err)) return false;
     if (!path_is_dir(model) || !path_exists(path))
         return error_set(err, EXIT_BAD_INPUT, "give --model DIR with a tokenizer.json",
                          "%s: is text, expected a tokenizer for it in --model, found none in %s",
@@ -194,9 +191,8 @@ static void make_key(Job *j) {
 static bool is_up_to_date(const Job *j) {
     char path[IO_PATH_MAX];
     Error ignored = {0};
-    uint64_t n = 0;
-    char *found = path_join(path, sizeof path, j->dir, "texts.key", &ignored) && path_exists(path)
-                      ? file_read_all(path, sizeof j->key, &n, "", &ignored)
+    char *found = path_join(path, j->dir, "texts.key", &ignored) && path_exists(path)
+                      ? file_read_all(path, sizeof j->key, NULL, "", &ignored)
                       : NULL;
     const bool same = found && strcmp(found, j->key) == 0;
     free(found);
@@ -333,10 +329,9 @@ static bool write_tokenizer(const Job *j, Error *err) {
     bool ok = true;
     if (!j->tokenizer.file[0]) return byte_tokenizer_write(j->temporary, err);
     for (size_t i = 0; ok && i < sizeof names / sizeof *names; i++) {
-        uint64_t n;
-        ok = path_join(from, sizeof from, j->settings->model, names[i], err);
+        ok = path_join(from, j->settings->model, names[i], err);
         if (!ok || !path_exists(from)) continue;
-        char *text = file_read_all(from, TOKENIZER_MAX_BYTES, &n, "", err);
+        char *text = file_read_all(from, TOKENIZER_MAX_BYTES, NULL, "", err);
         ok = text && write_text(j->temporary, names[i], text, err);
     }
     return ok;
@@ -373,12 +368,10 @@ static bool make_shards(Job *j, Error *err) {
     return make_shards(j, err);
 }
 
-// Existing shards are renamed before they are removed: an interrupted removal would leave a part of
-// them.
+// Old shards are renamed before they are removed: an interrupted removal would leave a part.
 static bool publish(const Job *j, Error *err) {
     char path[IO_PATH_MAX];
-    return write_tokenizer(j, err) &&
-           path_join(path, sizeof path, j->temporary, "texts.key", err) &&
+    return write_tokenizer(j, err) && path_join(path, j->temporary, "texts.key", err) &&
            file_create(path, j->key, strlen(j->key), err) && dir_sync(j->temporary, err) &&
            dir_remove_tree(j->old, err) &&
            (!path_exists(j->dir) || io_rename(j->dir, j->old, err)) &&
@@ -427,8 +420,8 @@ static void print_summary(const Job *j) {
 static bool may_replace(const Job *j, Error *err) {
     char log[IO_PATH_MAX];
     bool has_log, has_tokens;
-    if (!path_join(log, sizeof log, j->out->path, "log.jsonl", err) ||
-        !path_find(log, &has_log, err) || !path_find(j->dir, &has_tokens, err))
+    if (!path_join(log, j->out->path, "log.jsonl", err) || !path_find(log, &has_log, err) ||
+        !path_find(j->dir, &has_tokens, err))
         return false;
     return j->settings->replaces_run || !has_log || !has_tokens ||
            error_set(err, EXIT_USAGE,
@@ -459,7 +452,7 @@ static OutDir *temporary_out(Error *err) {
     const char *parent = getenv("TMPDIR");
     if (temporary_path[0]) return &out;
     if (!parent || !parent[0]) parent = "/tmp";
-    if (!path_join(temporary_path, sizeof temporary_path, parent, "unpad-XXXXXX", err)) return NULL;
+    if (!path_join(temporary_path, parent, "unpad-XXXXXX", err)) return NULL;
     if (!mkdtemp(temporary_path)) {
         error_set(err, EXIT_DISK, "set TMPDIR to a directory with room for the tokens",
                   "%s: cannot create a directory: %s", parent, strerror(errno));
@@ -471,9 +464,9 @@ static OutDir *temporary_out(Error *err) {
 
 static bool place_in(Job *j, OutDir *out, const char *name, Error *err) {
     j->out = out;
-    return out && path_join(j->dir, sizeof j->dir, out->path, name, err) &&
-           path_printf(j->temporary, sizeof j->temporary, err, "%s.tmp", j->dir) &&
-           path_printf(j->old, sizeof j->old, err, "%s.old", j->dir);
+    return out && path_join(j->dir, out->path, name, err) &&
+           path_printf(j->temporary, err, "%s.tmp", j->dir) &&
+           path_printf(j->old, err, "%s.old", j->dir);
 }
 
 // What trains nothing needs no --out; --steps 0 leaves its tokens there, but in no other run.

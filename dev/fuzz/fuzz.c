@@ -108,9 +108,9 @@ static BpeEncoder *encoder(int i) {
     Error err = {0};
     Tokenizer *t = &list[i];
     if (opened[i]) return opened[i];
-    must(i == 0 || tokenizer_open(t, dirs[i], &err), &err);
+    must(i == 0 || tokenizer_open(t, dirs[i], &err));
     const Bpe *b = bpe_open(t, &err);
-    must(b != NULL, &err);
+    if (!b) error_exit(&err);
     unit_options[i] = (UnitOptions){.tokenizer = t, .vocabulary = {1 << 24, t->bos, t->eos, 0}};
     if (t->bos == t->eos) unit_options[i].vocabulary.bos = -1;
     memset(unit_options[i].has_byte, true, 256);
@@ -224,9 +224,9 @@ static bool fuzz_config(Input *in) {
 
 // adapter_config.json
 static bool fuzz_adapter(Input *in) {
-    char base[300];
+    char base[IO_PATH_MAX];
     LoraConfig c, again;
-    if (!lora_config_read(&c, base, sizeof base, scratch("."), &in->err)) return false;
+    if (!lora_config_read(&c, base, scratch("."), &in->err)) return false;
     CHECK(c.rank >= 1 && c.rank <= 1024 && lora_scale(&c) > 0);
     json_auto_t *root = parse(in->part[0]);
     const json_t *targets = json_object_get(root, "target_modules");
@@ -236,7 +236,7 @@ static bool fuzz_adapter(Input *in) {
     char *text = lora_config_text(&c, base);
     put("adapter_config.json", text, strlen(text));
     if (in->seen) json_array_append_new(in->seen, json_loads(text, 0, NULL));
-    CHECK(lora_config_read(&again, base, sizeof base, scratch("."), &in->err));
+    CHECK(lora_config_read(&again, base, scratch("."), &in->err));
     CHECK(c.rank == again.rank && c.alpha == again.alpha);
     CHECK(memcmp(c.target, again.target, sizeof c.target) == 0);
     free(text);
