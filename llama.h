@@ -1,13 +1,16 @@
 // The model: configuration -> arenas -> forward, backward, update. It reads as the architecture;
-// every device operation is a call into kernels/kernels.h, on a backend that no line here knows.
+// every device operation is a call into kernels/kernels.h, and no line here knows which backend
+// that is.
 //
-//   Parameter     one of the table that drives allocation, load, save, weight decay and names
+//   Parameter     one parameter of the checkpoint: the table that drives allocation, load, save,
+//                 weight decay and names
 //   LlamaLayer    a layer's weights (and LlamaLayerGrads their gradients), views into the arenas
 //   LlamaActs     a layer's activations that backward needs
 //   LlamaInputs   the micro-batch on the device: tokens, targets, positions, documents
 //
 // A step is llama_train_step: every micro-batch forward, head and backward, then the update.
-// Gradients are sums, scaled at the loss by 1 / (targets of the step). Shapes: see kernels.h.
+// Gradients are sums, scaled at the loss by 1 / (targets of the whole step). The letters in shape
+// comments are those of kernels.h.
 #pragma once
 
 #include <assert.h>
@@ -51,7 +54,8 @@ typedef struct {
         *gate_up_proj, *down_proj;
 } LlamaLayerGrads;
 
-// Activations of one layer. All share the buffers that backward does not need, or computes again.
+// Activations of one layer. All layers share the buffers that backward does not need, or computes
+// again: see LlamaRecompute.
 typedef struct {
     floatX *resid_attn;  // (T, C)    residual stream entering attention
     real *rstd_attn;     // (T)
@@ -125,8 +129,9 @@ typedef struct {
     ZeroSettings ranks;    // that share each step
 } LlamaSettings;
 
-// Weights are gathered and gradients reduced in buckets, in forward's order, and for backward in
-// reverse: LLAMA_LAYERS + l is layer l, and after the last layer the head.
+// Weights are gathered and gradients reduced in buckets, in the order in which forward uses them:
+// LLAMA_LAYERS + l is layer l, and after the last layer the head. Backward completes them in the
+// reverse order.
 enum { LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };
 
 struct LlamaModel {
@@ -170,9 +175,11 @@ static inline size_t llama_rope_size(const LlamaModel *m) {
 
 static inline int llama_head_bucket(const LlamaConfig *c) { return LLAMA_LAYERS + c->num_layers; }
 
-// ---- What a run calls, in this order, on every rank alike ---------------------------------------
+// ---- What a run calls, in this order ------------------------------------------------------------
+// Every rank makes the same calls.
 
-// Everything but the allocation: table of parameters, this rank's shard, bytes of each arena
+// Everything but the allocation: the table of parameters, this rank's shard, the bytes of each
+// arena.
 static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSettings settings);
 static inline size_t llama_memory_total(const LlamaModel *m);  // bytes of all arenas
 // Allocates them. Parameter arenas are zeroed, the rest is uninitialised.
@@ -803,7 +810,8 @@ static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSettings
     return chunk < s->micro_batch_tokens ? (int32_t)chunk : s->micro_batch_tokens;
 }
 
-// Where the trained matrices of layer l begin; behind the last layer the head's, if it has its own
+// The trained matrices of layer l begin here; behind the last layer the head's, none if it is the
+// embedding or frozen
 static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
     const int tensors = m->num_trained / m->config.num_layers;  // of a layer's adapters
     return m->tensors[m->settings.lora.rank ? tensors * l : 1 + LLAMA_LAYER_MATRICES * l].offset;
@@ -929,6 +937,7 @@ static inline Parameters llama_parameters(LlamaModel *m) {
         m->tensors, m->num_trained, m->config.tie_word_embeddings, file, m->settings.io_chunk, m,
         llama_put,  llama_get};
 }
+// Every rank loads; rank 0 saves.
 
 static inline Parameters llama_frozen_parameters(LlamaModel *m) {
     Parameters p = llama_parameters(m);

@@ -114,7 +114,8 @@ static void describe_work(void *model, char *text, size_t capacity) {
                  docs->num_segments, docs->max_seqlen, docs->total_tokens);
 }
 
-// What is missing: the CPU that --bf16-matmul needs, a GPU, or kernels for the model's sizes
+// Without --bf16-matmul, which needs a recent CPU, what is missing is a GPU, or kernels for the
+// model's sizes.
 static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel *m) {
     const DeviceOptions options = {o->threads, o->bf16_matmul, reduces_deterministically(o)};
     const char *missing = device_init(&options);
@@ -374,7 +375,8 @@ static void end_save(Run *run, bool wait, bool last) {
     printf("saved %s/step-%08ld in %.1f s\n", run->o->out, run->last_saved, s->ms * 1e-3);
 }
 
-// On all ranks. Returns when the snapshot holds the parameters; last: when all is written.
+// Training continues when the snapshot holds the parameters; last: when all is written. All ranks
+// call it.
 static void start_save(Run *run, bool last) {
     end_save(run, true, false);
     check_ranks_still_agree(run);
@@ -625,7 +627,8 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
 
 // ---- --compare: every layout on the same documents, weights and kernels, in one table -----------
 
-// The median of --compare's steps after one that is not timed; lr 0 keeps the weights.
+// The median of --compare's steps after one that is not timed; lr 0: full steps that leave the
+// weights unchanged
 static double time_steps(LlamaModel *m, const StepData *data, const Options *o, const char *name,
                          StepScalars *scalars) {
     const AdamW frozen = {.beta1 = ADAMW_BETA1, .beta2 = ADAMW_BETA2, .eps = ADAMW_EPS, .t = 1};

@@ -1,4 +1,5 @@
-// Asks a person at a terminal for messages, with line editing and history if built with libedit.
+// Asks a person at a terminal for one message after another, with line editing and history if
+// libedit was found at build time.
 #pragma once
 
 #include <stddef.h>
@@ -13,6 +14,7 @@ typedef struct {
 void ask_open(Ask *a);
 void ask_close(Ask *a);
 
-// The next message, without its final newline, in memory the caller frees; lines pasted together
-// are one, unless the first begins with '/'. NULL at the end; NULL or empty when interrupted.
+// The next message, without its final newline, in memory the caller frees. Lines pasted together
+// are one message, unless the first begins with '/'. NULL at the end of the input; NULL or empty
+// when interrupted.
 char *ask(Ask *a, const char *prompt);

@@ -1,4 +1,5 @@
-// Directories: create, sync, remove, probe, lock for one writer. EXIT_DISK, unless noted.
+// Directories: create, sync, remove, probe, and lock for one writer. Failures are EXIT_DISK unless
+// noted.
 #pragma once
 
 #include "path.h"
@@ -12,7 +13,8 @@ bool dir_sync(const char *path, Error *err);
 // rename(2); durable only after dir_sync.
 bool io_rename(const char *from, const char *to, Error *err);
 
-// rm -r; symbolic links, the path itself included, are removed, not followed. No path: no error.
+// rm -r; symbolic links are removed, not followed, the path itself included. A path that does not
+// exist is not an error.
 bool dir_remove_tree(const char *path, Error *err);
 
 // Tries everything a checkpoint needs on a small file: create, write, fsync, rename, remove. A run
@@ -37,5 +39,6 @@ typedef struct {
 // of a dead owner, so a stale file needs no cleaning; its text only serves the error message.
 bool dir_lock(DirLock *lock, const char *dir, Error *err);
 
-// Fails unless the path still leads to the locked directory: another one may be another run's.
+// Fails unless the path still leads to the directory that was locked: a directory put in its place
+// may belong to another run.
 bool dir_lock_check(const DirLock *lock, const char *dir, Error *err);

@@ -1,7 +1,8 @@
 // Errors: an exit code, one line that says what was expected and found, one hint line.
 //
 // A parser never exits and never prints: it returns false with the Error filled, so that a test, a
-// fuzzer or a retry can continue. Only must, error_exit, exit_with and refused memory end it all.
+// fuzzer or a retry can continue. Only main, must, error_exit, exit_with and refused memory
+// (memory.h) end the program.
 #pragma once
 
 #include <stdarg.h>

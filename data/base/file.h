@@ -36,7 +36,8 @@ bool file_open(File *f, const char *path, const char *hint, Error *err);
 // Safe on a closed file.
 void file_close(File *f);
 
-// Reads n bytes at `offset`. EXIT_BAD_INPUT beyond the end, EXIT_DISK when reading fails.
+// Reads exactly n bytes at `offset`. A range beyond the end is EXIT_BAD_INPUT, a failed read
+// EXIT_DISK.
 bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Error *err);
 
 // A whole file of at most `most` bytes, NUL-terminated, in memory the caller frees; *n, unless n is
@@ -67,7 +68,8 @@ void writer_abort(FileWriter *w);
 // Any failure closes and removes the file; later calls fail too.
 bool writer_write(FileWriter *w, const void *data, uint64_t n, Error *err);
 
-// Replaces the first n bytes, all of them written before; w->crc remains that of the old ones.
+// Replaces n bytes at the start of the file, all of them written before; w->crc keeps to those
+// written first.
 bool writer_replace_start(FileWriter *w, const void *data, uint64_t n, Error *err);
 
 // The file is on disk when this returns true, and removed when it returns false.

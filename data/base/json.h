@@ -15,7 +15,8 @@ enum { JSON_MAX_CONFIG = 1 << 20 };  // bytes of a config file
 // k bytes, as with Python's "replace": a truncated character, or one byte.
 int utf8_length(const unsigned char *p, size_t n);
 
-// Copies p (n) to out (up to 3 n bytes), U+FFFD for invalid UTF-8; returns how many it writes.
+// Copies p (n) to out (up to 3 n bytes) with U+FFFD in place of invalid UTF-8. Returns the number
+// of bytes written.
 size_t utf8_replace(const unsigned char *p, size_t n, unsigned char *out);
 
 // The end of a text without what Python's rstrip removes; *start: of one that lstrip leaves

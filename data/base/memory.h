@@ -14,7 +14,8 @@ static inline bool checked_add(uint64_t a, uint64_t b, uint64_t *out) {
     return !__builtin_add_overflow(a, b, out);
 }
 
-// count * size bytes, zeroed; the caller frees them. A refusal exits 5 and says what they were for.
+// count * size bytes, zeroed; the caller frees them. Never NULL: a refusal exits with code 5 and
+// names what the memory was for.
 void *host_calloc(size_t count, size_t size, const char *what_for);
 
 // Bytes that the machine still has available; 0: unknown.
@@ -28,8 +29,8 @@ size_t cgroup_memory_free(const char *self, const char *root);
 char *host_copy(const char *text, const char *what_for);
 FILE *host_stream(char **text, size_t *size, const char *what_for);
 
-// Grows an array of *capacity elements to at least `needed`, by a factor of 1.5 at a time. Contents
-// are kept, the new part is not zeroed. Exits 5.
+// Grows an array of *capacity elements of `size` bytes to at least `needed`, by a factor of 1.5 at
+// a time; returns its new address. Contents are kept, the new part is not zeroed. Exits 5.
 void *host_grow(void *old, size_t *capacity, size_t needed, size_t size, const char *what_for);
 #define array_grow(array_, capacity_, needed_, what_for_) \
     ((array_) = host_grow(array_, capacity_, needed_, sizeof *(array_), what_for_))

@@ -15,7 +15,8 @@
 
 enum { WORD_MAX = 64 };
 
-// Cuts the next word off *list, "a|b|c" or "a, b, c", and copies what fits of it; false: no more
+// Copies the next word of "a|b|c" or "a, b, c", cut off if it is too long, and moves *list past it;
+// false at the end.
 static bool next_word(const char **list, char word[WORD_MAX]) {
     *list += strspn(*list, "|, ");
     const size_t length = strcspn(*list, "|, ");

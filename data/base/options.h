@@ -1,8 +1,9 @@
 // Command-line options: one table, as in run_options.c, parses, documents and logs them.
 //
 // Strict: `--name value` or `--name=value`, whole numbers (1000, 1e3, 1k) for integer options, no
-// positional arguments. A flag is `--name`, or `--no-name` to switch it off. Not getopt_long: it
-// accepts abbreviations, reorders arguments and has global state.
+// abbreviations, no positional arguments. A flag is `--name`, or `--no-name` to switch off one that
+// is on by default. Not getopt_long: it accepts abbreviations, reorders arguments and has global
+// state.
 #pragma once
 
 #include <jansson.h>
@@ -58,9 +59,10 @@ typedef struct {
 // Sets every option to its default, then to its argument. *help: the topic of --help, "" without
 // one, "all" for --help-all; NULL: no help requested. Prints nothing. Errors are EXIT_USAGE.
 //
-// --options FILE, if the table has it, reads a file of options; the command line wins. A line is
-// "name value", "--name value", "name=value" or "name: value", and the last of a name counts; #
-// begins a comment; a value in quotes is a JSON string. Errors in it are EXIT_BAD_INPUT.
+// --options FILE, if the table has it, reads a file of options, whatever its place: the command
+// line wins. A line is "name value", "--name value", "name=value" or "name: value"; of a name given
+// twice the last counts; # begins a comment; a value in quotes is a JSON string. Errors in it are
+// EXIT_BAD_INPUT.
 bool options_parse(Option *table, int argc, char **argv, const char **help, Error *err);
 
 // The same for main(): prints help, or the version, and exits 0; an error prints and exits 2.
@@ -84,8 +86,9 @@ bool options_print_help(const Option *table, const char *usage, const char *firs
 json_t *option_json(const Option *o);
 json_t *options_json(const Option *table);
 
-// After options_parse: takes from `stored`, made by options_json, what it has of the options that
-// were not given, besides those in `except` ("out|resume"). EXIT_BAD_INPUT. Strings point into it.
+// After options_parse: takes from `stored`, made by options_json, every option that was
+// not given, except those named in `except` ("out|resume"). An option missing
+// from `stored` keeps its default. Errors are EXIT_BAD_INPUT. Strings point into `stored`.
 bool options_take(const Option *table, const json_t *stored, const char *except, Error *err);
 
 // Writes a file for --options, without those named in `except`: the options that were given, or if

@@ -22,11 +22,13 @@ typedef struct {
     const int32_t *tokens;  // (length)
     int32_t length;
     int32_t next_token;  // the token after a segment whose document continues, or -1
-    // (length) the target after each token, -1 where a loss mask excludes it; NULL: the next token
+    // (length) the target after each token, or -1 where a loss mask excludes it; NULL: no mask, the
+    // targets are the next tokens
     const int32_t *targets;
     const float *weights;  // (length) of the targets; NULL: all 1
-    // shared only: its first tokens, whole tiles, which with the token after them are those of the
-    // document in front of it that shares nothing. Documents behind one come by falling shared_len.
+    // shared only: its first tokens, a multiple of SHARED_TILE, which are those of the document in
+    // front of it that shares nothing, as is the token after them. Documents behind one come by
+    // falling shared_len.
     int32_t shared_len;
 } DocView;
 
@@ -62,8 +64,9 @@ typedef struct {
     int32_t *real_rows;        // (num_real_rows)
     int32_t *real_cu_seqlens;  // (num_real_segments + 1)
     // generation only, else NULL and false: the row of the key-value cache where the text of each
-    // token begins (T), freed by batch_free; how many texts of copy_rows rows each begin with these
-    // tokens; whether attention is over the cache, for texts whose first tokens are only there
+    // token begins (T), freed by batch_free; how many texts of copy_rows rows each begin with the
+    // tokens of this batch; whether attention is over the cache, for texts whose first tokens are
+    // not in this batch
     int32_t *cache_rows, copies, copy_rows;
     bool decode;
     // what the arrays have room for
@@ -76,7 +79,8 @@ enum { BATCH_MAX_ROWS = 1 << 30 };
 
 const char *layout_name(Layout layout);
 
-// Room for micro_batch_tokens rows and max_segments segments
+// Room for micro_batch_tokens rows and max_segments segments; exits with code 5 when memory is
+// refused.
 void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments);
 void batch_free(Batch *b);
 

@@ -1,5 +1,9 @@
-// Loads batches one step ahead, in a thread. A step depends on the settings and the state only:
-// loader_load_step gives the same ones. Failures of the thread are returned by loader_next.
+// Loads batches one step ahead: a thread plans the next step and reads its tokens while the current
+// one trains.
+//
+// The contents of a step depend on the settings and the state only, so a loader gives the same
+// steps as loader_load_step does for the same states. Failures of the thread are returned by
+// loader_next.
 #pragma once
 
 #include <pthread.h>
@@ -62,13 +66,14 @@ bool step_data_documents(Batch *docs, StepData *d, Dataset *ds, const LoaderSett
 bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err);
 
 // Starts loading at `state` ({0}: the beginning) in a thread, which fills two slots in turn, each
-// after its release; the data set must outlive it. EXIT_USAGE: bad settings; EXIT_HOST_MEMORY: no
-// thread.
+// after the trainer has released it; the data set must outlive the
+// loader. Fails on bad settings (EXIT_USAGE) or when no thread can be started (EXIT_HOST_MEMORY).
 bool loader_start(Loader *l, Dataset *ds, const LoaderSettings *s, PlanState state, Error *err);
 
 // The next step, valid until the next call; waits until it is loaded. NULL with *err filled when
 // planning or reading it failed, after the steps that were loaded before the failure.
 const StepData *loader_next(Loader *l, Error *err);
 
-// Waits for the step being loaded and frees everything; safe after a failed start, and twice
+// Waits for the step being loaded and frees everything; safe after a failed start and a second
+// time.
 void loader_stop(Loader *l);

@@ -86,7 +86,8 @@ static void sort_by_length(StepPlan *p) {
     for (int64_t i = 0; i < p->num_units; i++) p->order[i] &= UINT32_MAX;
 }
 
-// The micro-batch with the least work, or the least room, of those where a unit fits; -1: none
+// The micro-batch for a unit: the one with the least work, or the least room, of those where it
+// fits; -1: none
 static int32_t choose_micro(const StepPlan *p, int64_t length, bool fullest) {
     int32_t best = -1;
     const int64_t *by = fullest ? p->room : p->micro_work;
@@ -169,7 +170,8 @@ static bool goes_on(const StepPlan *p, int64_t i) {
 }
 
 // Units of ids that share with one another, of at most `most` rows where they can be divided, or of
-// `room` in one record. A segment shares at least `shared` with the first of its unit.
+// `room` in one record. What a segment shares with the first of its unit is then at least what
+// `shared` says.
 static void make_units(StepPlan *p, int64_t most, int64_t room) {
     PlanUnit *u = p->units;
     for (int64_t i = 0; i < p->num_stream; i++) {
@@ -244,7 +246,8 @@ static void plan_layout_padded(StepPlan *p, const PlanSettings *s) {
         p->micro_work[m] = (p->micro_start[m + 1] - p->micro_start[m]) * plan_work(s->max_seqlen);
 }
 
-// The stream in rows of max_seqlen tokens; the end of a micro-batch cuts a segment.
+// The stream in rows of max_seqlen tokens; a segment that crosses the end of a micro-batch is cut
+// there.
 static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
     const int64_t room = (int64_t)(s->micro_batch_tokens / s->max_seqlen) * s->max_seqlen;
     const int64_t num_micro = (p->real_tokens + room - 1) / room;
@@ -324,8 +327,9 @@ static bool plan_try(StepPlan *p, const DocIndex *index, const PlanSettings *s,
     return true;
 }
 
-// Packs the step. If its prefix does not fit, the last segments are left to the next step: 1, 2, 4,
-// ... until the rest fits (one always does); bisection then takes back as many as possible.
+// Packs the step. If its prefix does not fit, the last segments are left to the next step: 1, then
+// 2, 4, ... until the rest fits (one segment always does); bisection then takes back as many as
+// possible.
 static bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                         const PlanState *state, Error *err) {
     bool fits = false;

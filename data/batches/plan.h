@@ -1,14 +1,16 @@
 // Plans the contents of each step and micro-batch, from document lengths and loss masks alone, and
 // which rank works on which micro-batch.
 //
-//   step      the longest prefix of the stream with at most fill * num_micro * micro_batch_tokens
-//             tokens; it cuts a record only if it begins with it
+//   step      the longest prefix of the stream with at most
+//             floor(fill * num_micro * micro_batch_tokens) tokens; it cuts a record only if it
+//             begins with it
 //   packing   longest segment first, each into the micro-batch with the least work among those with
 //             room; shared: in as few micro-batches as hold it, what begins alike as one, and what
 //             only a record has in common in one micro-batch if it fits
 //
-// A step is the same for any number of ranks, and a layout only groups it into other micro-batches.
-// From the same state the plan is the same on any machine (integer arithmetic only).
+// A step is the same for any number of ranks; the layout only changes the grouping into
+// micro-batches. The state is a cursor for each source; planning again from the same state gives
+// the same plan on any machine (integer arithmetic only).
 #pragma once
 
 #include "batch.h"
@@ -63,16 +65,18 @@ int64_t plan_work(int64_t length);
 int64_t plan_goal(const PlanSettings *s);
 
 // Plans the step at *state. *plan is {0} at first, may be used again, and is freed by plan_free.
-// EXIT_CHECKPOINT_MISFIT: no position in this data; EXIT_BAD_INPUT: nothing to train on.
+// EXIT_CHECKPOINT_MISFIT when the state is not a position in this data, EXIT_BAD_INPUT when the
+// data has nothing to train on.
 bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Layout layout,
                const PlanState *state, Error *err);
 void plan_free(StepPlan *p);
 
-// out (num_micro) =  one rank's micro-batches, in its order; returns their number. *imbalance: the
-// largest predicted work of a rank over the mean, 1 is even. num_leaves 0: heaviest first, in
-// rounds of num_ranks, so that ranks compute similar ones at the same time; in each round the
-// heaviest goes to the rank with the least work so far. num_leaves > 0, for deterministic sums
-// (sum_tree.h): each rank has a contiguous block of their leaves, and its micro-batches in order.
+// Writes one rank's micro-batches to out (num_micro), in the order in which it processes them;
+// returns their number. *imbalance: the largest predicted work of a rank over the mean, 1 is even.
+// num_leaves 0: heaviest micro-batch first, in rounds of num_ranks, so that ranks compute similar
+// ones at the same time; in each round the heaviest goes to the rank with the least work so far.
+// num_leaves > 0, for deterministic reduction: each rank has a contiguous block of the leaves of
+// its sums (sum_tree.h), and their micro-batches in order.
 int32_t plan_rank_micros(const StepPlan *p, int32_t num_leaves, int32_t rank, int32_t num_ranks,
                          int32_t *out, double *imbalance);
 

@@ -18,6 +18,7 @@ typedef struct {
 bool prefixes_read(Prefixes *p, const DocIndex *index, const Segment *list, int64_t n, Error *err);
 void prefixes_free(Prefixes *p);
 
-// Sorts ids (n) so that segments which begin alike stand together. shared (n) =  how many tokens
-// each has in common with the last one before it that has 0 there, ever fewer. Returns their sum.
+// Sorts ids (n) so that segments which begin alike stand together, and sets shared (n): how many
+// tokens each has in common with the last one before it that has 0 there; these numbers fall.
+// Returns the sum of shared.
 int64_t prefixes_share(const Prefixes *p, int32_t *ids, int32_t *shared, int64_t n);

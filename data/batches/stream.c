@@ -4,9 +4,10 @@
 
 #include "../base/hash.h"
 
-// The document at position pos of an epoch: a permutation that needs no memory. A Feistel network
-// permutes the next power of four, repeated until the value is below n: at most 4 times on average.
-// Sources of equal size get different orders; otherwise parallel texts would appear in pairs.
+// The document at position pos of an epoch: a permutation of 0 .. n - 1 that needs no memory. A
+// Feistel network permutes the next power of four; repeating it until the value is below n makes
+// it a permutation of n, after at most 4 passes on average. Sources of equal size get different
+// orders; otherwise parallel texts would appear in pairs.
 static int64_t stream_document(const DocIndex *index, uint64_t seed, int64_t epoch, int64_t pos) {
     const int64_t n = index->num_docs, first = index->first_doc;
     assert(n >= 1 && pos >= 0 && pos < n);

@@ -73,7 +73,8 @@ typedef struct {
 bool stream_next_segment(const DocIndex *index, const PlanSettings *s, SourceCursor *at,
                          Segment *segment, LongCounts *counts, Error *err);
 
-// The counts of a whole data set. Fails where training would fail at the first long document.
+// The counts of a whole data set, for the summary at the start. Fails where training would fail at
+// the first of the long documents.
 bool stream_count_left_out(const DocIndex *index, const PlanSettings *s, LongCounts *out,
                            Error *err);
 

@@ -1,4 +1,5 @@
-// The size of a data set, and how much of it is never trained, for the start, the end and the log.
+// The size of a data set, and how much of it is never trained: printed at the start and at the end,
+// and in the start event of log.jsonl.
 #pragma once
 
 #include <jansson.h>

@@ -511,7 +511,8 @@ static int32_t bpe_added_at(const Bpe *b, int normalized, const unsigned char *p
     return best;
 }
 
-// Cuts added tokens out: those not normalized, then the others from the text between them.
+// Cuts the added tokens out: first those that are not normalized, then the others from the text
+// between them.
 static bool bpe_cut_added(BpeEncoder *e, int normalized, const unsigned char *p, size_t n,
                           Error *err) {
     const Bpe *b = e->bpe;

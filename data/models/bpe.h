@@ -1,7 +1,8 @@
 // Text to token ids, as computed by Hugging Face's tokenizers for byte-level BPE (SmolLM2, Llama
 // 3, Qwen): added tokens are cut out first, then the rest is normalized (Qwen: NFC) and cut into
 // words by the patterns of pre_tokenizer, and in each word the pair with the lowest merge rank is
-// merged until none is left. Tokenizers with other features are refused.
+// merged until none is left. PCRE2 matches the patterns, libunistring normalizes. Tokenizers with
+// other features are refused.
 #pragma once
 
 #include "tokenizer.h"

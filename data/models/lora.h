@@ -20,7 +20,8 @@ typedef struct {
 static inline int lora_padded_rank(const LoraConfig *c) { return (c->rank + 7) / 8 * 8; }
 static inline float lora_scale(const LoraConfig *c) { return c->alpha / (float)c->rank; }
 
-// targets: "all", or some of q,k,v,o,gate,up,down. alpha 0: twice the rank, so that any has one lr
+// targets: "all", or some of q,k,v,o,gate,up,down. alpha 0: twice the rank, so that one learning
+// rate serves all ranks. Exit 2.
 bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets, Error *err);
 
 // Can the model be kept as c says? Exit 3.
@@ -39,7 +40,8 @@ char *lora_config_text(const LoraConfig *c, const char *base_model);
 int lora_group_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
                           const LlamaConfig *model, int l, int group);
 
-// The whole model: the frozen parameters, as exact as in their files, with the adapters added
+// The whole model: the frozen parameters, read again from their files so that they are as exact as
+// these, with the adapters added
 typedef struct {
     Parameters frozen, adapters;
     const LoraConfig *config;

@@ -233,7 +233,8 @@ static bool add_shard(SafetensorsSet *s, const char *dir, const char *name, Erro
     return open_file(s, path, err);
 }
 
-// Every tensor of the index is in its file, and no file holds others.
+// In both directions: every tensor of the index is in its file, and no file holds a tensor that the
+// index does not place there.
 static bool check_index(const SafetensorsSet *s, json_t *map, Error *err) {
     const char *name;
     const json_t *item;

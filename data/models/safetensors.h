@@ -41,7 +41,8 @@ uint16_t bf16_bits(float value);
 
 // ---- Reading ------------------------------------------------------------------------------------
 
-// A file, or a directory with model.safetensors or its index.json. A failure leaves none to close.
+// A .safetensors file, or a directory with model.safetensors or model.safetensors.index.json. On
+// failure *s needs no closing.
 bool safetensors_open(SafetensorsSet *s, const char *dir_or_file, Error *err);
 void safetensors_close(SafetensorsSet *s);
 

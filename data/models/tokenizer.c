@@ -72,7 +72,8 @@ static int64_t fallback_decode(const char *text, unsigned char *out) {
 
 // ---- tokenizer.json -----------------------------------------------------------------------------
 
-// What a tokenizer is made of. Ids are below `most`: those without a token cost memory only.
+// What a tokenizer is made of. Ids are below `most`: one without a token costs memory, but no byte
+// in the file.
 typedef struct {
     const char **names;  // (most) into the JSON tree; NULL: no such id
     int64_t most;
@@ -179,7 +180,8 @@ static bool begins_texts(const json_t *processor, const char *token) {
     return json_string_is(json_member(item, "id"), token);
 }
 
-// bos_token, where null is none, and eos_token of tokenizer_config.json, else the usual names
+// bos_token and eos_token of tokenizer_config.json if it exists, else the usual names. A bos_token
+// of null means that there is none.
 static bool find_ends(const Vocabulary *v, const json_t *tokenizer, const char *config_path,
                       Error *err) {
     Tokenizer *t = v->t;

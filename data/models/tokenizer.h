@@ -1,7 +1,8 @@
 // Token ids to bytes and text to token ids, by a Hugging Face tokenizer.json.
 //
 // Decodes byte-level BPE (GPT-2's alphabet: SmolLM2, Llama 3, the byte tokenizer) and BPE with
-// byte fallback (Llama 2). A token may be part of a UTF-8 character: join the bytes.
+// byte fallback (Llama 2). A token may be part of a UTF-8 character: join the bytes before you show
+// them.
 #pragma once
 
 #include <jansson.h>

@@ -1,7 +1,8 @@
 // The parameters of a model between memory and files: random initial values, Hugging Face
 // directories, and the optimizer's moments under the same names.
 //
-// Values pass through callbacks as fp32, at most `block` at a time, in the order of the list.
+// The caller owns the values. They pass through its callbacks as fp32, at most `block` elements at
+// a time, in the order of the list.
 #pragma once
 
 #include "safetensors.h"
@@ -20,7 +21,8 @@ typedef struct {
 
 typedef enum { ARENA_WEIGHTS, ARENA_M, ARENA_V } ParameterArena;
 
-// put and get: values (n) of elements offset .. offset + n - 1 of an arena, all of one parameter
+// A model's parameters. put and get: values (n) of elements offset .. offset + n - 1 of an arena,
+// all of one parameter.
 typedef struct {
     const Parameter *list;  // (num)
     int num;
@@ -36,7 +38,8 @@ typedef struct {
 // the order of the list, the block size or the number of ranks.
 void weights_init(Parameters p, uint64_t seed);
 
-// Does the directory hold these parameters, with these shapes, and no others? Exit 3.
+// Does the Hugging Face directory hold these parameters, with these shapes, and no others? Exit 3.
+// Reads no values.
 bool weights_check(Parameters p, const char *dir, Error *err);
 
 // Weights from a Hugging Face directory, as F32, BF16, F16 or F64, or the moments of a checkpoint.
@@ -45,7 +48,8 @@ bool weights_check(Parameters p, const char *dir, Error *err);
 bool parameters_load(Parameters p, bool moments, const char *path, Error *err);
 
 // Weights, or the moments as "m.<name>" and "v.<name>", into a .safetensors file; *w then has its
-// size and checksum. dtype: "F32", or "BF16", rounded to nearest even. NaN and Inf: exit 7. All
-// blocks are read even after a failure, as `get` may be collective; path NULL: they are only read.
+// size and checksum. dtype: "F32", or "BF16", rounded to nearest even. NaN and Inf are refused with
+// exit 7. All blocks are read even after a failure, so that `get` may be a collective operation;
+// path NULL: blocks are read but not written, for the other ranks.
 bool parameters_save(Parameters p, bool moments, const char *dtype, const char *path, FileWriter *w,
                      Error *err);

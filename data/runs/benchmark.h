@@ -1,5 +1,6 @@
 // Multiple choice: how often the likeliest choice is the right one. Tokens, scores and figures are
-// those of lm-evaluation-harness 0.4 (multiple_choice), as tests/test_benchmark.sh shows.
+// those of lm-evaluation-harness 0.4 (output_type multiple_choice); tests/test_benchmark.sh holds
+// them against it.
 //
 // A line is a question: {"context": "...", "choices": ["...", ...], "answer": 0}. Context, a space
 // ("delimiter": another text) and choice are tokenized as one text, after the BOS that the

@@ -5,10 +5,11 @@
 //   publish   writes manifest.json last; fsyncs all; renames to step-00000100; fsyncs <out>
 //   prune     removes older ones only then, their manifests first
 //
-// manifest.json has the size and CRC32C of every file, and in its last line its own. A directory
-// under its final name is therefore complete, or was damaged later, which its manifest shows.
-// Nothing is rewritten in place, there is no "latest" file, and no time stamp decides anything. One
-// writer at a time: hold dir_lock(out_dir) around all of this (readers need no lock).
+// manifest.json has the size and CRC32C of every file; its own last line is the CRC32C of all bytes
+// before it, so that no flipped bit is missed.
+// A directory under its final name is therefore complete, or was damaged later, which its manifest
+// shows. Nothing is rewritten in place, there is no "latest" file, and no time stamp decides
+// anything. One writer at a time: hold dir_lock(out_dir) around all of this (readers need no lock).
 #pragma once
 
 #include <jansson.h>
@@ -69,9 +70,11 @@ bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err);
 // the newest one is still there or none is.
 bool checkpoint_remove_all(const char *out_dir, Error *err);
 
-// Compares sizes and checksums of every file that manifest.json names; exit 3. step may be NULL.
+// Reads every file that manifest.json names and compares sizes and checksums; exit 3 where they
+// differ. step may be NULL.
 bool checkpoint_verify(const char *dir, int64_t *step, Error *err);
 
-// The newest (by number) step-* that checkpoint_verify accepts: path and *step, -1: there is none.
-// Warns of each damaged one that is skipped; false when all are.
+// The newest (by number) step-* that checkpoint_verify accepts: its path and *step. Warns of each
+// damaged one that is skipped. True with *step = -1 when there is none at all; false when all are
+// damaged.
 bool checkpoint_find_newest(const char *out_dir, char path[IO_PATH_MAX], int64_t *step, Error *err);

@@ -1,5 +1,6 @@
-// The files of a checkpoint: a model as from_pretrained loads it (config.json, weights,
-// generation_config.json, the tokenizer's files), the optimizer's moments and trainer_state.json.
+// The files of a checkpoint: the Hugging Face model as from_pretrained loads it (config.json,
+// weights, generation_config.json and the tokenizer's files), the optimizer's moments, and
+// trainer_state.json.
 #pragma once
 
 #include <jansson.h>
@@ -19,7 +20,8 @@ typedef struct {
     uint64_t size_bytes[NUM_MODEL_FILES];
 } ModelFiles;
 
-// Reads the tokenizer's files, or generation_config.json, from the first of dirs that has any.
+// Reads the tokenizer's files, or generation_config.json, from the first of dirs (num_dirs) that is
+// a directory and has any.
 bool model_files_read(ModelFiles *f, bool tokenizer, const char **dirs, int num_dirs, Error *err);
 
 #define MODEL_DTYPES "fp32|bf16"

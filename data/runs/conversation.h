@@ -1,6 +1,7 @@
-// --generate: a person, a pipe or a file gives prompts, and texts are printed as they grow. Those
-// of a file become one packed batch; at a terminal Ctrl-C ends a text, and with --chat all are one
-// conversation, which keeps its keys and values.
+// --generate: a person, a pipe or a file gives prompts, and the model's texts are printed as they
+// grow. The prompts of a file become one packed batch; a terminal is asked for one prompt after
+// another, and Ctrl-C ends a text. With --chat they are one conversation, which keeps its keys and
+// values.
 #pragma once
 
 #include "../models/chat.h"
@@ -15,7 +16,8 @@ typedef struct {
     int64_t prompt_tokens;
 } Conversation;
 
-// Reads and encodes the prompts; *c must stay where it is. EXIT_USAGE, EXIT_BAD_INPUT
+// Reads and encodes the prompts; *c must stay where it is. Errors are EXIT_USAGE and
+// EXIT_BAD_INPUT.
 bool conversation_open(Conversation *c, const Options *o, Error *err);
 
 // Writes the texts to standard output, and a line on the speed to standard error; frees all.

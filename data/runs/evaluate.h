@@ -1,4 +1,5 @@
-// How well a model predicts documents: sums of losses for --eval and --bench; --eval's table.
+// How well a model predicts documents: the sums of losses for --eval and --bench, and --eval's
+// table by document length.
 #pragma once
 
 #include "../shards/dataset.h"
@@ -27,6 +28,7 @@ DocView *scorer_next(Scorer *s, int32_t length, double *sum);
 // Scores the rest; values (n) =  their sums over all ranks. NULL: after a failure, only frees.
 void scorer_close(Scorer *s, double *values, size_t n);
 
-// --eval: prints loss and perplexity of all documents, by length. Segments of a split document are
-// computed alone and count in the document's row.
+// --eval: prints loss and perplexity of all documents. o: max_seqlen, micro_batch_tokens, long_docs
+// and seed, which orders them. The segments of a split document are computed alone and count in the
+// document's row.
 bool evaluate(Dataset *data, const Options *o, ModelFace model, Error *err);

@@ -101,8 +101,9 @@ typedef struct {
     int64_t num_losses;
 } LossTrend;  // starts as {0}
 
-// Adds a loss to the trend. True when it is not finite, or above the mean by more than 1 and three
-// deviations; among the first five, whose noise is not known, also by more than the mean.
+// Adds a loss to the trend. True when it is not finite, or above the mean by more than 1 and by
+// more than three deviations; among the first five, whose noise is not known yet, also by more than
+// the mean itself.
 bool loss_is_spike(LossTrend *t, double loss);
 
 // The line at the end of training. masked: tells targets from tokens.

@@ -21,7 +21,8 @@ typedef struct {
                         float *logits);
     // zeroes the gradients; losses are divided by weight_sum
     void (*begin_step)(LlamaModel *model, double weight_sum);
-    // losses (T) =, 0 without a target, and logits (T, V) =, if not NULL. train: adds gradients
+    // losses (T) =, 0 where there is no target, and logits (T, V) =, if not NULL. train: adds the
+    // batch's gradients to the model's
     void (*pass)(LlamaModel *model, const Batch *batch, bool train, float *losses, float *logits);
     // grads (n) =  those from `first` on
     void (*get_grads)(LlamaModel *model, float *grads, size_t first, size_t n);

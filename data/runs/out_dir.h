@@ -35,7 +35,8 @@ bool out_dir_start_from_scratch(const char *out, bool train_given, Error *err);
 // Fails where a later save of another run would remove `out`: in a checkpoint or in final/.
 bool out_dir_is_outside_models(const char *out, Error *err);
 
-// Fails when --overwrite would remove the directory of --model or --adapter, `option`.
+// Fails when --overwrite would remove the directory of --model or --adapter, `option`: final/ or a
+// checkpoint of `out`.
 bool out_dir_keeps_model(const char *out, const char *option, const char *model, Error *err);
 
 // Fails if a run or a model is there.
@@ -45,7 +46,8 @@ bool out_dir_is_free(const char *out, Error *err);
 // this one continues it. overwrite: its checkpoints are removed.
 bool out_dir_open(OutDir *out, bool continues, bool overwrite, Error *err);
 
-// Warns when less is free than the checkpoints of `steps` more steps and final/ will take; exit 4
-// when not even the last of them and final/ fit. save_every 0: only at the end, -1: by time.
+// Warns when less is free than the checkpoints of `steps` more steps and final/ will take; an error
+// (exit 4) when not even the last of them and final/ fit. save_every 0: only at the end, below 0:
+// by time; keep 0: all.
 bool out_dir_check_space(const char *out, uint64_t checkpoint_bytes, uint64_t final_bytes,
                          int64_t steps, int64_t save_every, int keep, Error *err);

@@ -6,7 +6,8 @@
 #include "../models/weights.h"
 #include "model_face.h"
 
-// Largest differences; Inf for NaN. grad_error: relative L2. grad_norm: of the documents alone.
+// Largest differences; Inf where a value is NaN. grad_error: relative, in the L2 norm. grad_norm:
+// of the documents alone.
 typedef struct {
     double loss, logit, grad, grad_error, grad_norm;
 } PackingDelta;
@@ -19,9 +20,11 @@ PackingDelta packing_check(ModelFace m, const Batch *batch, const Batch *docs, f
 // rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
 bool packing_is_rounding(const PackingDelta *d, bool bf16);
 
-// Computes this rank's gradients of a step twice. Exit 11 names the first parameter that differs.
+// Computes the gradients of this rank's part of a step twice. Exit 11 names the first parameter
+// whose bits differ.
 bool packing_replay(ModelFace model, Parameters p, const StepData *data, int64_t step, Error *err);
 
-// Prints how it differs; exit 11: more than rounding. kit: a new file for dev/referee.py, or ""
+// Checks the batch and prints how it differs; exit 11 where that is more than rounding. kit: a new
+// file for dev/referee.py, "": none.
 bool packing_report(ModelFace model, const Batch *batch, const Batch *docs, bool bf16,
                     const char *kit, Error *err);

@@ -28,7 +28,8 @@ static uint64_t tokenizer_hash(const char *dir, char path[IO_PATH_MAX]) {
     return hash;
 }
 
-// Exits, or only warns where `allowed`, when both are known and differ. whose, path: of the hashes
+// Exits, or only warns where `allowed`, when both are known and differ. whose, path: of the hashes,
+// as the user named them.
 static void same_tokenizer(const char *whose, uint64_t hash, const char *path, uint64_t found,
                            const char *hint, bool allowed) {
     Error err = {0};

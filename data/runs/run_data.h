@@ -1,4 +1,5 @@
-// What a run is trained on: all is opened and checked before anything is written.
+// What a run is trained on: data sets, tokenizer and validation set, opened and checked before
+// anything is written.
 #pragma once
 
 #include "../batches/loader.h"
@@ -29,7 +30,8 @@ typedef struct {
 // For --eval: the validation documents of `path`, or else all of them
 void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vocab_size);
 
-// Opens and checks everything, and counts the steps of --epochs, or exits. *d is zeros at first.
+// Opens and checks everything, and counts the steps of --epochs; exits where something is wrong. *d
+// is zeros at first.
 void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConfig *config,
                int32_t rank, int32_t num_ranks);
 

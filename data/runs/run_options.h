@@ -41,8 +41,9 @@ extern const char run_options_of_a_start[];
 Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks);
 
 // Completes the options of a training run, which are constant from then on: those that are not on
-// the command line become the resumed run's, or get a default that depends on others. Exits where
-// they do not fit each other, the checkpoint or the ranks. Returns the resumed run's, or NULL.
+// the command line become those of the run that is resumed, or get a default that depends on
+// others. Exits where they do not fit each other, the checkpoint (code 9) or the number of ranks.
+// Returns the options of the resumed run; NULL: none is.
 json_t *run_options_complete(const ResumePoint *at, int num_ranks);
 
 // The same for --generate, --eval and merging

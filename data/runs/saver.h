@@ -1,4 +1,5 @@
-// Writes a checkpoint in a thread, from a snapshot of the parameters, while training continues.
+// Writes a checkpoint in a thread, from a snapshot of the parameters in host memory, while training
+// continues.
 #pragma once
 
 #include <pthread.h>
@@ -42,7 +43,8 @@ typedef struct {
 void saver_open(Saver *s, size_t stride, size_t taken);
 
 // Writes a step's checkpoint and then removes the oldest beyond --keep, in the thread once the
-// parameters are in the snapshot; without one, or with wait, before it returns. One at a time.
+// parameters are in the snapshot; without one, or with wait, before it returns. No other save may
+// start until this one has ended.
 void saver_start(Saver *s, bool wait, SaveJob job, Parameters p);
 
 // True once after each save: it has ended, with s->ok, s->err and s->ms. wait: until it has, and

@@ -103,7 +103,8 @@ void text_print(TextPrinter *p, const int32_t *ids, int64_t n, bool is_end) {
 
 // ---- Drawing a token ----------------------------------------------------------------------------
 
-// Candidates by -p, whose bits are in the order of the values; equal ones by id, on any machine.
+// Candidates by -p, whose bits are in the order of the values; equal ones by id, so that the order
+// is the same on every machine.
 static int64_t key_of(float p) {
     uint32_t bits;
     memcpy(&bits, &p, sizeof bits);
@@ -252,7 +253,8 @@ static int32_t group_grow(TextWriter *w) {
     return n;
 }
 
-// Prints what the last pass has added: the texts in order, each from the end of its prompt on.
+// Prints what the last pass has added: the texts in order, each from the end of its prompt, as far
+// as they have grown.
 static void group_print(TextWriter *w) {
     for (; w->current < w->group_size; w->current++) {
         const Text *text = &w->group[w->current];

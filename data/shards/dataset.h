@@ -1,7 +1,8 @@
 // A data set: token shards whose sizes and indexes are validated when opened, read by document.
 //
 // Formats: ours with .idx and .mask, and llm.c's v1 and v7 (modded-nanogpt's are v1), whose index
-// is built by reading all tokens. Byte layouts: data/README.md. data/convert.py converts others.
+// is built by reading all tokens. Byte layouts: data/README.md. data/convert.py converts other
+// formats to ours.
 //
 // Documents are numbered from 0 over all shards in order; empty ones are skipped and counted. Every
 // shard must have exactly the size that its header implies, and every count is bounded by a file
@@ -68,7 +69,8 @@ bool dataset_doc_follows(const Dataset *ds, int64_t doc);
 // below ds->vocab_size and every block matches its checksum, if it has one. Thread-safe.
 bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *out, Error *err);
 
-// How many of the tokens [offset, offset + n) of a document, offset >= 1, are targets
+// How many of the tokens [offset, offset + n) of a document are targets; offset >= 1. All of them,
+// unless its shard has a mask.
 int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, int64_t n);
 
 // The weight of a token of a document as a target; 0: it is none

@@ -30,6 +30,7 @@ typedef struct {
 } Search;
 
 // Adds the files that `spec` names: all of it as one path if that exists, else each part between
-// commas: a file, or a directory or glob pattern, whose files are in byte order, so that the locale
-// does not change the order of documents. A part that names no file is EXIT_BAD_INPUT.
+// commas. A part is a file, a directory or a glob pattern. Files of the last two are in byte order,
+// so that the order of documents does not depend on the locale. A part that names no file is
+// EXIT_BAD_INPUT.
 bool path_list_expand(PathList *list, const char *spec, const Search *search, Error *err);

@@ -38,7 +38,8 @@ void shard_writer_init(ShardWriter *w, const char *dir, const char *split,
 
 // Adds a document: n tokens of shard_token_bytes each, n >= 1. weights (n): 0 for each token that
 // the loss is not on; of the first token: whether it belongs to the record of the document before
-// it. NULL: 1 for all but the first. EXIT_DISK; EXIT_BAD_INPUT: too long for a shard.
+// it. NULL: 1 for all but the first. Failures are EXIT_DISK, as
+// below, and EXIT_BAD_INPUT for a document that no shard can hold.
 bool shard_writer_add(ShardWriter *w, const unsigned char *tokens, uint64_t n, const float *weights,
                       Error *err);
 

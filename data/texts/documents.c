@@ -24,7 +24,8 @@ void unit_free(Unit *u) {
 
 // ---- Reading ------------------------------------------------------------------------------------
 
-// Bytes and number of the complete records at the start of text (n). last: it ends the file.
+// Bytes of the complete records at the start of text (n), and their number. `last`: the file ends
+// with the text.
 static uint64_t whole_records(const unsigned char *text, uint64_t n, bool array, bool last,
                               int64_t *count) {
     uint64_t end = 0, size;

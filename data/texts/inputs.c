@@ -128,7 +128,8 @@ bool read_head(const char *path, void *out, uint64_t most, uint64_t *n, Error *e
     return ok;
 }
 
-// The first record of a JSON file, a complete object; NULL: none. *array: it is behind a bracket.
+// The first record of a JSON file, a complete object; NULL: none. *array: it is in an array, whose
+// bracket is the byte before *first.
 static json_t *first_record(const InputFile *f, bool *array, uint64_t *first) {
     uint64_t n = f->kind == INPUT_LINES ? 1 << 12 : 1 << 24;
     char *text = host_calloc(n + 1, 1, "the beginning of a file");

@@ -39,7 +39,8 @@ bool read_head(const char *path, void *out, uint64_t most, uint64_t *n, Error *e
 // Is the spec (like dataset_open's) text rather than shards? Judged by its first file.
 bool inputs_are_texts(const char *spec);
 
-// out_dir and other runs are no inputs even inside one. A run that is named, and anything but text
-// and JSON records, is EXIT_BAD_INPUT. Free it also after a failure.
+// out_dir: a directory that is not an input even if it is inside one; nor are other runs. A run
+// that is named, and anything but text and JSON records, is EXIT_BAD_INPUT. Free it also after a
+// failure.
 bool inputs_collect(Inputs *in, const char *spec, const char *out_dir, Error *err);
 void inputs_free(Inputs *in);

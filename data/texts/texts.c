@@ -368,7 +368,8 @@ static bool make_shards(Job *j, Error *err) {
     return make_shards(j, err);
 }
 
-// Old shards are renamed before they are removed: an interrupted removal would leave a part.
+// Existing shards are renamed before they are removed: an interrupted removal would leave a part of
+// them.
 static bool publish(const Job *j, Error *err) {
     char path[IO_PATH_MAX];
     return write_tokenizer(j, err) && path_join(path, j->temporary, "texts.key", err) &&

@@ -1,5 +1,6 @@
-// Text in, no Python: text files, directories of them and JSON records of --train and --val become
-// shards in a directory of --out, and are made again only when they or the tokenizer have changed.
+// Text in, no Python: --train and --val may name text files, directories of them and JSON records.
+// They become shards in a directory of --out, and are tokenized again only when the texts or the
+// tokenizer have changed.
 #pragma once
 
 #include "../runs/run_options.h"
@@ -17,7 +18,8 @@ typedef struct {
 // and so on; shards stay as they are. *spec is allocated, also after a failure. val_frac: the share
 // of documents, chosen by content, that become validation documents, at least one of ten; except
 // for validation files there are none when no others would be left, or with NO_VALIDATION. Prints a
-// line about the texts, and progress. After a failure each source has all its files or none.
+// line about the texts, and progress on stderr. After a failure each source has either all its
+// files or none.
 enum { NO_VALIDATION = -1 };
 bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
                      Error *err);
