@@ -4,6 +4,7 @@
 #include "../data/runs/checkpoint_files.h"
 #include "trainer.h"
 
+#include "alike.h"
 #include "golden.h"
 #include "scratch.h"
 
@@ -69,7 +70,7 @@ static void make_model(LlamaModel *m, const LlamaConfig *c, int capacity, int ma
     start_model(m, c, settings);
 }
 
-enum { MAX_DOCS = 64, MAX_TOKENS = 2048 };
+enum { MAX_DOCS = 64, MAX_TOKENS = 2048, ALIKE = 5 };
 static int32_t pool[MAX_TOKENS];
 static int32_t pool_targets[MAX_TOKENS];
 static DocView docs[MAX_DOCS];
@@ -128,38 +129,6 @@ static double relative_l2(const real *a, const real *b, size_t n) {
 
 static float pool_weights[MAX_TOKENS];
 
-// Documents in groups: the first of each and up to three that begin as it does, by falling length
-// of what they share; some have masks and weights. Returns their number.
-static int make_alike(int vocab, bool masked, bool weighted) {
-    int n = 0, used = 0;
-    for (int g = 0; g < 3; g++) {
-        int32_t most = 384;
-        for (int i = 0; i < 1 + (int)test_rng_below(3); i++, n++) {
-            DocView *d = &docs[n];
-            const DocView *leader = &docs[n - i];
-            const int32_t S = i == 0 || g == 2 ? 0
-                                               : 128 + (int32_t)test_rng_below(2) * (most - 128),
-                          same = S ? S + 1 + (int32_t)test_rng_below(30) : 0,  // some is repeated
-                length = i == 0 ? 415 - 200 * (g == 2) : same + (int32_t)test_rng_below(60);
-            CHECK(used + length <= MAX_TOKENS);
-            for (int32_t k = 0; k < length; k++)
-                pool[used + k] =
-                    k < same ? leader->tokens[k] : (int32_t)test_rng_below((uint32_t)vocab);
-            *d = (DocView){pool + used, length, n % 3 == 2 ? 5 : -1, NULL, NULL, S};
-            for (int32_t k = 0; k < length; k++) {
-                const int32_t next = k + 1 < length ? pool[used + k + 1] : d->next_token;
-                pool_targets[used + k] = test_rng_below(3) > 0 ? -1 : next;
-                pool_weights[used + k] = (float)(int)test_rng_below(9) / 4 - 1;
-            }
-            if (masked && n % 3 > 0) d->targets = pool_targets + used;
-            if (weighted && n % 2 > 0) d->weights = pool_weights + used;
-            if (S > 0) most = S;
-            used += length;
-        }
-    }
-    return n;
-}
-
 #ifndef GRADCHECK
 // Losses of all rows that a document has alone, bit for bit
 static void check_losses(LlamaModel *m, const Batch *b, const Batch *packed) {
@@ -184,10 +153,14 @@ static void check_shared(LlamaConfig c, bool masked, bool weighted) {
     const double most = sizeof(real) == 8 ? 1e-8 : 3e-6;
     Batch b, packed;
     c.max_position_embeddings = 512;
-    const int n = make_alike(c.vocab_size, masked, weighted);
+    int n;
     batch_init(&b, MAX_TOKENS, MAX_DOCS);
     batch_init(&packed, MAX_TOKENS, MAX_DOCS);
-    batch_fill(&b, LAYOUT_SHARED, docs, n, 0);
+    do {
+        n = make_alike(docs, ALIKE, MAX_TOKENS / ALIKE, c.vocab_size, masked, weighted, pool,
+                       pool_targets, pool_weights);
+        batch_fill(&b, LAYOUT_SHARED, docs, n, 0);
+    } while (b.num_shared < 2);
     batch_pack(&packed, docs, n);
     for (int i = 0; i < 2; i++) {
         LlamaSettings settings = settings_of(MAX_TOKENS, 512);
