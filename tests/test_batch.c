@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "../data/runs/evaluate.h"
-#include "test.h"
+#include "alike.h"
 
 enum { SMALL_VOCAB = 50, MAX_DOCS = 12, MAX_LENGTH = 40, CAPACITY = 800 };
 
@@ -115,40 +115,7 @@ TEST(layouts_hold_every_token_at_its_place) {
 
 // ---- Shared prefixes ----------------------------------------------------------------------------
 
-enum { GROUPS = 3, LONGEST = 700, SHARED_CAPACITY = MAX_DOCS * LONGEST };
-
-// Documents that begin as the first of their group does, up to any token, with masks and weights
-static int make_groups(DocView *docs, int32_t (*text)[LONGEST], int32_t (*targets)[LONGEST],
-                       float (*weights)[LONGEST], int32_t *rows) {
-    int n = 0;
-    *rows = 0;
-    for (int g = 0; g < GROUPS; g++) {
-        int32_t most = LONGEST;  // that the next one may share
-        for (int i = 0; i < 1 + (int)test_rng_below(4); i++, n++) {
-            DocView *d = &docs[n];
-            const int32_t length = 1 + (int32_t)test_rng_below(LONGEST - 1),
-                          *leader = docs[n - i].tokens;
-            int32_t same = i > 0 ? (int32_t)test_rng_below(LONGEST) : 0;
-            if (same > length) same = length;
-            if (i > 0 && same > docs[n - i].length) same = docs[n - i].length;
-            *d = (DocView){.tokens = text[n], .length = length, .next_token = -1};
-            for (int32_t k = 0; k < length; k++)
-                text[n][k] = k < same ? leader[k] : 1 + (int32_t)test_rng_below(40);
-            for (int32_t k = 0; k < length; k++)
-                targets[n][k] = k + 1 == length || test_rng_below(3) == 0 ? -1 : text[n][k + 1],
-                weights[n][k] = (float)test_rng_normal();
-            if (test_rng_below(2)) d->targets = targets[n];
-            if (test_rng_below(2)) d->weights = weights[n];
-            if (i > 0 && same > 0) d->shared_len = (same - 1) / 128 * 128;
-            if (d->shared_len > most) d->shared_len = most;
-            if (d->shared_len > 0) most = d->shared_len;
-            if (d->shared_len == 0) i = 0, most = LONGEST;  // it leads the next ones
-            *rows += length - d->shared_len;
-            if (n + 1 == MAX_DOCS) return MAX_DOCS;
-        }
-    }
-    return n;
-}
+enum { LONGEST = 700, SHARED_CAPACITY = MAX_DOCS * LONGEST };
 
 // The row of token k of document d, by the numbers that attention is given
 static int32_t row_of(const Batch *b, int d, int32_t k) {
@@ -157,23 +124,26 @@ static int32_t row_of(const Batch *b, int d, int32_t k) {
 }
 
 TEST(shared_rows_hold_what_each_document_begins_with) {
-    static int32_t text[MAX_DOCS][LONGEST], targets[MAX_DOCS][LONGEST];
-    static float weights[MAX_DOCS][LONGEST], sums[SHARED_CAPACITY];
+    static int32_t text[SHARED_CAPACITY], targets[SHARED_CAPACITY];
+    static float weights[SHARED_CAPACITY], sums[SHARED_CAPACITY];
     DocView docs[MAX_DOCS];
     Batch b;
-    int32_t rows, shared = 0;
+    int32_t shared = 0;
     batch_init(&b, SHARED_CAPACITY, MAX_DOCS);
     for (int round = 0; round < 300; round++) {
-        const int n = make_groups(docs, text, targets, weights, &rows);
+        const int n = make_alike(docs, MAX_DOCS, LONGEST, 64, true, true, text, targets, weights);
+        int32_t rows = 0;
+        for (int d = 0; d < n; d++) rows += docs[d].length - docs[d].shared_len;
         batch_fill(&b, LAYOUT_SHARED, docs, n, 0);
         CHECK(batch_is_valid(&b, 64) && b.total_tokens == rows && b.num_segments == n);
         memset(sums, 0, sizeof sums);
         for (int d = 0; d < n; d++)
             for (int32_t k = 0; k < docs[d].length; k++) {
                 const int32_t row = row_of(&b, d, k),
-                              next = k + 1 < docs[d].length ? text[d][k + 1] : -1,
+                              next = k + 1 < docs[d].length ? docs[d].tokens[k + 1]
+                                                            : docs[d].next_token,
                               target = docs[d].targets ? docs[d].targets[k] : next;
-                CHECK(b.tokens[row] == text[d][k] && b.position_ids[row] == k);
+                CHECK(b.tokens[row] == docs[d].tokens[k] && b.position_ids[row] == k);
                 CHECK(target < 0 || b.targets[row] == target);
                 if (target >= 0) sums[row] += docs[d].weights ? docs[d].weights[k] : 1;
                 shared += k < b.shared_len[d];

@@ -194,24 +194,14 @@ TEST(any_operations_leave_what_is_expected) {
     }
 }
 
-TEST(names_that_are_not_ours_are_left_alone) {
-    char others[] =
-        "step-7 step-0000000x step-00000100.bak step-00000100.tmp- step-00000100.tmp-1x "
-        "x.tmp-1 final.tmp step-000000001 step-99999999999999999999 notes.old-1";
-    int n = 0;
-    fresh_run(1);
-    for (char *rest = others, *name; (name = strsep(&rest, " ")); n++)
-        MUST(dir_create_all(printed("%s/%s", scratch("out"), name), &err));
-    MUST(checkpoint_recover(scratch("out"), true, &err) &&
-         checkpoint_prune(scratch("out"), 1, 1, &err));
-    CHECK(newest() == 1 && damaged_seen == 0);
-    CHECK(count_names("") == 2 + 1 + n);
-}
-
 // Others' files and directories under the names of leftovers stay, even where a save needs the
-// name; what killed runs leave goes, or gets its name back.
-TEST(leftovers_are_known_by_what_they_hold) {
-    char own[2][64];
+// name, and empty ones under names that are no leftover's; what killed runs leave goes, or gets its
+// name back.
+TEST(leftovers_are_known_by_their_names_and_what_they_hold) {
+    char own[2][64],
+        others[] =
+            "step-7 step-0000000x step-00000100.bak step-00000100.tmp- step-00000100.tmp-1x "
+            "x.tmp-1 final.tmp step-000000001 step-99999999999999999999 notes.old-1";
     const char *dirs[] = {"final.old-1", "step-00000003.old-2", "step-00000002.tmp-3", own[0],
                           own[1]};
     snprintf(own[0], sizeof *own, "step-00000002.tmp-%d", getpid());
@@ -219,7 +209,10 @@ TEST(leftovers_are_known_by_what_they_hold) {
     const char *probes[] = {".probe-1",  "prose\n", ".probe-2", "probe\nprobe", ".probed-x", "",
                             ".probe-4-", "probe\n", ".probe",   "probe\n",      ".probe-",   ""};
     const char *ours[] = {".probe-77", "", ".probed-7", "probe\n", ".probe-8", "pro"};
+    int n = 0;
     fresh_run(1);
+    for (char *rest = others, *name; (name = strsep(&rest, " ")); n++)
+        MUST(dir_create_all(printed("%s/%s", scratch("out"), name), &err));
     for (int i = 0; i < 5; i++) {
         MUST(dir_create_all(printed("%s/%s", scratch("out"), dirs[i]), &err));
         put_file(printed("%s/%s/notes", scratch("out"), dirs[i]), "x", 1);
@@ -241,7 +234,7 @@ TEST(leftovers_are_known_by_what_they_hold) {
     CHECK(newest() == 4 && count_names("step-00000001") == 1);
     for (int i = 0; i < 5; i++)
         CHECK_MSG(path_exists(printed("%s/%s/notes", scratch("out"), dirs[i])), "%s", dirs[i]);
-    CHECK_MSG(count_names("") == 2 + 1 + 5 + 6, "%d names", count_names(""));
+    CHECK_MSG(count_names("") == 2 + 1 + 5 + 6 + n, "%d names", count_names(""));
 }
 
 // Of a checkpoint that is elsewhere the link goes, and nothing behind it.

@@ -26,7 +26,7 @@ const char *__wrap_comm_connect(void *stream) {
     return missing ? missing : comm_connect_alone();
 }
 #else
-enum { PARTS = 20, FIRST_KIND = FAULT_IO, LAST_KIND = FAULT_ALLOC };
+enum { PARTS = 40, FIRST_KIND = FAULT_IO, LAST_KIND = FAULT_ALLOC };
 #define PLACES(host_, device_) host_
 #define HOPPER
 #define OTHERS

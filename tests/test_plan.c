@@ -785,7 +785,7 @@ static int64_t least_rows(const StepPlan *p) {
 }
 
 TEST(shared_plans_keep_the_step_and_compute_less) {
-    for (int round = 0; round < 150; round++) {
+    for (int round = 0; round < 80; round++) {
         LENGTHS l = make_lengths(150, 2000);
         DocIndex index = index_of(&l);
         PlanSettings s = {.seed = test_rng_u64(), .fill_ppm = 970000};

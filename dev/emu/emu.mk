@@ -14,7 +14,7 @@ define EMULATED_VARIANT
 LIBS_$(1) := $$(LDLIBS)
 build/$(1)/dev/emu/%.o: dev/emu/%.cpp Makefile dev/emu/emu.mk
 	@mkdir -p $$(@D)
-	$$(call say,CXX,$$<)$(2) $$(EMUFLAGS_$(1)) $(4) $(3) -c $$< -o $$@
+	$$(call say,CXX,$$<)$(2) $$(EMUFLAGS_$(1)) $$(FMA) $(4) $(3) -c $$< -o $$@
 build/$(1)/%.o: %.cu dev/emu/launch.pl Makefile dev/emu/emu.mk
 	@mkdir -p $$(@D)
 	@perl dev/emu/launch.pl $$< < $$< > $$(@:.o=.cpp)

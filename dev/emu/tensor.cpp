@@ -169,32 +169,38 @@ static uint32_t operand_address(uint64_t d, int mn, int k, bool mn_major) {
     return start + m / 8 * sbo + m % 8 * 2 + kk % 8 * 16 + kk / 8 * lbo;
 }
 
-static float operand(uint64_t d, int mn, int k, bool mn_major) {
-    uint32_t a = swizzle(operand_address(d, mn, k, mn_major), (int)(d >> 62));
-    char *p = (char *)smem_ptr(a, 2, "wgmma operand");
-    TSAN(__tsan_read_range(p, 2);)
-    uint16_t v;
-    memcpy(&v, async_view(a, p), 2);
-    return from_bf16(v);
+// Elements [first, first + count) of all 16 k, of which eight lie together, in whichever direction:
+// (mn, k) to to[(mn - first) * mn_step + k * k_step]
+static void read_operand(uint64_t d, int first, int count, bool mn_major, float *to, int mn_step,
+                         int k_step) {
+    for (int mn = 0; mn < count; mn += mn_major ? 8 : 1)
+        for (int k = 0; k < 16; k += mn_major ? 1 : 8) {
+            uint16_t v[8];
+            uint32_t a = swizzle(operand_address(d, first + mn, k, mn_major), (int)(d >> 62));
+            char *p = (char *)smem_ptr(a, sizeof v, "wgmma operand");
+            TSAN(__tsan_read_range(p, sizeof v);)
+            memcpy(v, async_view(a, p), sizeof v);
+            for (int i = 0; i < 8; i++)
+                to[mn * mn_step + k * k_step + i * (mn_major ? mn_step : k_step)] = from_bf16(v[i]);
+        }
+}
+static void read_operands(const WgOp &o, int warp) {
+    Block *b = cur.blk;
+    read_operand(o.db, 0, o.n, o.tb, b->wg_b[0], 1, (int)std::size(b->wg_b[0]));
+    if (!o.rs) read_operand(o.da, (warp & 3) * 16, 16, o.ta, b->wg_a[0], 16, 1);
 }
 
 // For ThreadSanitizer: what this warp's quarter will read, seen from the moment of issue.
 static void touch_operands(const WgOp &o, int warp) {
     (void)o, (void)warp;
-    TSAN(Async context(my_warp(), true, "wgmma", o.file, o.line); for (int k = 0; k < 16; k++) {
-        for (int n = 0; n < o.n; n++) operand(o.db, n, k, o.tb);
-        for (int r = 0; !o.rs && r < 16; r++) operand(o.da, (warp & 3) * 16 + r, k, o.ta);
-    })
+    TSAN(Async context(my_warp(), true, "wgmma", o.file, o.line); read_operands(o, warp);)
 }
 
 static void do_wgmma(const WgOp &o, int warp) {
     Async context(my_warp(), false, "wgmma", o.file, o.line);
     Block *b = cur.blk;
     int N = o.n;
-    for (int k = 0; k < 16; k++)
-        for (int n = 0; n < N; n++) b->wg_b[k][n] = operand(o.db, n, k, o.tb);
-    for (int r = 0; !o.rs && r < 16; r++)
-        for (int k = 0; k < 16; k++) b->wg_a[r][k] = operand(o.da, (warp & 3) * 16 + r, k, o.ta);
+    read_operands(o, warp);
     for (int l = 0; l < 32; l++) {
         int g = l >> 2, t = (l & 3) * 2;
         if (o.rs) unpack_a(b->wg_a, l, o.a[l]);
