@@ -33,7 +33,7 @@ finish() {
 skip_all() { skip "$@" && finish; }
 # with_...: can what follows run? If not, it is skipped under this name. A chroot may have no /dev/pts.
 with_terminals() { python3 -c 'import os; os.openpty()' 2> /dev/null || ! skip "$1" 'no pseudo-terminals here'; }
-with_package() { python3 -c "import $2" 2> /dev/null || ! skip "$1" "the Python package $2 is not installed"; }
+with_package() { python3 -c "import $2" 2> /dev/null && plain= || ! skip "$1" "the Python package $2 is not installed"; }
 with_ranks() { ranks_can_run "$2" || ! skip "$1" "$no_ranks"; }
 
 # $work, a new directory with a space in its path. Removed at exit, with the shared memory files that
@@ -80,10 +80,12 @@ expect() {
     judge "$1" "$why"
 }
 
-# python ARGUMENTS...: the script on standard input, with the imports that most of them need
+# python ARGUMENTS...: the script on standard input, with the imports that most of them need. Without the
+# packages of the site, which take longer to find than most scripts run; with_package brings them in.
+plain=-S
 python() {
     { echo 'import glob, html, json, os, re, shards, struct, sys; from runs import *' && cat; } |
-        PYTHONPATH=$root/tests${PYTHONPATH:+:$PYTHONPATH} python3 - "$@"
+        PYTHONPATH=$root/tests${PYTHONPATH:+:$PYTHONPATH} python3 $plain - "$@"
 }
 # check_python NAME ARGUMENTS...: it succeeds; it may read out.txt
 check_python() {
@@ -112,13 +114,15 @@ same_state() {
 }
 
 # same_losses NAME LOSS_BOUND NORM_BOUND LINES RUN...: their logs agree (tests/runs.py)
-same_losses() { check "$1" python3 "$root/tests/runs.py" "${@:2}"; }
+same_losses() { check "$1" python3 -S "$root/tests/runs.py" "${@:2}"; }
 
 # pids of processes whose command line contains $1
 pids_of() {
-    local p
+    local p words
     for p in /proc/[0-9]*; do
-        tr '\0' ' ' 2> /dev/null < "$p/cmdline" | grep -qF -- "$1" && echo "${p#/proc/}"
+        words=()
+        mapfile -d '' -t words 2> /dev/null < "$p/cmdline"
+        [[ "${words[*]} " != *"$1"* ]] || echo "${p#/proc/}"
     done
 }
 
@@ -171,7 +175,7 @@ prepare() {
     local maker
     for maker in "$root"/build/{cpu,asan}/train_llama "${TRAIN:-}"; do [ -x "$maker" ] && break; done
     rm -rf "$work/.texts" "$work/.shards" "$3"
-    python3 - "$1" "${5:-0.01}" "$work/.texts" > "$work/out.txt" 2>&1 << 'PY' &&
+    python3 -S - "$1" "${5:-0.01}" "$work/.texts" > "$work/out.txt" 2>&1 << 'PY' &&
 import hashlib, json, os, sys
 source, share, out = sys.argv[1:]
 paths = sorted(os.fsencode(os.path.join(d, n)) for d, _, names in os.walk(source) for n in names) or [source]
@@ -213,6 +217,6 @@ uneven_texts() {
     done
 }
 
-shards() { python3 "$root/tests/shards.py" "$@"; }      # mask, seal, flip
+shards() { python3 -S "$root/tests/shards.py" "$@"; }      # mask, seal, flip
 # in_terminal COLUMNS STEPS COMMAND...: see tests/terminal.py
-in_terminal() { timeout -k 10 "$limit_s" python3 "$root/tests/terminal.py" "$@"; }
+in_terminal() { timeout -k 10 "$limit_s" python3 -S "$root/tests/terminal.py" "$@"; }

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The table of operations under AddressSanitizer and UBSan, and under other settings of the emulator:
 # streams that lag behind the host, other architectures with their shared memory, exponentials as inexact
-# as a GPU's, another cuBLASLt; Hopper's attention under a random schedule and one by priorities, with
-# copies done at any time (all operations: make test-dev). --filter TEXT: the runs whose name contains it,
-# these with every shape.
+# as a GPU's, another cuBLASLt; all under a schedule by priorities and Hopper's attention under a random
+# one, with copies done at any time (more seeds: make test-dev). --filter TEXT: the runs whose name contains
+# it; hopper: every shape under both.
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)       # each run sets its own
 chosen=${2:-}
@@ -46,8 +46,8 @@ for filter in copies weights_are_exact; do
     start "${filter}_on_a_slow_stream" 'EMU_STREAMS=1 EMU_SLOW_STREAM=1 EMU_LAG_MS=50' --filter $filter
 done
 end
-for kind in random prio; do
-    start "hopper_${kind}_schedule" "EMU_SCHED=$kind EMU_ASYNC=random" --filter sm90 $([ "$chosen" ] || echo --quick)
+[ -z "$chosen" ] || for kind in random prio; do
+    start "hopper_${kind}_schedule" "EMU_SCHED=$kind EMU_ASYNC=random" --filter sm90
 done
 # bounds of registers and shared memory; all shapes: make test-sanitizers
 build=emusan start sanitized '' --quick

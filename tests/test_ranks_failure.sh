@@ -24,9 +24,9 @@ flags=(--model "$work/tiny" --from-scratch --train "$work/corpus" --max-seqlen 1
 job=("${mpi[@]}" -n 3 "$faulty" "${flags[@]}")
 timeout -k 5 "$limit_s" "$train" "${flags[@]}" --out "$work/reference" > reference.txt 2>&1 ||
     bad reference "exit code $?"
-# ---- four jobs at a time: run NAME COMMAND... for each, wait, then check each ----------------------
+# ---- seven jobs at a time, most of which wait: run NAME COMMAND... for each, wait, then check each ----------------------
 run() {
-    while [ "$(jobs -pr | wc -l)" -ge 4 ]; do wait -n; done
+    while [ "$(jobs -pr | wc -l)" -ge 7 ]; do wait -n; done
     { timeout -k 5 "$limit_s" "${@:2}" < /dev/null > "$1.txt" 2>&1; echo $? > "$1.code"; } &
 }
 start() { FAULT=$2 run "$1" "${job[@]}" --out "$work/$1" "${@:3}"; }    # start NAME FAULT FLAGS...
