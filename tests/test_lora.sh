@@ -3,7 +3,8 @@
 # the same texts, ranks, the CUDA backend (emulated), and starts that are refused. That they compute
 # what PEFT does is shown by the goldens of test_llama.c.
 . "$(dirname "$0")/lib.sh"
-train=${TRAIN:-$root/build/cpu/train_llama} cuda=${CUDA:-$root/build/emu/train_llama}
+train=${TRAIN:-$root/build/cpu/train_llama} cuda=("${CUDA:-$root/build/emu/train_llama}")
+[ "${CUDA:-}" ] || cuda+=(--attention sm90)     # no probe in each start
 tiny_model llama 64 96 64
 corpus 5
 common=(--train corpus --max-seqlen 96 --micro-batch-tokens 256 --batch-tokens 512 --keep 0
@@ -128,18 +129,21 @@ mv elsewhere twelve/final
 check its_options_start_a_twin "$train" --options again/options --out twin --dry-run
 expect a_merge_over_its_adapter 2 'final' "$train" --adapter again/final --lora-merge --out again --overwrite
 # ---- other ranks, and the CUDA backend --------------------------------------------------------------
-few=("${run[@]}" --model base-run/step-00000008 --val-every 0 --steps 2)  # its gradients are large
-check on_a_gpu "$cuda" "${few[@]}" --out gpu
+few=("${run[@]}" --micro-batch-tokens 128 --batch-tokens 256 --val-every 0 --steps 2
+     --model base-run/step-00000008)    # its gradients are large
+check on_a_gpu "${cuda[@]}" "${few[@]}" --out gpu
 check on_a_cpu "$train" "${few[@]}" --out cpu
 same_losses a_gpu_has_the_losses 0.00390625 0.03125 2 gpu cpu
-check all_weights_on_a_gpu "$cuda" "${few[@]}" --lora 0 --steps 1 --out gpu-all
+check all_weights_on_a_gpu "${cuda[@]}" "${few[@]}" --lora 0 --steps 1 --out gpu-all
 check_python new_adapters_change_nothing_on_a_gpu <<'PY'
 loss = [steps(run)[0]["loss"] for run in ("gpu", "gpu-all")]
 assert loss[0] == loss[1], loss
 PY
-for on in cuda train; do check "nf4_on_$on" "${!on}" "${few[@]}" --base nf4 --out "nf4-$on"; done
-same_losses a_gpu_has_the_losses_of_nf4 0.00390625 0.03125 2 nf4-cuda nf4-train
-check a_gpu_resumes "$cuda" --resume --out gpu --steps 3
+few+=(--base nf4)
+check nf4_on_a_gpu "${cuda[@]}" "${few[@]}" --out nf4-gpu
+check nf4_on_a_cpu "$train" "${few[@]}" --out nf4-cpu
+same_losses a_gpu_has_the_losses_of_nf4 0.00390625 0.03125 2 nf4-gpu nf4-cpu
+check a_gpu_resumes "${cuda[@]}" --resume --out gpu --steps 3
 if with_ranks ranks "$train"; then
     for n in 1 2; do
         check "on_$n" "${mpi[@]}" -n $n "$train" "${run[@]}" --deterministic --out ranks$n --lora-targets q,v,up

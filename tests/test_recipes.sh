@@ -81,7 +81,7 @@ lora_tune() {
         scripts/finetune_chat.sh lora-base/final chats.jsonl --lora 16 --dry-run)
 }
 outcome lora_fine_tuning 0 '^lora +rank 16, scale 2' lora_tune
-has the_rate_of_what_is_trained '^lr +0.0002, weight decay 0: the defaults for new adapters' "$work/out.txt"
+has the_rate_of_what_is_trained '^lr +0.0002, weight decay 0: the defaults for adapters' "$work/out.txt"
 has three_epochs_are_few_steps '^epochs  [0-9]+ in 1 step:' "$work/out.txt"
 # a stand-in for the hub's package
 mkdir "$work/hub"
