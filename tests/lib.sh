@@ -54,6 +54,14 @@ within() {
     mv "$work/.out" "$work/out.txt"
     return $status
 }
+# beside NAME COMMAND...: in the background, beside at most $most - 1 others. After `wait`, ended NAME gives
+# its output (NAME.txt) and its exit code (NAME.code).
+most=7
+beside() {
+    while [ "$(jobs -pr | wc -l)" -ge $most ]; do wait -n; done
+    { timeout -k 10 "$limit_s" "${@:2}" < /dev/null > "$work/$1.txt" 2>&1; echo $? > "$work/$1.code"; } &
+}
+ended() { cat "$work/$1.txt" && return "$(cat "$work/$1.code")"; }
 exit_code() { if [ "$1" -eq 124 ]; then echo "timed out after $limit_s s"; else echo "exit code $1"; fi; }
 
 judge() { if [ -z "$2" ]; then ok "$1"; else bad "$1" "$2"; fi; }    # judge NAME WHY: right without a WHY

@@ -9,26 +9,20 @@ unset $(compgen -v EMU_)       # each run sets its own
 chosen=${2:-}
 cd "$root" || exit 1
 export ASAN_OPTIONS=detect_leaks=0      # fibers of a failed case are no leaks
-evidence() { grep -avE '^ok ' "$work/$1" | tail -n 15; }
+evidence() { grep -avE '^ok ' "$work/out.txt" | tail -n 15; }
 
-# start NAME SETTINGS OPTION...: in the background; log in NAME, exit code in NAME.status
+# start NAME SETTINGS OPTION...: in the background
 names=() build=emu
 start() {
     [[ $1 = *"$chosen"* ]] || return
     names+=("$1")
-    { env $2 timeout "$limit_s" build/$build/test_ops "${@:3}" > "$work/$1" 2>&1
-      echo $? > "$work/$1.status"; } &
+    beside "$1" env $2 build/$build/test_ops "${@:3}"
 }
 # end: waits for all; each must have passed at least one case
 end() {
-    local name status
+    local name
     wait
-    for name in "${names[@]}"; do
-        status=$(cat "$work/$name.status")
-        if [ "$status" -ne 0 ]; then bad "$name" "$(exit_code "$status")"
-        elif ! grep -qE '^[1-9][0-9]* passed, 0 failed' "$work/$name"; then bad "$name" 'no case ran'
-        else ok "$name"; fi
-    done
+    for name in "${names[@]}"; do outcome "$name" 0 '^[1-9][0-9]* passed, 0 failed' ended "$name"; done
     names=()
 }
 

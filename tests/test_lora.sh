@@ -174,8 +174,8 @@ expect nf4_without_adapter 2 '--lora and --adapter only' "$train" --model base -
 tiny_model odd 20 10 6
 expect matrices_of_part_blocks 3 'found k_proj of 120 and up_proj of 200' "$train" --model odd "${common[@]}" --lora 8 --base nf4
 no muon 2 'expected at most one of them' --model base --lora 8 --optimizer muon
-no new_and_old_adapters 2 'lora-targets as it has them' --model base --adapter full/final --lora 24
-expect merging_with_steps 2 'lora-merge and --steps' "$train" --adapter sixteen --lora-merge --steps 4
+no new_and_old_adapters 2 'lora-targets than its own: 8, 16, q_proj,' --model base --adapter full/final --lora 24
+expect merging_with_steps 2 '--steps has no effect where adapters are only merged' "$train" --adapter sixteen --lora-merge --steps 4
 no dropout 2 'lora-dropout' --model base --lora 8 --lora-dropout 0.1
 no an_adapter_as_a_model 3 'for --adapter, or resume their run with --lora-merge' --model full/final
 for other in '--lora 0' '--lora-targets q' '--lora-alpha 4' '--base nf4'

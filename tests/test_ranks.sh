@@ -30,9 +30,9 @@ ranks 2 "${exact[@]}" --out e --resume=d1/step-00000004 --steps 6
 ranks 4 "${exact[@]}" --out e --resume --steps 8
 same_state resume_on_1_2_4_ranks d1/step-00000008 e/step-00000008
 # ---- Muon: no shard cuts a matrix; one moment of each, which AdamW does not take -----------------------
-for n in 1 2 3; do ranks $n "${exact[@]}" --optimizer muon --out mu$n --steps 4 --save-every 2; done
-ranks 3 "${exact[@]}" --optimizer muon --out mue --steps 4 --resume=mu2/step-00000002
-for d in mu2 mu3 mue; do same_state "muon_$d" mu1/step-00000004 $d/step-00000004; done
+for n in 1 3; do ranks $n "${exact[@]}" --optimizer muon --out mu$n --steps 4 --save-every 2; done
+ranks 2 "${exact[@]}" --optimizer muon --out mue --steps 4 --resume=mu3/step-00000002
+for d in mu3 mue; do same_state "muon_$d" mu1/step-00000004 $d/step-00000004; done
 differ muon_is_not_adamw {mu1,d1}/final/model.safetensors
 expect muon_resumed_by_adamw 9 'tensor v.model.layers.0.self_attn.q_proj.weight .* found none' \
     "$train" --resume --out mu1 --steps 7 --optimizer adamw
@@ -40,10 +40,10 @@ expect adamw_resumed_by_muon 9 'expected 26 tensors, found 40' \
     "$train" --resume --out d1 --steps 9 --optimizer muon
 
 # Moments in bf16, in checkpoints too: rounded by the seed, the step and the element, not by the rank
-for n in 1 2 3; do ranks $n "${exact[@]}" --moments bf16 --out bf$n --steps 4 --save-every 2; done
-mkdir bfe && cp -r bf2/step-00000002 bfe/
-ranks 3 "$train" --resume --out bfe --steps 4
-for d in bf2 bf3 bfe; do same_state "bf16_moments_$d" bf1/step-00000004 $d/step-00000004; done
+for n in 1 3; do ranks $n "${exact[@]}" --moments bf16 --out bf$n --steps 4 --save-every 2; done
+mkdir bfe && cp -r bf3/step-00000002 bfe/
+ranks 2 "$train" --resume --out bfe --steps 4
+for d in bf3 bfe; do same_state "bf16_moments_$d" bf1/step-00000004 $d/step-00000004; done
 check_python moments_are_stored_as_bf16 <<'PY'
 found = tensors("bf1/step-00000004/optimizer.safetensors")
 assert len(found) == 40 and {dtype for dtype, _, _ in found.values()} == {"BF16"}, found.keys()
