@@ -180,14 +180,14 @@ expect tokenized_for_its_use 0 '^texts   notes.txt -> r/val_tokens' "${again[@]}
 check bpe_trains "${run[@]}" "${as_bpe[@]}" --train tree --out bpe-run --steps 1
 # ---- --eval ------------------------------------------------------------------------------------------------
 mkdir tmp
-evaluate() { TMPDIR=$work/tmp "$train" --model demo --from-scratch --eval --max-seqlen 64 "$@"; }
+evaluate() { TMPDIR=$work/tmp "$train" --model tiny --from-scratch --eval --max-seqlen 64 "$@"; }
 check eval_of_texts evaluate --val tree
 sed -n '/^document/,$p' out.txt > eval-texts.txt
 check eval_of_their_shards evaluate --val out-tree/tokens/train_00000.bin
 sed -n '/^document/,$p' out.txt > eval-shards.txt
 has eval_has_all_documents '^all +9 ' eval-texts.txt
 same eval_of_texts_is_that_of_their_shards eval-texts.txt eval-shards.txt
-lines 240000 > long.txt
+lines 60000 > long.txt
 TMPDIR=$work/tmp "$train" --model demo --from-scratch --eval --max-seqlen 64 --val long.txt > out.txt 2>&1 &
 await_line $! '^texts' out.txt
 kill $!
@@ -280,7 +280,7 @@ has where_its_tokens_are '^hint: its tokens are in mine/1/tokens$' out.txt
 echo text > mine/text.txt
 makes runs_inside_are_skipped '^texts .*: 1 document, 0 for validation, [^;]*$' --train mine --out another
 expect epochs_a_step 0 '^epochs  [0-9]+ in 300 steps: about [0-9.]+ epochs a step$' "${run[@]}" --train 9.jsonl --dry-run
-has many_epochs_warn '^warning: 300 steps are [0-9]{2,} epochs of 9 documents' out.txt
+has many_epochs_warn '^warning: 300 steps: [0-9]{2,} epochs of 9 documents' out.txt
 expect epochs_of_a_mixture 2 'counts documents of one source, expected no weights' \
     "${run[@]}" --train 9.jsonl:1,10.jsonl:2 --epochs 2 --out refused
 expect steps_and_epochs 2 'at most one' "${run[@]}" --train 9.jsonl --epochs 2 --steps 2
@@ -289,14 +289,14 @@ expect steps_and_epochs 2 'at most one' "${run[@]}" --train 9.jsonl --epochs 2 -
 check full_disk test "$? $(ls disk | grep tokens)" = '4 '
 python3 -S -c '
 for i in range(300000): print("{\"text\": \"a document of %d words, and some more of them, as it were: %d\"}" % (i, i * i))' > large.jsonl
-"${run[@]}" "${as_bpe[@]}" --train large.jsonl --out signal --threads 1 --steps 0 --val-every 0 > out.txt 2>&1 &
+"${run[@]}" --train large.jsonl --out signal --threads 1 --steps 0 --val-every 0 > out.txt 2>&1 &
 until [ -e signal/tokens.tmp ] || ! kill -0 $! 2> /dev/null; do sleep 0.02; done
 kill $!
 wait $!
 check stopped_by_a_signal test "$? $(ls signal | grep tokens)" = '75 '
 if with_ranks two_ranks "$release"; then
     check two_ranks "${mpi[@]}" -n 2 "$release" "${small[@]}" --batch-tokens 512 --train lines.jsonl --out ranks \
-        --steps 1 --val-every 0
+        --model tiny --from-scratch --steps 1 --val-every 0
     same_shards two_ranks_as_one ranks/tokens out-lines.jsonl/tokens
 fi
 finish
