@@ -15,7 +15,7 @@ on() { echo "$train" "${options[@]}" --train "$@"; }
 for split in train val; do
     cp -r corpus flipped && shards flip flipped/${split}_00000.bin 1500
     expect flipped_bit_in_${split}_tokens 3 "error: flipped/${split}_00000.bin: bytes 1024 to [0-9]+: expected checksum" \
-        $(on flipped --steps 40 --out f)
+        $(on flipped --steps 40 --out $split.run)
     rm -r flipped
 done
 
