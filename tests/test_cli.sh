@@ -71,8 +71,6 @@ same_state a_named_checkpoint_has_the_same_bits {a,named}/step-00000008
 expect final_loads_as_a_model 0 'start +weights of --model' "$train" --model a/final "${data[@]}" --out c \
     --steps 1 --val-every 0 --num-samples 0
 same a_loaded_model_keeps_its_tokenizer a/final/tokenizer.json c/final/tokenizer.json
-expect keep_prunes 0 'done' "${run[@]}" --out k --steps 6 --save-every 1 --keep 2
-check keep_leaves_two test "$(ls -d k/step-* | wc -l)" -eq 2
 expect compare 0 '^repad ' "${run[@]}" --compare 2
 check_python compare_table_is_consistent <<'PY'
 rows = [l.split() for l in open("out.txt", errors="replace") if l.split(" ")[0] in ("packed", "shared", "padded", "rows", "repad")]
@@ -171,10 +169,10 @@ mkdir more_ends && sed 's/"eos_token_id": 257/"eos_token_id": [257, 10], "pad_to
 expect resume_with_more_end_tokens 0 'start +b/step-' "${resume[@]/tiny/more_ends}" --out b --dry-run
 expect resume_with_another_model 9 'config.json' "${resume[@]/tiny/tiny2}" --out a
 expect resume_from_another_directory 3 'hint: a has step-00000008, step-00000006, step-00000003' "${resume[@]/--resume/--resume=corpus}" --out a
-expect resume_from_a_removed_step 3 '^hint: k has step-00000006, step-00000005$' "${run[@]}" --resume=k/step-00000002 --out a
+expect resume_from_a_removed_step 3 '^hint: b has step-00000008, step-00000006, step-00000003$' "${run[@]}" --resume=b/step-00000002 --out a
 expect resume_from_nothing 3 '^error: nope: expected a checkpoint or a run, found nothing$' "${run[@]}" --resume=nope --out new
 has there_is_none '^hint: there is no checkpoint in new$' out.txt
-expect resume_from_the_log 3 '^error: k/log.jsonl: expected a checkpoint or a run, found neither$' "${run[@]}" --resume=k/log.jsonl --out a
+expect resume_from_the_log 3 '^error: b/log.jsonl: expected a checkpoint or a run, found neither$' "${run[@]}" --resume=b/log.jsonl --out a
 expect a_run_as_model 3 '^hint: --model a/final$' "$train" --model a --generate
 expect a_run_without_a_model 3 '^hint: --model killed/step-' eval 'mkdir killed && touch killed/log.jsonl && "$train" --model killed "${data[@]}"'
 # ---- usage ------------------------------------------------------------------------------------------------
