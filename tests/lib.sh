@@ -88,6 +88,9 @@ expect() {
     judge "$1" "$why"
 }
 
+# said NAME ...: expect, with its output kept in said.txt for the checks that follow
+said() { expect "$@" && cp out.txt said.txt; }
+
 # python ARGUMENTS...: the script on standard input, with the imports that most of them need. Without the
 # packages of the site, which take longer to find than most scripts run; with_package brings them in.
 plain=-S
