@@ -33,9 +33,13 @@ def val(run): return [v["loss"] for v in events(run, "val")]
 before, after = val("full")
 assert before == val("base-run")[-1] and after < before - 0.005, (before, after)
 PY
-mkdir half && cp -r full/step-00000002 half/
-check resumes_to_merge "$train" --resume --out half --lora-merge
-same_state resumed_has_the_same_bits {full,half}/step-00000004
+# resumes NAME RUN COPY OPTIONS...: from step 2 of 4, to the same bits
+resumes() {
+    mkdir "$3" && cp -r "$2/step-00000002" "$3"
+    check "resumes_$1" "$train" --resume --out "$3" "${@:4}"
+    same_state "${1}_has_the_same_bits" {"$2","$3"}/step-00000004
+}
+resumes to_merge full half --lora-merge
 check packed_is_alone "$train" "${run[@]}" --check-packing
 check compares "$train" "${run[@]}" --compare 1
 outcome a_dry_run_says_what_is_trained 0 '^lora +rank 8, scale 2, beside 14 linear layers .* 0.02 M' \
@@ -68,9 +72,7 @@ said = json.load(open("nf4/final/adapter_config.json"))["quantization_config"]
 assert said == {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
                 "bnb_4bit_use_double_quant": False}, said
 PY
-mkdir nf4-half && cp -r nf4/step-00000002 nf4-half/
-check resumes_nf4_to_merge "$train" --resume --out nf4-half --lora-merge
-same_state resumed_nf4_has_the_same_bits {nf4,nf4-half}/step-00000004
+resumes nf4_to_merge nf4 nf4-half --lora-merge
 check nf4_packed_is_alone "$train" "${run[@]}" --base nf4 --check-packing
 check recomputes_nf4 "$train" "${run[@]}" --base nf4 --recompute full --out nf4-recomputed
 same recomputed_nf4_has_the_same_bits {nf4,nf4-recomputed}/final/adapter_model.safetensors
@@ -91,9 +93,7 @@ same nf4_writes_texts nf4-text.txt nf4-asked.txt
 # ---- a rank that is no multiple of 8; adapters that are merged, and trained further ----------------
 twelve=(--model base "${common[@]}" --lora 12 --lora-targets q,down --lr 1e-2 --val-every 4)
 check rank_12_trains "$train" "${twelve[@]}" --steps 4 --save-every 2 --out twelve
-mkdir six && cp -r twelve/step-00000002 six/
-check rank_12_resumes "$train" --resume --out six
-same_state rank_12_resumed_has_the_same_bits {twelve,six}/step-00000004
+resumes rank_12 twelve six
 check_python rank_12_is_saved_as_it_is_and_16_with_zeros_is_the_same_adapter <<'PY'
 os.mkdir("sixteen")
 found = tensors("twelve/final/adapter_model.safetensors")
