@@ -32,8 +32,8 @@ finish() {
 }
 skip_all() { skip "$@" && finish; }
 # with_...: can what follows run? If not, it is skipped under this name. A chroot may have no /dev/pts.
-with_terminals() { python3 -c 'import os; os.openpty()' 2> /dev/null || ! skip "$1" 'no pseudo-terminals here'; }
-with_package() { python3 -c "import $2" 2> /dev/null || ! skip "$1" "the Python package $2 is not installed"; }
+with_terminals() { python3 -S -c 'import os; os.openpty()' 2> /dev/null || ! skip "$1" 'no pseudo-terminals here'; }
+with_package() { python3 -c "import $2" 2> /dev/null && plain= || ! skip "$1" "the Python package $2 is not installed"; }
 with_ranks() { ranks_can_run "$2" || ! skip "$1" "$no_ranks"; }
 
 # $work, a new directory with a space in its path. Removed at exit, with the shared memory files that
@@ -54,6 +54,14 @@ within() {
     mv "$work/.out" "$work/out.txt"
     return $status
 }
+# beside NAME COMMAND...: in the background, beside at most $most - 1 others. After `wait`, ended NAME gives
+# its output (NAME.txt) and its exit code (NAME.code).
+most=7
+beside() {
+    while [ "$(jobs -pr | wc -l)" -ge $most ]; do wait -n; done
+    { timeout -k 10 "$limit_s" "${@:2}" < /dev/null > "$work/$1.txt" 2>&1; echo $? > "$work/$1.code"; } &
+}
+ended() { cat "$work/$1.txt" && return "$(cat "$work/$1.code")"; }
 exit_code() { if [ "$1" -eq 124 ]; then echo "timed out after $limit_s s"; else echo "exit code $1"; fi; }
 
 judge() { if [ -z "$2" ]; then ok "$1"; else bad "$1" "$2"; fi; }    # judge NAME WHY: right without a WHY
@@ -80,10 +88,15 @@ expect() {
     judge "$1" "$why"
 }
 
-# python ARGUMENTS...: the script on standard input, with the imports that most of them need
+# said NAME ...: expect, with its output kept in said.txt for the checks that follow
+said() { expect "$@" && cp out.txt said.txt; }
+
+# python ARGUMENTS...: the script on standard input, with the imports that most of them need. Without the
+# packages of the site, which take longer to find than most scripts run; with_package brings them in.
+plain=-S
 python() {
     { echo 'import glob, html, json, os, re, shards, struct, sys; from runs import *' && cat; } |
-        PYTHONPATH=$root/tests${PYTHONPATH:+:$PYTHONPATH} python3 - "$@"
+        PYTHONPATH=$root/tests${PYTHONPATH:+:$PYTHONPATH} python3 $plain - "$@"
 }
 # check_python NAME ARGUMENTS...: it succeeds; it may read out.txt
 check_python() {
@@ -112,13 +125,15 @@ same_state() {
 }
 
 # same_losses NAME LOSS_BOUND NORM_BOUND LINES RUN...: their logs agree (tests/runs.py)
-same_losses() { check "$1" python3 "$root/tests/runs.py" "${@:2}"; }
+same_losses() { check "$1" python3 -S "$root/tests/runs.py" "${@:2}"; }
 
 # pids of processes whose command line contains $1
 pids_of() {
-    local p
+    local p words
     for p in /proc/[0-9]*; do
-        tr '\0' ' ' 2> /dev/null < "$p/cmdline" | grep -qF -- "$1" && echo "${p#/proc/}"
+        words=()
+        mapfile -d '' -t words 2> /dev/null < "$p/cmdline"
+        [[ "${words[*]} " != *"$1"* ]] || echo "${p#/proc/}"
     done
 }
 
@@ -171,7 +186,7 @@ prepare() {
     local maker
     for maker in "$root"/build/{cpu,asan}/train_llama "${TRAIN:-}"; do [ -x "$maker" ] && break; done
     rm -rf "$work/.texts" "$work/.shards" "$3"
-    python3 - "$1" "${5:-0.01}" "$work/.texts" > "$work/out.txt" 2>&1 << 'PY' &&
+    python3 -S - "$1" "${5:-0.01}" "$work/.texts" > "$work/out.txt" 2>&1 << 'PY' &&
 import hashlib, json, os, sys
 source, share, out = sys.argv[1:]
 paths = sorted(os.fsencode(os.path.join(d, n)) for d, _, names in os.walk(source) for n in names) or [source]
@@ -213,6 +228,6 @@ uneven_texts() {
     done
 }
 
-shards() { python3 "$root/tests/shards.py" "$@"; }      # mask, seal, flip
+shards() { python3 -S "$root/tests/shards.py" "$@"; }      # mask, seal, flip
 # in_terminal COLUMNS STEPS COMMAND...: see tests/terminal.py
-in_terminal() { timeout -k 10 "$limit_s" python3 "$root/tests/terminal.py" "$@"; }
+in_terminal() { timeout -k 10 "$limit_s" python3 -S "$root/tests/terminal.py" "$@"; }

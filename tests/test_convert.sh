@@ -41,6 +41,7 @@ ids[rng.integers(0, len(ids), 300)] = 0
 ids[0] = 0
 np.save("large.npy", ids)
 np.save("second.npy", ids[:5000])
+np.save("third.npy", ids[:30000])
 PY
 large=(large.npy second.npy --out large --vocab-size 258 --boundary-token 0 --starts)
 expect large 0 '^large.npy: [0-9]{3} documents, 100000 tokens, 0 targets, 1 shards$' convert "${large[@]}"
@@ -68,8 +69,8 @@ found = sum((ids for ids, _ in shards.read("small")), [])
 assert found == sum((np.load(f).tolist() for f in sys.argv[1:]), [])
 PY
 }
-in_small many_shards large.npy second.npy
-check shards_are_many test -e small/train_00000_00040.bin
+in_small many_shards third.npy second.npy
+check shards_are_many test -e small/train_00000_00010.bin
 in_small fewer_files second.npy
 full_disk() { (ulimit -f 4 && trap '' XFSZ && python3 small.py large.npy --out small --vocab-size 258 --boundary-token 0); }
 expect a_full_disk 4 'error: small' full_disk  # no shard is whole

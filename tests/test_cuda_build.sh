@@ -14,7 +14,7 @@ nvcc=${link%% *}
 # Architectures from sm_80 on that this nvcc knows, and sm_90a (wgmma). `make test-archs`: all of them.
 case ${ARCHS:-} in
     all) all=(80 86 87 89 90 90a 100 103 110 120 121) ;;
-    *) all=(80 90a 120) ;;
+    *) all=(80 120) ;;
 esac
 known=" $("$nvcc" --list-gpu-arch | sed 's/compute_//' | tr '\n' ' ')90a "
 archs=()

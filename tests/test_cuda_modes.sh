@@ -1,56 +1,44 @@
 #!/usr/bin/env bash
 # The table of operations under AddressSanitizer and UBSan, and under other settings of the emulator:
 # streams that lag behind the host, other architectures with their shared memory, exponentials as inexact
-# as a GPU's, another cuBLASLt; Hopper's attention under a random schedule and one by priorities, with
-# copies done at any time (all operations: make test-dev). --filter TEXT: the runs whose name contains it,
-# these with every shape.
+# as a GPU's, another cuBLASLt; all under a schedule by priorities and Hopper's attention under a random
+# one, with copies done at any time (more seeds: make test-dev). --filter TEXT: the runs whose name contains
+# it; hopper: every shape under both.
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)       # each run sets its own
 chosen=${2:-}
 cd "$root" || exit 1
 export ASAN_OPTIONS=detect_leaks=0      # fibers of a failed case are no leaks
-evidence() { grep -avE '^ok ' "$work/$1" | tail -n 15; }
+evidence() { grep -avE '^ok ' "$work/out.txt" | tail -n 15; }
 
-# start NAME SETTINGS OPTION...: in the background; log in NAME, exit code in NAME.status
-names=() build=emu
+# start NAME SETTINGS OPTION...: in the background
+names=() build=emu most=4
 start() {
     [[ $1 = *"$chosen"* ]] || return
     names+=("$1")
-    { env $2 timeout "$limit_s" build/$build/test_ops "${@:3}" > "$work/$1" 2>&1
-      echo $? > "$work/$1.status"; } &
+    beside "$1" env $2 build/$build/test_ops "${@:3}"
 }
-# end: waits for all; each must have passed at least one case
-end() {
-    local name status
-    wait
-    for name in "${names[@]}"; do
-        status=$(cat "$work/$name.status")
-        if [ "$status" -ne 0 ]; then bad "$name" "$(exit_code "$status")"
-        elif ! grep -qE '^[1-9][0-9]* passed, 0 failed' "$work/$name"; then bad "$name" 'no case ran'
-        else ok "$name"; fi
-    done
-    names=()
-}
-
+# bounds of registers and shared memory; all shapes: make test-sanitizers
+build=emusan start sanitized '' --quick
 start sm_80 EMU_ARCH=80 --quick
-for arch in 86 120; do start "sm_$arch" EMU_ARCH=$arch --quick --filter attention; done
+start sm_86 EMU_ARCH=86 --quick --filter attention      # sm_120 has as much shared memory
 start swiglu_of_a_gpu EMU_FAST_MATH=1 --filter swiglu
 start cross_entropy_of_a_gpu EMU_FAST_MATH=1 --filter cross_entropy
 start on_streams 'EMU_STREAMS=1 EMU_SCHED=prio EMU_ASYNC=random' --quick
 start rmsnorm_prio_schedule EMU_SCHED=prio --filter rmsnorm_backward
-end
 # cuBLASLt as it may be elsewhere; copies and conversions while the stream lags behind the host
 start another_algorithm EMU_LT_ALGO=1 --quick --filter matmul
 start algorithms_that_refuse EMU_LT_ALGO=refuse --filter matmul_forward
 for filter in copies weights_are_exact; do
     start "${filter}_on_a_slow_stream" 'EMU_STREAMS=1 EMU_SLOW_STREAM=1 EMU_LAG_MS=50' --filter $filter
 done
-end
-for kind in random prio; do
-    start "hopper_${kind}_schedule" "EMU_SCHED=$kind EMU_ASYNC=random" --filter sm90 $([ "$chosen" ] || echo --quick)
+# the fence is in a function that both passes call; of the backward pass it takes three times as long
+start hopper_proxy_fences "EMU_SCHED=random EMU_ASYNC=random EMU_PROXY=1" --quick \
+    --filter $([ "$chosen" ] || echo forward_)sm90
+[ -z "$chosen" ] || for kind in random prio; do
+    start "hopper_${kind}_schedule" "EMU_SCHED=$kind EMU_ASYNC=random" --filter sm90
 done
-# bounds of registers and shared memory; all shapes: make test-sanitizers
-build=emusan start sanitized '' --quick
-start hopper_proxy_fences "EMU_SCHED=random EMU_ASYNC=random EMU_PROXY=1" --filter sm90 --quick
-end
+wait
+# each must have passed at least one case
+for name in "${names[@]}"; do outcome "$name" 0 '^[1-9][0-9]* passed, 0 failed' ended "$name"; done
 finish

@@ -15,7 +15,7 @@ on() { echo "$train" "${options[@]}" --train "$@"; }
 for split in train val; do
     cp -r corpus flipped && shards flip flipped/${split}_00000.bin 1500
     expect flipped_bit_in_${split}_tokens 3 "error: flipped/${split}_00000.bin: bytes 1024 to [0-9]+: expected checksum" \
-        $(on flipped --steps 40 --out f)
+        $(on flipped --steps 40 --out $split.run)
     rm -r flipped
 done
 
@@ -51,8 +51,6 @@ expect resume_on_edited_llmc_shards 9 'error: .*token_fingerprint \(was' \
 mkdir lengths
 for n in 10 50 100; do printf "%${n}s" ' ' | tr ' ' x > lengths/$n.txt; done
 prepare lengths --out few --val-frac 0
-# said NAME ...: expect, with its output kept in said.txt for the checks that follow
-said() { expect "$@" && cp out.txt said.txt; }
 few() { echo "$train" "${options[@]}" --train few --steps 2 --overwrite --out few.run "$@"; }
 # left_out NAME LINE ARGUMENTS...: said at the start, and again at the end
 left_out() {

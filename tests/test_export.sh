@@ -9,7 +9,8 @@ tiny_model tiny 64 96 32
 corpus 9
 run=(--train corpus --max-seqlen 128 --micro-batch-tokens 512
      --val-every 0 --num-samples 0 --steps 60 --lr 1e-2)
-expect train_to_bf16 0 'done: llama/final is' "$train" "${run[@]}" --from-scratch --model tiny --out llama --final-dtype bf16
+expect train_llama 0 done "$release" "${run[@]}" --from-scratch --model tiny --out llama
+expect train_to_bf16 0 'done: llama/final is' "$train" --resume --out llama --steps 62 --final-dtype bf16
 same final_carries_the_tokenizer {corpus,llama/final}/tokenizer.json
 check final_says_bfloat16 grep -q '"torch_dtype": "bfloat16"' llama/final/config.json
 
@@ -158,7 +159,7 @@ check no_model_of_a_cut_gguf test ! -e cut
 # ---- what is refused, and leaves nothing -----------------------------------------------------------
 # refuses NAME CODE PATTERN TYPE [PYTHON]: of a copy of llama/final that the Python code changed
 refuses() {
-    rm -rf changed && cp -r merges_smollm2 changed && python3 - << PY
+    rm -rf changed && cp -r merges_smollm2 changed && python3 -S - << PY
 import json
 c, t = json.load(open("changed/config.json")), json.load(open("changed/tokenizer.json"))
 w = bytearray(open("changed/model.safetensors", "rb").read())

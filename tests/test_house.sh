@@ -78,11 +78,8 @@ for page in [p for p in glob.glob("**/*.md", recursive=True) if not p.startswith
 PY
 
 formatted() {
-    local f wrong=0
-    for f in train_llama.cu llama.h data/*/*.[ch] kernels/*.h kernels/*/*.[ch]* dev/simple/*.c; do
-        clang-format "$f" | cmp -s - "$f" || { echo "$f: clang-format -i changes it" && wrong=1; }
-    done
-    return $wrong
+    clang-format --dry-run -Werror train_llama.cu llama.h data/*/*.[ch] kernels/*.h kernels/*/*.[ch]* \
+        dev/simple/*.c
 }
 if clang-format --version 2> /dev/null | grep -q 'version 14\.'; then
     check the_format_is_clang_formats formatted

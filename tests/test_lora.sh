@@ -3,7 +3,8 @@
 # the same texts, ranks, the CUDA backend (emulated), and starts that are refused. That they compute
 # what PEFT does is shown by the goldens of test_llama.c.
 . "$(dirname "$0")/lib.sh"
-train=${TRAIN:-$root/build/cpu/train_llama} cuda=${CUDA:-$root/build/emu/train_llama}
+train=${TRAIN:-$root/build/cpu/train_llama} cuda=("${CUDA:-$root/build/emu/train_llama}")
+[ "${CUDA:-}" ] || cuda+=(--attention sm90)     # no probe in each start
 tiny_model llama 64 96 64
 corpus 5
 common=(--train corpus --max-seqlen 96 --micro-batch-tokens 256 --batch-tokens 512 --keep 0
@@ -32,9 +33,13 @@ def val(run): return [v["loss"] for v in events(run, "val")]
 before, after = val("full")
 assert before == val("base-run")[-1] and after < before - 0.005, (before, after)
 PY
-mkdir half && cp -r full/step-00000002 half/
-check resumes_to_merge "$train" --resume --out half --lora-merge
-same_state resumed_has_the_same_bits {full,half}/step-00000004
+# resumes NAME RUN COPY OPTIONS...: from step 2 of 4, to the same bits
+resumes() {
+    mkdir "$3" && cp -r "$2/step-00000002" "$3"
+    check "resumes_$1" "$train" --resume --out "$3" "${@:4}"
+    same_state "${1}_has_the_same_bits" {"$2","$3"}/step-00000004
+}
+resumes to_merge full half --lora-merge
 check packed_is_alone "$train" "${run[@]}" --check-packing
 check compares "$train" "${run[@]}" --compare 1
 outcome a_dry_run_says_what_is_trained 0 '^lora +rank 8, scale 2, beside 14 linear layers .* 0.02 M' \
@@ -67,9 +72,7 @@ said = json.load(open("nf4/final/adapter_config.json"))["quantization_config"]
 assert said == {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
                 "bnb_4bit_use_double_quant": False}, said
 PY
-mkdir nf4-half && cp -r nf4/step-00000002 nf4-half/
-check resumes_nf4_to_merge "$train" --resume --out nf4-half --lora-merge
-same_state resumed_nf4_has_the_same_bits {nf4,nf4-half}/step-00000004
+resumes nf4_to_merge nf4 nf4-half --lora-merge
 check nf4_packed_is_alone "$train" "${run[@]}" --base nf4 --check-packing
 check recomputes_nf4 "$train" "${run[@]}" --base nf4 --recompute full --out nf4-recomputed
 same recomputed_nf4_has_the_same_bits {nf4,nf4-recomputed}/final/adapter_model.safetensors
@@ -90,9 +93,7 @@ same nf4_writes_texts nf4-text.txt nf4-asked.txt
 # ---- a rank that is no multiple of 8; adapters that are merged, and trained further ----------------
 twelve=(--model base "${common[@]}" --lora 12 --lora-targets q,down --lr 1e-2 --val-every 4)
 check rank_12_trains "$train" "${twelve[@]}" --steps 4 --save-every 2 --out twelve
-mkdir six && cp -r twelve/step-00000002 six/
-check rank_12_resumes "$train" --resume --out six
-same_state rank_12_resumed_has_the_same_bits {twelve,six}/step-00000004
+resumes rank_12 twelve six
 check_python rank_12_is_saved_as_it_is_and_16_with_zeros_is_the_same_adapter <<'PY'
 os.mkdir("sixteen")
 found = tensors("twelve/final/adapter_model.safetensors")
@@ -128,18 +129,21 @@ mv elsewhere twelve/final
 check its_options_start_a_twin "$train" --options again/options --out twin --dry-run
 expect a_merge_over_its_adapter 2 'final' "$train" --adapter again/final --lora-merge --out again --overwrite
 # ---- other ranks, and the CUDA backend --------------------------------------------------------------
-few=("${run[@]}" --model base-run/step-00000008 --val-every 0 --steps 2)  # its gradients are large
-check on_a_gpu "$cuda" "${few[@]}" --out gpu
+few=("${run[@]}" --micro-batch-tokens 128 --batch-tokens 256 --val-every 0 --steps 2
+     --model base-run/step-00000008)    # its gradients are large
+check on_a_gpu "${cuda[@]}" "${few[@]}" --out gpu
 check on_a_cpu "$train" "${few[@]}" --out cpu
 same_losses a_gpu_has_the_losses 0.00390625 0.03125 2 gpu cpu
-check all_weights_on_a_gpu "$cuda" "${few[@]}" --lora 0 --steps 1 --out gpu-all
+check all_weights_on_a_gpu "${cuda[@]}" "${few[@]}" --lora 0 --steps 1 --out gpu-all
 check_python new_adapters_change_nothing_on_a_gpu <<'PY'
 loss = [steps(run)[0]["loss"] for run in ("gpu", "gpu-all")]
 assert loss[0] == loss[1], loss
 PY
-for on in cuda train; do check "nf4_on_$on" "${!on}" "${few[@]}" --base nf4 --out "nf4-$on"; done
-same_losses a_gpu_has_the_losses_of_nf4 0.00390625 0.03125 2 nf4-cuda nf4-train
-check a_gpu_resumes "$cuda" --resume --out gpu --steps 3
+few+=(--base nf4)
+check nf4_on_a_gpu "${cuda[@]}" "${few[@]}" --out nf4-gpu
+check nf4_on_a_cpu "$train" "${few[@]}" --out nf4-cpu
+same_losses a_gpu_has_the_losses_of_nf4 0.00390625 0.03125 2 nf4-gpu nf4-cpu
+check a_gpu_resumes "${cuda[@]}" --resume --out gpu --steps 3
 if with_ranks ranks "$train"; then
     for n in 1 2; do
         check "on_$n" "${mpi[@]}" -n $n "$train" "${run[@]}" --deterministic --out ranks$n --lora-targets q,v,up

@@ -3,7 +3,6 @@
 # what is refused.
 . "$(dirname "$0")/lib.sh"
 ln -s "${TRAIN:-$root/build/asan/train_llama}" train_llama && train=./train_llama
-said() { expect "$@" && cp out.txt said.txt; }
 cursors() { grep -A 5 '"epoch"' "$1"/*"$2/trainer_state.json" -h || echo "$1 has none"; }
 same_cursors() { same "$1" <(cursors "$2" "$4") <(cursors "$3" "$4"); }
 

@@ -129,7 +129,7 @@ if with_ranks bare_resume_on_two_ranks "$release"; then
     expect bare_resume_on_two_ranks 0 'start +p2/step-00000003' "${mpi[@]}" -n 2 "$release" \
         --threads 1 --resume --out p2
     same_state two_ranks_have_the_same_bits p1/step-00000006 p2/step-00000006
-    one=("$release" "${common[@]}" --threads 1 --out p2)
+    one=("$release" "${common[@]}" --threads 1 --out p3)
     expect resume_of_one_rank_only 9 'differences in .*resume \(rank 1\)' "${mpi[@]}" -n 1 "${one[@]}" --resume : -n 1 "${one[@]}"
 fi
 # ---- --options: a run's own options start its twin ----------------------------------------------------------

@@ -24,12 +24,8 @@ flags=(--model "$work/tiny" --from-scratch --train "$work/corpus" --max-seqlen 1
 job=("${mpi[@]}" -n 3 "$faulty" "${flags[@]}")
 timeout -k 5 "$limit_s" "$train" "${flags[@]}" --out "$work/reference" > reference.txt 2>&1 ||
     bad reference "exit code $?"
-# ---- four jobs at a time: run NAME COMMAND... for each, wait, then check each ----------------------
-run() {
-    while [ "$(jobs -pr | wc -l)" -ge 4 ]; do wait -n; done
-    { timeout -k 5 "$limit_s" "${@:2}" < /dev/null > "$1.txt" 2>&1; echo $? > "$1.code"; } &
-}
-start() { FAULT=$2 run "$1" "${job[@]}" --out "$work/$1" "${@:3}"; }    # start NAME FAULT FLAGS...
+# ---- several jobs at a time, most of which wait; then each is checked -------------------------------
+start() { FAULT=$2 beside "$1" "${job[@]}" --out "$work/$1" "${@:3}"; }     # start NAME FAULT FLAGS...
 # check NAME CODE ERRORS PATTERN: so many error: and hint: lines, a line that matches, no process, and
 # the newest checkpoint is intact
 check() {
@@ -75,11 +71,11 @@ while IFS=$'\t' read -r name fault _; do start "$name" "$fault"; done < <(cases)
 SLOW_MS=1300 start slow_save slow:0:save:4 --heartbeat-seconds 3
 SLOW_MS=12000 start quiet_set_up quiet:1:set-up:0 --steps 1
 # scripts/train_until_done.sh meanwhile
-PAUSE=0 run loop "$root/scripts/train_until_done.sh" bash -c \
+PAUSE=0 beside loop "$root/scripts/train_until_done.sh" bash -c \
     'mkdir once 2> /dev/null && export FAULT=kill:1:reduce:5; exec "$@"' sh "${job[@]}" --out "$work/loop"
-FAULT=kill:1:reduce:1 RESTARTS=1 PAUSE=0 run hopeless "$root/scripts/train_until_done.sh" "${job[@]}" \
+FAULT=kill:1:reduce:1 RESTARTS=1 PAUSE=0 beside hopeless "$root/scripts/train_until_done.sh" "${job[@]}" \
     --out "$work/hopeless"
-PAUSE=0 run usage "$root/scripts/train_until_done.sh" "$train" --no-such-flag
+PAUSE=0 beside usage "$root/scripts/train_until_done.sh" "$train" --no-such-flag
 wait
 while IFS=$'\t' read -r name _ code errors pattern; do
     check "$name" "$code" "$errors" "$pattern"
@@ -89,7 +85,7 @@ check quiet_set_up 0 0 '^done'
 
 resumed=(kill_in_reduce kill_in_save stop_in_validate drift signal_to_one_rank)
 for name in "${resumed[@]}"; do     # with another number of ranks
-    run "${name}_resumed" "${mpi[@]}" -n 2 "$train" "${flags[@]}" --out "$work/$name" --resume
+    beside "${name}_resumed" "${mpi[@]}" -n 2 "$train" "${flags[@]}" --out "$work/$name" --resume
 done
 wait
 for name in "${resumed[@]}"; do

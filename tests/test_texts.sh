@@ -107,13 +107,14 @@ has parts_are_targets '^train +1 unpad.c shard, 2 documents, [0-9]+ tokens, [0-9
 has untrained_parts '^warning: left out: parts.jsonl:3: expected a part that is trained' said-parts.jsonl
 only a_lone_document --train lone,1.jsonl --out lone
 holds a_lone_document_is_trained lone/tokens lone.jsonl.expected 0
-makes records_are_numbered '^warning: left out: many.jsonl:42: expected an object' --train many.jsonl --out many --threads 1
+expect records_are_numbered 0 '^warning: left out: many.jsonl:42: expected an object' "$release" "${small[@]}" \
+    --steps 0 --val-every 0 --train many.jsonl --out many --threads 1
 has each_is_counted_once '40 documents, .*left out: 2 records$' out.txt
 only one_thread --train lines.jsonl --out one --threads 1
 same_shards one_thread_as_two one/tokens out-lines.jsonl/tokens
 mkdir tree/out && echo left > tree/out/left.txt
 only several --train "n*.txt,tree" --out tree/out && mv tree/out several
-python3 -c 'import json; print(json.dumps(json.load(open("notes.txt.expected")) + json.load(open("tree.expected"))))' > several.expected
+python3 -S -c 'import json; print(json.dumps(json.load(open("notes.txt.expected")) + json.load(open("tree.expected"))))' > several.expected
 holds globs_and_lists several/tokens several.expected
 makes validation_texts '^val +1 unpad.c shard, 1 document' --train lines.jsonl --val tree/c.py --out val
 has then_nothing_else_is_validated '^texts   lines.jsonl -> .* 2001 documents, 0 for validation' out.txt
@@ -132,8 +133,8 @@ echo '{"eos_token": "absent"}' > bpe/tokenizer_config.json
 expect needs_eos 3 'no eos_token' "${run[@]}" "${as_bpe[@]}" --train tree --out eos
 echo '{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}' > bpe/tokenizer_config.json
 # one long text, which its hash would choose for validation; a validation file has records
-mkdir few && python3 -c 'print("every word of this line is a token or two\n" * 240000)' > long.txt
-cp long.txt few && echo a short one > few/val.txt
+lines() { python3 -S -c "print('every word of this line is a token or two\n' * $1)"; }
+mkdir few && lines 1751 > few/long.txt && echo a short one > few/val.txt
 makes of_few_texts_only_ends_are_validated '3 documents, 1 for validation .the last 1 % of a file' --train few --out few.out
 only bpe_tree "${as_bpe[@]}" --train tree --out bpe-tree
 check_python one_boundary_token << 'PY'
@@ -154,20 +155,22 @@ makes another_size_is_another_text '^texts ' --out keyed --train keyed.txt
 makes no_part_is_left_out ': 4 documents' --out keyed --train parts.jsonl --train-on all
 makes other_targets_are_other_tokens ': 3 documents' --out keyed --train parts.jsonl
 only parts_for_all --out keyed --train never.jsonl --train-on all
+tiny_model tiny 24 40 8 && cp out-tree/tokens/*token*.json tiny
+fresh=("${run[@]}" --model tiny --from-scratch --train notes.txt --out r)
 expect tokenizes_and_trains 0 '^texts   notes.txt -> r/tokens: 1 document, 0 for validation' \
-    "${run[@]}" --train notes.txt --out r --steps 2 --save-every 1
+    "${fresh[@]}" --steps 2 --save-every 1
 cp -r r/tokens before
-check again "${run[@]}" --train notes.txt --out r --overwrite --steps 2 --save-every 1
+check again "${fresh[@]}" --overwrite --steps 2 --save-every 1
 lacks only_once ^texts out.txt
 check resumes_with_the_same_texts "${run[@]}" --resume --train notes.txt --out r --steps 3
 check the_same_texts_are_no_change test "$(grep ^resume: out.txt)" = 'resume: --steps 2 -> 3'
 seq 2 900 > notes.txt
-expect keeps_the_tokens 2 'trained on other texts than notes.txt has now' "${run[@]}" --resume --train notes.txt --out r --steps 4
-expect keeps_them_before_no_steps 0 '^texts   notes.txt -> /.*/unpad-' "${run[@]}" --train notes.txt --out r --steps 0 --overwrite
+expect keeps_the_tokens 2 'trained on other texts than notes.txt has now' "${fresh[@]}" --resume --steps 4
+expect keeps_them_before_no_steps 0 '^texts   notes.txt -> /.*/unpad-' "${fresh[@]}" --steps 0 --overwrite
 same_shards they_are_kept r/tokens before
 expect train_on_needs_the_texts 2 '^error: --train-on: expected as in' "${run[@]}" --resume --out r --steps 4 --train-on all
 expect resumes_without_the_texts 0 '^done: r/final' "${run[@]}" --resume --out r --steps 4
-again=("${run[@]}" --train notes.txt --out r --overwrite --steps 1)
+again=("${fresh[@]}" --overwrite --steps 1)
 expect tokenized_again 0 '^texts   notes.txt -> r/tokens' "${again[@]}"
 sed -i '1s/2/3/' notes.txt
 expect tokenized_for_its_time 0 '^texts   notes.txt -> r/tokens' "${again[@]}"
@@ -178,13 +181,14 @@ expect tokenized_for_its_use 0 '^texts   notes.txt -> r/val_tokens' "${again[@]}
 check bpe_trains "${run[@]}" "${as_bpe[@]}" --train tree --out bpe-run --steps 1
 # ---- --eval ------------------------------------------------------------------------------------------------
 mkdir tmp
-evaluate() { TMPDIR=$work/tmp "$train" --model demo --from-scratch --eval --max-seqlen 64 "$@"; }
+evaluate() { TMPDIR=$work/tmp "$train" --model tiny --from-scratch --eval --max-seqlen 64 "$@"; }
 check eval_of_texts evaluate --val tree
 sed -n '/^document/,$p' out.txt > eval-texts.txt
 check eval_of_their_shards evaluate --val out-tree/tokens/train_00000.bin
 sed -n '/^document/,$p' out.txt > eval-shards.txt
 has eval_has_all_documents '^all +9 ' eval-texts.txt
 same eval_of_texts_is_that_of_their_shards eval-texts.txt eval-shards.txt
+lines 60000 > long.txt
 TMPDIR=$work/tmp "$train" --model demo --from-scratch --eval --max-seqlen 64 --val long.txt > out.txt 2>&1 &
 await_line $! '^texts' out.txt
 kill $!
@@ -192,7 +196,7 @@ wait $!
 check eval_ends_at_a_signal test $? -eq 143
 check eval_leaves_nothing rmdir tmp
 # ---- one big text: the end of it, in whole lines, is the validation set ------------------------------------
-python3 -c 'print("\n".join("line %d" % i for i in range(9000)), end="")' > big.txt
+python3 -S -c 'print("\n".join("line %d" % i for i in range(9000)), end="")' > big.txt
 makes says_that_it_is_cut '^texts   big.txt -> .* 2 documents, 1 for validation .the last 1 % of a file.' --train big.txt --out big
 check_python a_big_text_is_whole << 'PY'
 [(train, _)], [(val, _)] = shards.read("big/tokens", "train"), shards.read("big/tokens", "val")
@@ -236,13 +240,13 @@ code=9 refused one_id_too_many "of $least, the model has $((least - 1))" notes.t
 refused a_target_without_a_past 'first.jsonl:1: expected a part that is trained, found none' first.jsonl \
     --model bpe --from-scratch
 cp -r bpe nfc
-python3 -c 'import json; t = json.load(open("bpe/tokenizer.json")); t["normalizer"] = {"type": "NFC"}
+python3 -S -c 'import json; t = json.load(open("bpe/tokenizer.json")); t["normalizer"] = {"type": "NFC"}
 t["added_tokens"] = [dict(a, normalized=False) for a in t["added_tokens"]]
 json.dump(t, open("nfc/tokenizer.json", "w"))'
 refused parts_that_change 'accent.jsonl:1: expected text that the tokenizer does not normalize' accent.jsonl \
     --model nfc --from-scratch
 cp -r bpe less
-python3 -c 'import json; t = json.load(open("bpe/tokenizer.json")); vocab = t["model"]["vocab"]
+python3 -S -c 'import json; t = json.load(open("bpe/tokenizer.json")); vocab = t["model"]["vocab"]
 vocab["unused"] = vocab.pop("\u0104")    # of byte 4
 json.dump(t, open("less/tokenizer.json", "w"))'
 makes a_text_without_tokens_is_no_document '^texts .*: 1 document, ' "${as_bpe[@]/#bpe/less}" --train bytes.jsonl --out bytes.run
@@ -270,7 +274,7 @@ echo '{"messages": [{"role": "user", "content": "How many legs has a spider, ple
 makes the_question '^How many legs has a spider, please[?]<.im_end.>$' --train spider.jsonl --max-seqlen 256 --num-samples 1 --out spider
 check before_the_answer eval '! grep -a "^Eight" out.txt'
 # ---- what trains nothing needs no --out of its own; a run is no text ----------------------------------------
-expect a_run 0 done "${run[@]}" --train 10.jsonl --out mine/1 --epochs 2.5 --val-every 0 --micro-batch-tokens 64
+expect a_run 0 done "${run[@]}" --model tiny --from-scratch --train 10.jsonl --out mine/1 --epochs 2.5 --val-every 0 --micro-batch-tokens 64
 has its_epochs '^epochs  [23].[0-9]+ in [5-9] steps: about [23].[0-9] steps an epoch$' out.txt
 cp -r mine/1 mine.before
 for what in '--compare 1' --check-packing '--steps 0 --val-every 0'; do
@@ -289,16 +293,16 @@ expect steps_and_epochs 2 'at most one' "${run[@]}" --train 9.jsonl --epochs 2 -
 # ---- a full disk, a signal, several ranks -----------------------------------------------------------------
 (ulimit -f 1; trap '' XFSZ; exec "${run[@]}" --train lines.jsonl --out disk --steps 0 --val-every 0) > out.txt 2>&1
 check full_disk test "$? $(ls disk | grep tokens)" = '4 '
-python3 -c '
+python3 -S -c '
 for i in range(300000): print("{\"text\": \"a document of %d words, and some more of them, as it were: %d\"}" % (i, i * i))' > large.jsonl
-"${run[@]}" "${as_bpe[@]}" --train large.jsonl --out signal --threads 1 --steps 0 --val-every 0 > out.txt 2>&1 &
+"${run[@]}" --train large.jsonl --out signal --threads 1 --steps 0 --val-every 0 > out.txt 2>&1 &
 until [ -e signal/tokens.tmp ] || ! kill -0 $! 2> /dev/null; do sleep 0.02; done
 kill $!
 wait $!
 check stopped_by_a_signal test "$? $(ls signal | grep tokens)" = '75 '
 if with_ranks two_ranks "$release"; then
     check two_ranks "${mpi[@]}" -n 2 "$release" "${small[@]}" --batch-tokens 512 --train lines.jsonl --out ranks \
-        --steps 1 --val-every 0
+        --model tiny --from-scratch --steps 1 --val-every 0
     same_shards two_ranks_as_one ranks/tokens out-lines.jsonl/tokens
 fi
 finish
