@@ -847,7 +847,9 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
     const size_t work_ints = attention_work_list_size((int64_t)T, (int64_t)T);
     assert(T > 0 && settings.max_seqlen > 0);
     *m = (LlamaModel){.config = *config, .settings = settings};
-    m->heads = (HeadShape){config->num_heads, config->num_kv_heads, config->head_dim};
+    m->heads = (HeadShape){.num_heads = config->num_heads,
+                           .num_kv_heads = config->num_kv_heads,
+                           .head_dim = config->head_dim};
     m->settings.head_chunk = llama_head_chunk(config, &settings);
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
     m->staging_ints =
@@ -915,6 +917,7 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
 }
 
 // ---- Weights and moments from and to files, as fp32 ---------------------------------------------
+// Every rank loads; rank 0 saves.
 
 static inline void llama_put(void *model, ParameterArena arena, size_t offset, const float *values,
                              size_t n) {
@@ -937,7 +940,6 @@ static inline Parameters llama_parameters(LlamaModel *m) {
         m->tensors, m->num_trained, m->config.tie_word_embeddings, file, m->settings.io_chunk, m,
         llama_put,  llama_get};
 }
-// Every rank loads; rank 0 saves.
 
 static inline Parameters llama_frozen_parameters(LlamaModel *m) {
     Parameters p = llama_parameters(m);
