@@ -287,6 +287,9 @@ echo text > mine/text.txt
 makes runs_inside_are_skipped '^texts .*: 1 document, 0 for validation, [^;]*$' --train mine --out another
 expect epochs_a_step 0 '^epochs  [0-9]+ in 300 steps: about [0-9.]+ epochs a step$' "${run[@]}" --train 9.jsonl --dry-run
 has many_epochs_warn '^warning: 300 steps: [0-9]{2,} epochs of 9 documents' out.txt
+said validation_on_what_is_trained 0 '^warning: --val is --train: ' "${run[@]}" --train 9.jsonl --val 9.jsonl --dry-run
+expect a_run_is_there 2 'mine/1: expected an empty directory, found a run' "${run[@]}" --train lines.jsonl --out mine/1
+lacks texts_read_before_it_is_found '^texts' out.txt
 expect epochs_of_a_mixture 2 'counts documents of one source, expected no weights' \
     "${run[@]}" --train 9.jsonl:1,10.jsonl:2 --epochs 2 --out refused
 expect steps_and_epochs 2 'at most one' "${run[@]}" --train 9.jsonl --epochs 2 --steps 2
