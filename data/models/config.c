@@ -482,7 +482,8 @@ bool model_is_no_run(const char *option, const char *model, const char *file, Er
     snprintf(hint, sizeof hint,
              path_exists(final) ? "--%s %.400s/final" : "--%s %.400s/step-..., a checkpoint",
              option, model);
-    return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected --%s, found a run", model, option);
+    return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a model or adapters, found a run",
+                     model);
 }
 
 // ORG/NAME, as the Hugging Face hub names models, where ORG is not a directory on this machine
