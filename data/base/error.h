@@ -68,7 +68,7 @@ __attribute__((noreturn, format(printf, 3, 4))) void exit_with(int code, const c
 // For a program that only prints: EXIT_DONE, or exits with EXIT_DISK if output was lost.
 int exit_code_of_output(void);
 
-// Exits where a call fails, with the error that it sets: must(dir_sync(path, &err)).
+// Exits with the error of a call that fails: must(dir_sync(path, &err)). It declares that err.
 #define must(call_)                     \
     do {                                \
         Error err = {0};                \

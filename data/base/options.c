@@ -111,9 +111,9 @@ static bool set_option(const Option *o, const char *text, Error *err) {
 // ---- Parsing ------------------------------------------------------------------------------------
 
 // NULL: not found
-static Option *find_option(const Option *table, const char *name) {
+static const Option *find_option(const Option *table, const char *name) {
     for (const Option *o = table; o->name; o++)
-        if (o->address && strcmp(o->name, name) == 0) return (Option *)o;
+        if (o->address && strcmp(o->name, name) == 0) return o;
     return NULL;
 }
 
@@ -172,8 +172,9 @@ static bool parse_one(Option *table, int argc, char **argv, int *i, OptionGiver 
     size_t length = equals ? (size_t)(equals - argument) : strlen(argument);
     snprintf(name, sizeof name, "%.*s", (int)(length - 2), argument + 2);
     const bool off = !find_option(table, name) && strncmp(name, "no-", 3) == 0;
-    Option *o = find_option(table, name + (off ? 3 : 0));
-    if (!o || (off && o->kind != OPTION_FLAG)) return unknown_option(table, argument, err);
+    const Option *known = find_option(table, name + (off ? 3 : 0));
+    if (!known || (off && known->kind != OPTION_FLAG)) return unknown_option(table, argument, err);
+    Option *o = &table[known - table];
     const bool flag = o->kind == OPTION_FLAG;
     if (flag && equals)
         return error_set(err, EXIT_USAGE, "switch it off with --no-NAME",

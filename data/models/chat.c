@@ -445,12 +445,13 @@ static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Err
                             "expected an answer that is trained, found none");
 }
 
-bool chat_render(const ChatTemplate *t, const json_t *record, bool all, Parts *out, Error *bad) {
+bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Parts *out,
+                 Error *bad) {
     Messages m = {0};
     bool ok = read_record(&m, record, bad);
-    for (size_t i = 0; i < m.n && all; i++) m.items[i].weight = 1;
+    for (size_t i = 0; i < m.n && train_all; i++) m.items[i].weight = 1;
     ok = ok && write_chat(out, t, &m, bad);
-    if (ok && all) {  // including the text between messages
+    if (ok && train_all) {  // including the text between messages
         out->num_parts = 1;
         out->parts[0] = (Part){out->n, 1};
     }

@@ -69,9 +69,10 @@ extern const char *const record_kind_names[NUM_RECORD_KINDS];
 RecordKind record_kind(const json_t *record);
 
 // Renders a record that is one chat. Answers are trained on, including the token that ends them,
-// with the "weight" of the message (0: not) but not in a prompt; with `all`, everything is.
+// with the "weight" of the message (0: not) but not in a prompt; with train_all, everything is.
 // *bad says why a record cannot be rendered.
-bool chat_render(const ChatTemplate *t, const json_t *record, bool all, Parts *out, Error *bad);
+bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Parts *out,
+                 Error *bad);
 
 // Appends a user's message and what precedes the answer: at the beginning of a chat, with a system
 // message (NULL: the template's own), or after an answer, which has `ended` or was cut off.

@@ -27,8 +27,8 @@ bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets,
 // Can the model be kept as c says? Exit 3.
 bool lora_config_fits(const LoraConfig *c, const LlamaConfig *model, Error *err);
 
-// Reads an adapter's directory; base_model: the model that it names, or "". Exit 3 if it needs
-// something that is not implemented.
+// Reads an adapter's directory; base_model: the model that it names, or "". Exit 3 if it uses
+// a feature that is not supported.
 bool lora_config_read(LoraConfig *c, char base_model[IO_PATH_MAX], const char *dir, Error *err);
 
 // adapter_config.json as PEFT loads it, in memory the caller frees.

@@ -130,7 +130,7 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
 #define FILE_NAME "trainer_state.json"
 
 enum { PACKER = 2 };  // another number where steps are packed otherwise
-static const int64_t most = (int64_t)1 << 52;
+static const int64_t max_count = (int64_t)1 << 52;
 
 // Numbers that must be the same for a resumed run to see the same documents in the same steps
 static json_t *plan_json(const PlanSettings *p, const Dataset *train) {
@@ -160,10 +160,10 @@ static bool read_cursors(const json_t *state, const Sources *all, SourceCursor *
         const json_t *from = json_array_get(list, (size_t)i);
         SourceCursor *c = &at[i];
         int64_t weight = 0;
-        if (!json_get_int64(from, "epoch", 0, most, &c->epoch, true, err) ||
-            !json_get_int64(from, "doc_pos", 0, most, &c->doc_pos, true, err) ||
-            !json_get_int64(from, "tok_off", 0, most, &c->tok_off, true, err) ||
-            !json_get_int64(from, "tokens", 0, most, &c->tokens, true, err) ||
+        if (!json_get_int64(from, "epoch", 0, max_count, &c->epoch, true, err) ||
+            !json_get_int64(from, "doc_pos", 0, max_count, &c->doc_pos, true, err) ||
+            !json_get_int64(from, "tok_off", 0, max_count, &c->tok_off, true, err) ||
+            !json_get_int64(from, "tokens", 0, max_count, &c->tokens, true, err) ||
             !json_get_int64(from, "counted", 0, c->tokens, &c->counted, true, err) ||
             !json_get_int64(from, "weight", 0, ALL_WEIGHTS, &weight, true, err))
             return false;
@@ -174,13 +174,13 @@ static bool read_cursors(const json_t *state, const Sources *all, SourceCursor *
 }
 
 static bool read_progress(const json_t *state, TrainingState *s, Error *err) {
-    return json_get_int64(state, "step", 0, most, &s->cursor.step, true, err) &&
-           json_get_int64(state, "log_bytes", 0, most, &s->log_bytes, true, err) &&
+    return json_get_int64(state, "step", 0, max_count, &s->cursor.step, true, err) &&
+           json_get_int64(state, "log_bytes", 0, max_count, &s->log_bytes, true, err) &&
            json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err) &&
-           json_get_int64(state, "num_losses", 0, most, &s->trend.num_losses, true, err) &&
+           json_get_int64(state, "num_losses", 0, max_count, &s->trend.num_losses, true, err) &&
            json_get_double(state, "loss_mean", 0, DBL_MAX, &s->trend.mean, true, err) &&
            json_get_double(state, "loss_deviation", 0, DBL_MAX, &s->trend.deviation, true, err) &&
-           json_get_int64(state, "frozen_crc", 0, most, &s->frozen_crc, true, err);
+           json_get_int64(state, "frozen_crc", 0, max_count, &s->frozen_crc, true, err);
 }
 
 static bool check_plan(const json_t *state, json_t *plan, const char *path, Error *err) {
@@ -190,7 +190,7 @@ static bool check_plan(const json_t *state, json_t *plan, const char *path, Erro
     json_object_foreach(plan, name, value) {
         const int64_t is = json_integer_value(value);
         int64_t was;
-        if (!json_get_int64(state, name, 0, most, &was, true, err)) return false;
+        if (!json_get_int64(state, name, 0, max_count, &was, true, err)) return false;
         const size_t used = strlen(misfits);
         if (was != is)
             snprintf(misfits + used, sizeof misfits - used, " %s (was %ld, is %ld)", name, was, is);
