@@ -1,6 +1,5 @@
 // Causal attention on CUDA: shared by attention.cu (work list, checks, dispatch) and the kernels.
-#ifndef UNPAD_CUDA_ATTENTION_CUH
-#define UNPAD_CUDA_ATTENTION_CUH
+#pragma once
 
 #include "common.cuh"
 
@@ -132,13 +131,11 @@ __device__ __forceinline__ void row_statistics(float *delta, float *lse_log2e, f
     float sum = 0;
     *lse_log2e = 0;
     if (valid) {
-#pragma unroll
-        for (int c = 0; c < D / 4; c += 8) {
+        unrolled_for (int c = 0; c < D / 4; c += 8) {
             float x[8], y[8];
             load8(x, dout + first + c);
             load8(y, out + first + c);
-#pragma unroll
-            for (int i = 0; i < 8; i++) sum += x[i] * y[i];
+            unrolled_for (int i = 0; i < 8; i++) sum += x[i] * y[i];
         }
         *lse_log2e = *lse * LOG2E;
     }
@@ -152,8 +149,7 @@ __device__ __forceinline__ void unrotate_pairs(float (&low)[2], float (&high)[2]
                                                const float *angles) {
     const float4 two = *reinterpret_cast<const float4 *>(angles);
     const float cosine[2] = {two.x, two.z}, sine[2] = {two.y, two.w};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    unrolled_for (int i = 0; i < 2; i++) {
         const float x = low[i], y = high[i];
         low[i] = x * cosine[i] + y * sine[i];
         high[i] = y * cosine[i] - x * sine[i];
@@ -184,5 +180,3 @@ bool attention_has_sm90();
 void attention_forward_sm90(floatX *out, real *lse, const AttentionBatch &batch);
 void attention_backward_sm90(floatX *dqkv, const Gradients &g, const Rope &rope,
                              const AttentionBatch &batch);
-
-#endif

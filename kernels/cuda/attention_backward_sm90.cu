@@ -35,13 +35,11 @@ __device__ unsigned q_items_taken, kv_items_taken;  // see take_number
 // the same thread. row: the warp's first in the buffer, `rows` are in the document.
 template <int D>
 __device__ __forceinline__ void unrotate(float (&x)[D / 2], const Rope &rope, int row, int rows) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    unrolled_for (int r = 0; r < 2; r++) {
         const int own = quad_row() + 8 * r;
         if (own >= rows) continue;
         const float *angles = rope.table + (int64_t)rope.position_ids[row + own] * D;
-#pragma unroll
-        for (int i = 2 * r; i < D / 4; i += 4) {
+        unrolled_for (int i = 2 * r; i < D / 4; i += 4) {
             float low[2] = {x[i], x[i + 1]}, high[2] = {x[i + D / 4], x[i + D / 4 + 1]};
             unrotate_pairs(low, high, angles + 2 * (i / 4 * 8 + quad_col()));
             x[i] = low[0], x[i + 1] = low[1], x[i + D / 4] = high[0], x[i + D / 4 + 1] = high[1];
@@ -79,8 +77,7 @@ struct RowStatistics {
 
     __device__ __forceinline__ void load(const Gradients &g, const AttentionShape &s,
                                          const Job &job) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        unrolled_for (int r = 0; r < 2; r++) {
             const int row = job.row_block * ROWS + warp_in_group() * 16 + quad_row() + 8 * r;
             const int64_t in_buffer = job.doc.start + row;
             const int64_t at = in_buffer * s.out_row + job.head * D;
@@ -112,14 +109,12 @@ struct QueryConsumer {
           keys(base) {}
 
     __device__ __forceinline__ void probabilities(float (&s)[ROWS / 2]) const {
-#pragma unroll
-        for (int i = 0; i < ROWS / 2; i++)
+        unrolled_for (int i = 0; i < ROWS / 2; i++)
             s[i] = ex2(s[i] * shape.scale_log2e - rows.lse_log2e[i / 2 % 2]);
     }
     __device__ __forceinline__ void dscores(float (&dp)[ROWS / 2],
                                             const float (&p)[ROWS / 2]) const {
-#pragma unroll
-        for (int i = 0; i < ROWS / 2; i++) dp[i] = p[i] * (dp[i] - rows.delta[i / 2 % 2]);
+        unrolled_for (int i = 0; i < ROWS / 2; i++) dp[i] = p[i] * (dp[i] - rows.delta[i / 2 % 2]);
     }
 
     // dS of the diagonal's block
@@ -326,21 +321,17 @@ struct KeyConsumer {
     __device__ __forceinline__ void probabilities(float (&s)[ROWS / 2], const float *lse_log2e,
                                                   int ahead) {
         if (ahead >= 0) mask_earlier_queries(s, ahead);
-#pragma unroll
-        for (int i = 0; i < ROWS / 2; i += 4) {
+        unrolled_for (int i = 0; i < ROWS / 2; i += 4) {
             const float2 lse = *reinterpret_cast<const float2 *>(lse_log2e + i * 2 + quad_col());
-#pragma unroll
-            for (int j = i; j < i + 4; j++)
+            unrolled_for (int j = i; j < i + 4; j++)
                 s[j] = ex2(s[j] * shape.scale_log2e - (j % 2 == 0 ? lse.x : lse.y));
         }
     }
     __device__ __forceinline__ void dscores(float (&dp)[ROWS / 2], const float (&p)[ROWS / 2],
                                             const float *deltas) {
-#pragma unroll
-        for (int i = 0; i < ROWS / 2; i += 4) {
+        unrolled_for (int i = 0; i < ROWS / 2; i += 4) {
             const float2 delta = *reinterpret_cast<const float2 *>(deltas + i * 2 + quad_col());
-#pragma unroll
-            for (int j = i; j < i + 4; j++)
+            unrolled_for (int j = i; j < i + 4; j++)
                 dp[j] = p[j] * (dp[j] - (j % 2 == 0 ? delta.x : delta.y));
         }
     }
@@ -414,8 +405,7 @@ struct KeyConsumer {
         queries.done();
         if (!NEXT) return;
         wgmma_pin(next);
-#pragma unroll
-        for (int i = 0; i < ROWS / 2; i++) s[i] = next[i];
+        unrolled_for (int i = 0; i < ROWS / 2; i++) s[i] = next[i];
     }
     __device__ __forceinline__ void walk_ahead(int unit, int query_blocks) {
         float s[ROWS / 2];
@@ -477,8 +467,7 @@ struct ColumnStatistics {
 
     __device__ __forceinline__ void load(const Gradients &g, int64_t total_tokens,
                                          const WorkItem &doc, int head, int query_block) {
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
+        unrolled_for (int n = 0; n < 2; n++) {
             const int row = query_block * ROWS + lane_id() + n * WARP;
             const int64_t at = head * total_tokens + doc.start + row;
             const bool valid = row < doc.len;
@@ -487,8 +476,7 @@ struct ColumnStatistics {
         }
     }
     __device__ __forceinline__ void put(float *statistics) const {
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
+        unrolled_for (int n = 0; n < 2; n++) {
             statistics[lane_id() + n * WARP] = lse_log2e[n];
             statistics[ROWS + lane_id() + n * WARP] = delta[n];
         }

@@ -91,8 +91,7 @@ __device__ __forceinline__ void load_slice(uint32_t tile, const floatX *slice, i
     const int first = Slice::first_row();
     const uint32_t to = tile + chunk_at<D>(first, Slice::chunk());
     static_assert(ROWS % Slice::STEP == 0, "rows of a tile");
-#pragma unroll
-    for (int i = 0; i < ROWS / Slice::STEP; i++) {
+    unrolled_for (int i = 0; i < ROWS / Slice::STEP; i++) {
         const bool is_row = first + i * Slice::STEP < rows;
         cp_async16(to + i * Slice::STEP * D * 2, is_row ? slice : valid, is_row);
         slice += Slice::STEP * row_stride;
@@ -121,16 +120,13 @@ struct OwnRows {
     // Once, when the tile has arrived
     __device__ __forceinline__ void fetch() {
         if constexpr (IN_REGISTERS) {
-#pragma unroll
-            for (int m = 0; m < ROWS / 16; m++)
-#pragma unroll
-                for (int k = 0; k < D / 16; k++) read(held[m][k], m, k);
+            unrolled_for (int m = 0; m < ROWS / 16; m++)
+                unrolled_for (int k = 0; k < D / 16; k++) read(held[m][k], m, k);
         }
     }
     __device__ __forceinline__ void get(uint32_t (&a)[4], int m, int k) const {
         if constexpr (IN_REGISTERS) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) a[i] = held[m][k][i];
+            unrolled_for (int i = 0; i < 4; i++) a[i] = held[m][k][i];
         } else {
             read(a, m, k);
         }
@@ -144,17 +140,13 @@ __device__ __forceinline__ void multiply_transposed(Block<ROWS, COLS> &c,
                                                     uint32_t tile) {
     const uint32_t at = tile + chunk_at<D>(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2);
     c = {};
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
+    unrolled_for (int k = 0; k < D / 16; k++) {
         uint32_t left[ROWS / 16][4];
-#pragma unroll
-        for (int m = 0; m < ROWS / 16; m++) a.get(left[m], m, k);
-#pragma unroll
-        for (int n = 0; n < COLS / 16; n++) {
+        unrolled_for (int m = 0; m < ROWS / 16; m++) a.get(left[m], m, k);
+        unrolled_for (int n = 0; n < COLS / 16; n++) {
             uint32_t right[4];
             ldmatrix_x4(right, step<D>(at, n, k));
-#pragma unroll
-            for (int m = 0; m < ROWS / 16; m++) {
+            unrolled_for (int m = 0; m < ROWS / 16; m++) {
                 mma_16816(c.x[m][2 * n], left[m], right[0], right[1]);
                 mma_16816(c.x[m][2 * n + 1], left[m], right[2], right[3]);
             }
@@ -167,23 +159,19 @@ template <int ROWS, int COLS, int D>
 __device__ __forceinline__ void multiply_add(Block<ROWS, D> &c, const Block<ROWS, COLS> &a,
                                              uint32_t tile) {
     const uint32_t at = tile + chunk_at<D>(lane_id() % 16, lane_id() / 16);
-#pragma unroll
-    for (int k = 0; k < COLS / 16; k++) {
+    unrolled_for (int k = 0; k < COLS / 16; k++) {
         uint32_t left[ROWS / 16][4];
-#pragma unroll
-        for (int m = 0; m < ROWS / 16; m++) {
+        unrolled_for (int m = 0; m < ROWS / 16; m++) {
             const float(&lo)[4] = a.x[m][2 * k], (&hi)[4] = a.x[m][2 * k + 1];
             left[m][0] = pack_bf16(lo[0], lo[1]);
             left[m][1] = pack_bf16(lo[2], lo[3]);
             left[m][2] = pack_bf16(hi[0], hi[1]);
             left[m][3] = pack_bf16(hi[2], hi[3]);
         }
-#pragma unroll
-        for (int n = 0; n < D / 16; n++) {
+        unrolled_for (int n = 0; n < D / 16; n++) {
             uint32_t right[4];
             ldmatrix_x4_trans(right, step<D>(at, k, n));
-#pragma unroll
-            for (int m = 0; m < ROWS / 16; m++) {
+            unrolled_for (int m = 0; m < ROWS / 16; m++) {
                 mma_16816(c.x[m][2 * n], left[m], right[0], right[1]);
                 mma_16816(c.x[m][2 * n + 1], left[m], right[2], right[3]);
             }
@@ -211,8 +199,7 @@ struct OutRows {
         constexpr int CHUNKS = D / 8, STEP = WARP / CHUNKS;
         __syncwarp();  // all lanes have written
         const int chunk = lane_id() % CHUNKS, first = lane_id() / CHUNKS;
-#pragma unroll
-        for (int i = 0; i < ROWS / STEP; i++) {
+        unrolled_for (int i = 0; i < ROWS / STEP; i++) {
             const int row = first + i * STEP;
             if (row < rows)
                 *reinterpret_cast<uint4 *>(dst + row * row_stride + chunk * 8) =
@@ -227,12 +214,9 @@ __device__ __forceinline__ void store_rows(floatX *dst, int64_t row_stride, int 
                                            const Block<ROWS, D> &c, const RowValues<ROWS> &factor,
                                            unsigned char *own_rows) {
     const OutRows<ROWS, D> out(own_rows);
-#pragma unroll
-    for (int m = 0; m < ROWS / 16; m++)
-#pragma unroll
-        for (int n = 0; n < D / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 2; i++)
+    unrolled_for (int m = 0; m < ROWS / 16; m++)
+        unrolled_for (int n = 0; n < D / 8; n++)
+            unrolled_for (int i = 0; i < 2; i++)
                 out.put(m, i, n, c.x[m][n][2 * i] * factor.x[m][i],
                         c.x[m][n][2 * i + 1] * factor.x[m][i]);
     out.store(dst, row_stride, rows);
@@ -248,18 +232,14 @@ __device__ __forceinline__ void store_rows_unrotated(floatX *dst, int64_t row_st
                                                      unsigned char *own_rows) {
     constexpr int HALF = D / 16;  // blocks of 8 columns
     const OutRows<ROWS, D> out(own_rows);
-#pragma unroll
-    for (int m = 0; m < ROWS / 16; m++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
+    unrolled_for (int m = 0; m < ROWS / 16; m++)
+        unrolled_for (int i = 0; i < 2; i++) {
             const int row = m * 16 + i * 8 + quad_row();
             if (row >= rows) continue;
             const float *angles = rope_table + (int64_t)position_ids[row] * D + 2 * quad_col();
-#pragma unroll
-            for (int n = 0; n < HALF; n++) {
+            unrolled_for (int n = 0; n < HALF; n++) {
                 float low[2], high[2];
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
+                unrolled_for (int e = 0; e < 2; e++) {
                     low[e] = c.x[m][n][2 * i + e] * factor;
                     high[e] = c.x[m][n + HALF][2 * i + e] * factor;
                 }
@@ -276,12 +256,9 @@ __device__ __forceinline__ void store_rows_unrotated(floatX *dst, int64_t row_st
 // -inf where the key comes after the query. ahead: first query of the block minus its first key.
 template <bool ROWS_ARE_KEYS, int ROWS, int COLS>
 __device__ __forceinline__ void mask_causal(Block<ROWS, COLS> &s, int ahead) {
-#pragma unroll
-    for (int m = 0; m < ROWS / 16; m++)
-#pragma unroll
-        for (int n = 0; n < COLS / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
+    unrolled_for (int m = 0; m < ROWS / 16; m++)
+        unrolled_for (int n = 0; n < COLS / 8; n++)
+            unrolled_for (int i = 0; i < 4; i++) {
                 const int row = m * 16 + i / 2 * 8 + quad_row(), col = n * 8 + i % 2 + quad_col();
                 if ((ROWS_ARE_KEYS ? row - col : col - row) > ahead) s.x[m][n][i] = -INFINITY;
             }
@@ -297,28 +274,22 @@ struct Softmax {
 template <int ROWS, int COLS, int D>
 __device__ __forceinline__ void softmax_step(Block<ROWS, COLS> &s, Softmax<ROWS> &state,
                                              Block<ROWS, D> &o, float scale_log2e) {
-#pragma unroll
-    for (int m = 0; m < ROWS / 16; m++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
+    unrolled_for (int m = 0; m < ROWS / 16; m++)
+        unrolled_for (int i = 0; i < 2; i++) {
             float top = state.top.x[m][i], sum = 0;
-#pragma unroll
-            for (int n = 0; n < COLS / 8; n++)
+            unrolled_for (int n = 0; n < COLS / 8; n++)
                 top = fmaxf(top, fmaxf(s.x[m][n][2 * i], s.x[m][n][2 * i + 1]));
             top = quad_max(top);
             // 0 at the first tile, exactly 1 where the maximum stays: contracted to FMA, a
             // difference of products would not be 0, and every tile would scale O by the same error
             const float keep = ex2((state.top.x[m][i] - top) * scale_log2e);
             const float shift = top * scale_log2e;
-#pragma unroll
-            for (int n = 0; n < COLS / 8; n++)
-#pragma unroll
-                for (int j = 2 * i; j < 2 * i + 2; j++) {
+            unrolled_for (int n = 0; n < COLS / 8; n++)
+                unrolled_for (int j = 2 * i; j < 2 * i + 2; j++) {
                     s.x[m][n][j] = ex2(s.x[m][n][j] * scale_log2e - shift);
                     sum += s.x[m][n][j];
                 }
-#pragma unroll
-            for (int n = 0; n < D / 8; n++) {
+            unrolled_for (int n = 0; n < D / 8; n++) {
                 o.x[m][n][2 * i] *= keep;
                 o.x[m][n][2 * i + 1] *= keep;
             }
@@ -407,10 +378,8 @@ __device__ __forceinline__ void finish_forward(floatX *dst, float *lse, int64_t 
                                                const Softmax<ROWS> &state, float scale,
                                                unsigned char *own_rows) {
     RowValues<ROWS> factor;
-#pragma unroll
-    for (int m = 0; m < ROWS / 16; m++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
+    unrolled_for (int m = 0; m < ROWS / 16; m++)
+        unrolled_for (int i = 0; i < 2; i++) {
             const float sum = quad_sum(state.sum.x[m][i]);
             const int row = m * 16 + i * 8 + quad_row();
             factor.x[m][i] = 1 / sum;
@@ -441,10 +410,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     OwnRows<Z::ROWS, D, Z::Q_IN_REGISTERS> queries(q_tile, tile.own);
     Block<Z::ROWS, D> o = {};
     Softmax<Z::ROWS> state;
-#pragma unroll
-    for (int m = 0; m < Z::ROWS / 16; m++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) state.top.x[m][i] = -INFINITY, state.sum.x[m][i] = 0;
+    unrolled_for (int m = 0; m < Z::ROWS / 16; m++)
+        unrolled_for (int i = 0; i < 2; i++) state.top.x[m][i] = -INFINITY, state.sum.x[m][i] = 0;
 
     load_tile<QUERIES, D>(q_tile, qkv + (item.start + tile.first) * s.qkv_row + head * D, s.qkv_row,
                           tile.end - tile.first);
@@ -477,12 +444,9 @@ template <int ROWS, int COLS>
 __device__ __forceinline__ void dsoftmax_rows(Block<ROWS, COLS> &s, Block<ROWS, COLS> &dp,
                                               const RowValues<ROWS> &delta,
                                               const RowValues<ROWS> &lse_log2e, float scale_log2e) {
-#pragma unroll
-    for (int m = 0; m < ROWS / 16; m++)
-#pragma unroll
-        for (int n = 0; n < COLS / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
+    unrolled_for (int m = 0; m < ROWS / 16; m++)
+        unrolled_for (int n = 0; n < COLS / 8; n++)
+            unrolled_for (int i = 0; i < 4; i++) {
                 const float p = ex2(s.x[m][n][i] * scale_log2e - lse_log2e.x[m][i / 2]);
                 dp.x[m][n][i] = p * (dp.x[m][n][i] - delta.x[m][i / 2]);
             }
@@ -521,10 +485,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     Block<Z::ROWS, D> dq = {};
     RowValues<Z::ROWS> delta, lse_log2e;
     const int64_t at = row * s.out_row + column, statistic = tile.head * s.total_tokens + row;
-#pragma unroll
-    for (int m = 0; m < Z::ROWS / 16; m++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
+    unrolled_for (int m = 0; m < Z::ROWS / 16; m++)
+        unrolled_for (int i = 0; i < 2; i++) {
             const int r = m * 16 + i * 8 + quad_row();
             row_statistics<D>(&delta.x[m][i], &lse_log2e.x[m][i], delta_out + statistic + r,
                               dout + at + r * s.out_row, out + at + r * s.out_row,
@@ -579,26 +541,20 @@ struct BackwardKvSizes {
 template <int ROWS, int COLS>
 __device__ __forceinline__ void probabilities_columns(Block<ROWS, COLS> &s, const float *lse_log2e,
                                                       float scale_log2e) {
-#pragma unroll
-    for (int n = 0; n < COLS / 8; n++) {
+    unrolled_for (int n = 0; n < COLS / 8; n++) {
         const float2 shift = *reinterpret_cast<const float2 *>(lse_log2e + n * 8 + quad_col());
-#pragma unroll
-        for (int m = 0; m < ROWS / 16; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
+        unrolled_for (int m = 0; m < ROWS / 16; m++)
+            unrolled_for (int i = 0; i < 4; i++)
                 s.x[m][n][i] = ex2(s.x[m][n][i] * scale_log2e - (i % 2 == 0 ? shift.x : shift.y));
     }
 }
 template <int ROWS, int COLS>
 __device__ __forceinline__ void dscores_columns(Block<ROWS, COLS> &dp, const Block<ROWS, COLS> &p,
                                                 const float *delta) {
-#pragma unroll
-    for (int n = 0; n < COLS / 8; n++) {
+    unrolled_for (int n = 0; n < COLS / 8; n++) {
         const float2 d = *reinterpret_cast<const float2 *>(delta + n * 8 + quad_col());
-#pragma unroll
-        for (int m = 0; m < ROWS / 16; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
+        unrolled_for (int m = 0; m < ROWS / 16; m++)
+            unrolled_for (int i = 0; i < 4; i++)
                 dp.x[m][n][i] = p.x[m][n][i] * (dp.x[m][n][i] - (i % 2 == 0 ? d.x : d.y));
     }
 }
@@ -702,8 +658,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
                                      rope.position_ids + item.start + own_first, rope.table,
                                      smem + own * D * 2);
     RowValues<Z::ROWS> factor;
-#pragma unroll
-    for (int m = 0; m < Z::ROWS / 16; m++) factor.x[m][0] = factor.x[m][1] = 1;
+    unrolled_for (int m = 0; m < Z::ROWS / 16; m++) factor.x[m][0] = factor.x[m][1] = 1;
     store_rows<Z::ROWS, D>(dk_rows + s.num_kv_heads * D, s.qkv_row, end - own_first, dv, factor,
                            smem + Z::KV_BYTES + own * D * 2);
 }

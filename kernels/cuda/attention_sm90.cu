@@ -108,18 +108,14 @@ struct Softmax {
 template <int N>
 __device__ __forceinline__ void exponentials(float (&s)[N], float (&keep)[2], Softmax &state,
                                              float scale_log2e) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    unrolled_for (int r = 0; r < 2; r++) {
         float top = state.top[r], sum[2] = {0, 0};
-#pragma unroll
-        for (int i = 2 * r; i < N; i += 4) top = fmaxf(top, fmaxf(s[i], s[i + 1]));
+        unrolled_for (int i = 2 * r; i < N; i += 4) top = fmaxf(top, fmaxf(s[i], s[i + 1]));
         top = quad_max(top);
         keep[r] = ex2((state.top[r] - top) * scale_log2e);
         const float shift = top * scale_log2e;
-#pragma unroll
-        for (int i = 2 * r; i < N; i += 4)
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
+        unrolled_for (int i = 2 * r; i < N; i += 4)
+            unrolled_for (int j = 0; j < 2; j++) {
                 s[i + j] = ex2(s[i + j] * scale_log2e - shift);
                 sum[j] += s[i + j];
             }
@@ -196,8 +192,7 @@ struct Consumer {
         wgmma_pin(o);
         wgmma_pin(s);  // p is read no more
         values.done();
-#pragma unroll
-        for (int i = 0; i < D / 2; i++) o[i] *= keep[i / 2 % 2];
+        unrolled_for (int i = 0; i < D / 2; i++) o[i] *= keep[i / 2 % 2];
         to_operand(p, s);
     }
 
@@ -231,8 +226,7 @@ struct Consumer {
     __device__ __forceinline__ void store(const CUtensorMap *out_map, float *lse, const Job &job) {
         const int warp_row = job.row_block * UNIT_ROWS + warp_in_group() * STORE_ROWS;
         float factor[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        unrolled_for (int r = 0; r < 2; r++) {
             const int row = warp_row + quad_row() + 8 * r;
             const float sum = quad_sum(state.sum[r]);
             factor[r] = 1 / sum;

@@ -16,8 +16,7 @@
 // ragged_map), so that TMA itself stops at the document's end: loads bring zeros, stores write
 // nothing. NaN in a neighbour or past total_tokens cannot get in; score masks need no lengths; and
 // a map is valid for every batch of the same buffer and size.
-#ifndef UNPAD_CUDA_ATTENTION_SM90_CUH
-#define UNPAD_CUDA_ATTENTION_SM90_CUH
+#pragma once
 
 #include "attention.cuh"
 #include "ptx.cuh"
@@ -127,8 +126,7 @@ __device__ __forceinline__ void before_wait(bool impossible) {
 template <int N>
 __device__ __forceinline__ bool all_zero_and_one_negative(const float (&x)[N]) {
     uint32_t bits = 0;
-#pragma unroll
-    for (int i = 0; i < N; i++) bits |= __float_as_uint(x[i]);
+    unrolled_for (int i = 0; i < N; i++) bits |= __float_as_uint(x[i]);
     return bits == 0x80000000u;
 }
 
@@ -210,8 +208,7 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const CUtensorMap *map,
                                           int first, int rows) {
 #pragma unroll 1
     for (int at = 0; at < rows; at += BOX_ROWS)
-#pragma unroll
-        for (int panel = 0; panel < D / PANEL_COLUMNS; panel++)
+        unrolled_for (int panel = 0; panel < D / PANEL_COLUMNS; panel++)
             tma_load_3d(tile + panel * PANEL_BYTES + at * ROW_BYTES, map, full,
                         column + panel * PANEL_COLUMNS, total_tokens - doc.len + first + at,
                         doc.start + doc.len);
@@ -278,16 +275,14 @@ __device__ __forceinline__ void produce_units(unsigned *items_taken, const int32
 template <int N>
 __device__ __forceinline__ void mask_diagonal(float (&s)[N]) {
     const int row = warp_in_group() * 16 + quad_row();
-#pragma unroll
-    for (int i = 0; i < UNIT_ROWS / 2; i++)
+    unrolled_for (int i = 0; i < UNIT_ROWS / 2; i++)
         if (i / 4 * 8 + quad_col() + i % 2 > row + i / 2 % 2 * 8)
             s[N - UNIT_ROWS / 2 + i] = -INFINITY;
 }
 // Rows are keys, `ahead` of the columns, the queries.
 __device__ __forceinline__ void mask_earlier_queries(float (&s)[UNIT_ROWS / 2], int ahead) {
     const int row = warp_in_group() * 16 + quad_row() + ahead;
-#pragma unroll
-    for (int i = 0; i < UNIT_ROWS / 2; i++)
+    unrolled_for (int i = 0; i < UNIT_ROWS / 2; i++)
         if (row + i / 2 % 2 * 8 > i / 4 * 8 + quad_col() + i % 2) s[i] = -INFINITY;
 }
 
@@ -311,8 +306,7 @@ __device__ __forceinline__ void multiply_transposed(float (&c)[M], uint32_t a_ti
                                                     uint32_t b_tile) {
     constexpr int A_PANEL = A_ROWS * ROW_BYTES, B_PANEL = B_ROWS * ROW_BYTES;
     const uint64_t a = descriptor(a_tile, A_PANEL), b = descriptor(b_tile, B_PANEL);
-#pragma unroll
-    for (int i = 0; i < D / 16; i++) {
+    unrolled_for (int i = 0; i < D / 16; i++) {
         const int panel = i / 4, column = i % 4 * 32;  // in bytes
         wgmma_ss<0, 0>(c, further(a, panel * A_PANEL + column),
                        further(b, panel * B_PANEL + column), i > 0);
@@ -326,8 +320,7 @@ template <int N, int B_ROWS, int M, int A>
 __device__ __forceinline__ void multiply_add(float (&c)[M], const uint32_t (&a)[A][4],
                                              uint32_t b_tile, int rows = B_ROWS) {
     const uint64_t b = descriptor(b_tile, B_ROWS * ROW_BYTES);
-#pragma unroll
-    for (int i = 0; i < N / 16; i++)
+    unrolled_for (int i = 0; i < N / 16; i++)
         wgmma_rs<1>(c, a[i], further(b, (i * 16 & (rows - 1)) * ROW_BYTES), 1);
     wgmma_commit();
 }
@@ -335,15 +328,13 @@ __device__ __forceinline__ void multiply_add(float (&c)[M], const uint32_t (&a)[
 // Columns that x lacks are zeros
 template <int N, int A>
 __device__ __forceinline__ void to_operand(uint32_t (&a)[A][4], const float (&x)[N]) {
-#pragma unroll
-    for (int i = 0; i < 4 * A; i++)
+    unrolled_for (int i = 0; i < 4 * A; i++)
         a[i / 4][i % 4] = i < N / 2 ? pack_bf16(x[2 * i], x[2 * i + 1]) : 0;
 }
 
 template <int N>
 __device__ __forceinline__ void clear(float (&x)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) x[i] = 0;
+    unrolled_for (int i = 0; i < N; i++) x[i] = 0;
 }
 
 // ---- Results ------------------------------------------------------------------------------------
@@ -360,8 +351,7 @@ __device__ __forceinline__ void store_rows(const CUtensorMap *map, uint32_t tile
     unsigned char *to = smem + (tile - smem_u32(smem));
     if (lane_id() == 0) bulk_wait_read<0>();
     __syncwarp();  // the previous store has read this buffer
-#pragma unroll
-    for (int i = 0; i < D / 2; i += 2) {
+    unrolled_for (int i = 0; i < D / 2; i += 2) {
         const int r = i / 2 % 2, panel = i / 32, chunk = i / 4 % 8, in_tile = quad_row() + 8 * r;
         *reinterpret_cast<uint32_t *>(to + panel * T::PANEL + in_tile * ROW_BYTES +
                                       ((chunk ^ (in_tile & 7)) << 4) + quad_col() * 2) =
@@ -370,8 +360,7 @@ __device__ __forceinline__ void store_rows(const CUtensorMap *map, uint32_t tile
     fence_proxy_async();
     __syncwarp();  // all lanes' values are there
     if (lane_id() != 0 || row >= doc.len) return;
-#pragma unroll
-    for (int panel = 0; panel < T::PANELS; panel++)
+    unrolled_for (int panel = 0; panel < T::PANELS; panel++)
         tma_store_3d(map, tile + panel * T::PANEL, column + panel * PANEL_COLUMNS,
                      (int)total_tokens - doc.len + row, doc.start + doc.len);
     bulk_commit();
@@ -386,5 +375,3 @@ inline unsigned persistent_grid(int64_t items) {
 }
 
 }  // namespace
-
-#endif

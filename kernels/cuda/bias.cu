@@ -32,8 +32,7 @@ __global__ void __launch_bounds__(ROW_MAX_THREADS)
     float sums[ROW_VECTORS][8] = {};
     const int64_t stride = (int64_t)gridDim.x * blockDim.y;
     for (int64_t t = row_of_thread(); t < T; t += stride) {
-#pragma unroll
-        for (int i = 0; i < ROW_VECTORS; i++) {
+        unrolled_for (int i = 0; i < ROW_VECTORS; i++) {
             const int c = vector_column(i);
             float x[8];
             if (c >= N) continue;
@@ -41,8 +40,7 @@ __global__ void __launch_bounds__(ROW_MAX_THREADS)
             for (int j = 0; j < 8; j++) sums[i][j] += x[j];
         }
     }
-#pragma unroll
-    for (int i = 0; i < ROW_VECTORS; i++) {
+    unrolled_for (int i = 0; i < ROW_VECTORS; i++) {
         const int c = vector_column(i);
         if (c >= N) continue;
         for (int j = 0; j < 8; j++) partial[row_of_thread() * N + c + j] = sums[i][j];

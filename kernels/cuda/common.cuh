@@ -1,7 +1,6 @@
 // Shared by all CUDA kernel files: the stream, checked launches, reductions, 16-byte vectors, and
 // the mapping of a tensor's rows to warps.
-#ifndef UNPAD_CUDA_COMMON_CUH
-#define UNPAD_CUDA_COMMON_CUH
+#pragma once
 
 #include <assert.h>
 #include <cuda_bf16.h>
@@ -66,6 +65,9 @@ inline void cuda_check(const char *file, int line, const char *what, cudaError_t
 // a kernel at the next call that waits.
 #define LAUNCH_CHECK(kernel_) cuda_check(__FILE__, __LINE__, kernel_, cudaGetLastError())
 
+// So that arrays that the loop indexes are registers
+#define unrolled_for _Pragma("unroll") for
+
 enum { WARP = 32 };
 
 template <class I>
@@ -77,8 +79,8 @@ __host__ __device__ constexpr I ceil_div(I a, I b) {
 
 template <class R>
 __device__ __forceinline__ R warp_sum(R x) {
-#pragma unroll
-    for (int lane = WARP / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+    unrolled_for (int lane = WARP / 2; lane > 0; lane /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, lane);
     return x;
 }
 
@@ -105,8 +107,7 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 
 __device__ __forceinline__ void unpack8(float (&x)[8], const Bf16x8 &v) {
     const uint32_t words[4] = {v.words.x, v.words.y, v.words.z, v.words.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
+    unrolled_for (int i = 0; i < 4; i++) {
         const float2 f = unpack2(words[i]);
         x[2 * i] = f.x;
         x[2 * i + 1] = f.y;
@@ -236,5 +237,3 @@ __device__ __forceinline__ float row_sum(float x, float *warp_sums) {
     for (int w = 1; w < warps; w++) x += row[w];
     return x;
 }
-
-#endif

@@ -21,14 +21,12 @@ __device__ __forceinline__ SoftmaxSum merge(SoftmaxSum a, float max, float sum) 
 template <int N>
 __device__ __forceinline__ void add_logits(SoftmaxSum *s, const float (&x)[N]) {
     float max = x[0];
-#pragma unroll
-    for (int i = 1; i < N; i++) max = fmaxf(max, x[i]);
+    unrolled_for (int i = 1; i < N; i++) max = fmaxf(max, x[i]);
     if (max > s->max) {
         s->sum *= __expf(s->max - max);
         s->max = max;
     }
-#pragma unroll
-    for (int i = 0; i < N; i++) s->sum += __expf(x[i] - s->max);
+    unrolled_for (int i = 0; i < N; i++) s->sum += __expf(x[i] - s->max);
 }
 
 __device__ __forceinline__ SoftmaxSum thread_sum(const floatX *x, int64_t V) {
@@ -46,8 +44,7 @@ __device__ __forceinline__ SoftmaxSum thread_sum(const floatX *x, int64_t V) {
 
 // Lane 0 gets the sum of the warp; the others' may differ in a bit, as merge is contracted to FMA.
 __device__ __forceinline__ SoftmaxSum warp_merge(SoftmaxSum s) {
-#pragma unroll
-    for (int lane = WARP / 2; lane > 0; lane /= 2) {
+    unrolled_for (int lane = WARP / 2; lane > 0; lane /= 2) {
         const float max = __shfl_xor_sync(0xffffffffu, s.max, lane);
         const float sum = __shfl_xor_sync(0xffffffffu, s.sum, lane);
         s = merge(s, max, sum);
@@ -79,8 +76,7 @@ __device__ __forceinline__ void map_row(floatX *x, int64_t V, int64_t Vp, F valu
     for (int64_t v = 8 * threadIdx.x; v < tail; v += 8 * blockDim.x) {
         float a[8];
         load8(a, x + v);
-#pragma unroll
-        for (int i = 0; i < 8; i++) a[i] = value(v + i, a[i]);
+        unrolled_for (int i = 0; i < 8; i++) a[i] = value(v + i, a[i]);
         store8(x + v, a);
     }
     const int64_t v = tail + threadIdx.x;

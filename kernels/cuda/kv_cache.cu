@@ -42,23 +42,20 @@ __global__ void __launch_bounds__(DECODE_WARPS *WARP)
     const floatX *key = cache + first_rows[t] * row + h / (H / Hkv) * D + at;
     const floatX *query = qkv + (t * (H + 2 * Hkv) + h) * D + at;
     float q[N], acc[N] = {}, top = -INFINITY, sum = 0;
-#pragma unroll
-    for (int i = 0; i < N; i++) q[i] = __bfloat162float(query[i]) * scale;
+    unrolled_for (int i = 0; i < N; i++) q[i] = __bfloat162float(query[i]) * scale;
     for (int j = 0; j < length; j++, key += row) {
         float score = 0;
-#pragma unroll
-        for (int i = 0; i < N; i++) score += q[i] * __bfloat162float(key[i]);
+        unrolled_for (int i = 0; i < N; i++) score += q[i] * __bfloat162float(key[i]);
         score = warp_sum(score);
         const float larger = fmaxf(top, score);
         const float alpha = expf(top - larger), p = expf(score - larger);
         const floatX *value = key + Hkv * D;
         top = larger;
         sum = sum * alpha + p;
-#pragma unroll
-        for (int i = 0; i < N; i++) acc[i] = acc[i] * alpha + p * __bfloat162float(value[i]);
+        unrolled_for (int i = 0; i < N; i++)
+            acc[i] = acc[i] * alpha + p * __bfloat162float(value[i]);
     }
-#pragma unroll
-    for (int i = 0; i < N; i++) out[item * D + at + i] = __float2bfloat16(acc[i] / sum);
+    unrolled_for (int i = 0; i < N; i++) out[item * D + at + i] = __float2bfloat16(acc[i] / sum);
 }
 
 void attention_decode(floatX *out, const floatX *qkv, const floatX *cache,

@@ -27,8 +27,7 @@ __global__ void muon_momentum_kernel(real *grads, M *momentum, const StepScalars
     if (element() >= n || scale == 0) return;  // a non-finite step changes nothing
     Neighbours<float, WIDTH> g = neighbours<WIDTH>(grads + i);
     Neighbours<M, WIDTH> m = neighbours<WIDTH>(momentum + i);
-#pragma unroll
-    for (int k = 0; k < WIDTH; k++) {
+    unrolled_for (int k = 0; k < WIDTH; k++) {
         const float x = (1 - beta) * (g.x[k] * scale), sum = beta * widen(m.x[k]) + x;
         g.x[k] = beta * sum + x;
         narrow(&m.x[k], sum, mix64(counter + i + k) >> RANDOM_M);
@@ -55,8 +54,7 @@ __global__ void muon_normalise_kernel(floatX *__restrict__ x, const real *__rest
     const float scale = 1 / fmaxf(sqrtf((float)squares[blockIdx.y]), eps);
     const Neighbours<const real, WIDTH> g = neighbours<WIDTH>(grads + blockIdx.y * stride + i);
     float scaled[WIDTH];
-#pragma unroll
-    for (int k = 0; k < WIDTH; k++) scaled[k] = g.x[k] * scale;
+    unrolled_for (int k = 0; k < WIDTH; k++) scaled[k] = g.x[k] * scale;
     store8(x + blockIdx.y * n + i, scaled);
 }
 
@@ -88,8 +86,7 @@ __global__ void muon_apply_kernel(uint16_t *weights, uint16_t *master_lo,
                                 lo = neighbours<WIDTH>(master_lo + i);
     float update[WIDTH];
     load8(update, x + blockIdx.y * n + element());
-#pragma unroll
-    for (int k = 0; k < WIDTH; k++)
+    unrolled_for (int k = 0; k < WIDTH; k++)
         master_split(master_join(hi.x[k], lo.x[k]) * keep - lr * update[k], &hi.x[k], &lo.x[k]);
     neighbours<WIDTH>(weights + i) = hi;
     neighbours<WIDTH>(master_lo + i) = lo;

@@ -10,8 +10,7 @@ __global__ void nf4_dequantize_kernel(floatX *__restrict__ out, const uint32_t *
                                       const float *__restrict__ absmax, size_t n) {
     const float levels[NUM_LEVELS] = {NF4_LEVELS};
     __shared__ float level[NUM_LEVELS];
-#pragma unroll
-    for (int k = 0; k < NUM_LEVELS; k++)
+    unrolled_for (int k = 0; k < NUM_LEVELS; k++)
         if (threadIdx.x == 0) level[k] = levels[k];
     __syncthreads();  // all levels are there before any is read
     const size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
@@ -19,8 +18,7 @@ __global__ void nf4_dequantize_kernel(floatX *__restrict__ out, const uint32_t *
     const uint32_t word = codes[i];
     const float scale = absmax[8 * i / NF4_BLOCK];
     float x[8];
-#pragma unroll
-    for (int k = 0; k < 8; k++)  // of each byte the high bits first
+    unrolled_for (int k = 0; k < 8; k++)  // of each byte the high bits first
         x[k] = level[word >> (8 * (k / 2) + 4 - 4 * (k % 2)) & 15] * scale;
     store8(out + 8 * i, x);
 }

@@ -130,8 +130,7 @@ __device__ __forceinline__ void update_neighbours(uint16_t *weights, uint16_t *m
     Neighbours<uint16_t, N> hi = neighbours<N>(weights), lo = neighbours<N>(master_lo);
     Neighbours<M, N> ms = neighbours<N>(m), vs = neighbours<N>(v);
     const Neighbours<const real, N> gs = neighbours<N>(grads);
-#pragma unroll
-    for (int i = 0; i < N; i++) {
+    unrolled_for (int i = 0; i < N; i++) {
         float new_m = widen(ms.x[i]), new_v = widen(vs.x[i]);
         float w = update(master_join(hi.x[i], lo.x[i]), &new_m, &new_v, gs.x[i] * scale, k);
         master_split(w, &hi.x[i], &lo.x[i]);

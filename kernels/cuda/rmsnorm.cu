@@ -20,11 +20,9 @@ __global__ void __launch_bounds__(ROW_MAX_THREADS)
     const int columns = t < T ? C : 0;  // threads past the last row still meet the barrier
     Bf16x8 x[ROW_VECTORS];
     float squares = 0;
-#pragma unroll
-    for (int i = 0; i < ROW_VECTORS; i++)
+    unrolled_for (int i = 0; i < ROW_VECTORS; i++)
         if (vector_column(i) < columns) x[i] = load_vector(resid + t * C + vector_column(i));
-#pragma unroll
-    for (int i = 0; i < ROW_VECTORS; i++) {
+    unrolled_for (int i = 0; i < ROW_VECTORS; i++) {
         if (vector_column(i) >= columns) continue;
         float a[8];
         unpack8(a, x[i]);
@@ -32,8 +30,7 @@ __global__ void __launch_bounds__(ROW_MAX_THREADS)
     }
     const float scale = 1.0f / sqrtf(row_sum(squares, warp_sums) / (float)C + eps);
     if (threadIdx.x == 0 && columns) rstd[t] = scale;
-#pragma unroll
-    for (int i = 0; i < ROW_VECTORS; i++) {
+    unrolled_for (int i = 0; i < ROW_VECTORS; i++) {
         if (vector_column(i) >= columns) continue;
         float a[8], w[8];
         unpack8(a, x[i]);
@@ -84,16 +81,14 @@ __global__ void __launch_bounds__(ROW_MAX_THREADS)
         const float s = columns ? rstd[t] : 0;
         Bf16x8 dy[ROW_VECTORS], x[ROW_VECTORS], dx[ROW_VECTORS];
         float dot = 0;
-#pragma unroll
-        for (int i = 0; i < ROW_VECTORS; i++) {
+        unrolled_for (int i = 0; i < ROW_VECTORS; i++) {
             if (vector_column(i) >= columns) continue;
             const int64_t at = t * C + vector_column(i);
             dy[i] = load_vector(dnormed + at);
             x[i] = load_vector(resid + at);
             dx[i] = load_vector(dresid + at);
         }
-#pragma unroll
-        for (int i = 0; i < ROW_VECTORS; i++) {
+        unrolled_for (int i = 0; i < ROW_VECTORS; i++) {
             if (vector_column(i) >= columns) continue;
             float g[8], a[8], w[8];
             unpack8(g, dy[i]);
@@ -107,8 +102,7 @@ __global__ void __launch_bounds__(ROW_MAX_THREADS)
         // Two sets of sums in turn: the barrier inside also says that the set of the turn before
         // last has been read.
         const float mean = row_sum(dot, warp_sums[turn]) / (float)C * s * s;
-#pragma unroll
-        for (int i = 0; i < ROW_VECTORS; i++) {
+        unrolled_for (int i = 0; i < ROW_VECTORS; i++) {
             if (vector_column(i) >= columns) continue;
             float g[8], a[8], w[8], d[8];
             unpack8(g, dy[i]);
@@ -121,8 +115,7 @@ __global__ void __launch_bounds__(ROW_MAX_THREADS)
     }
     float *sums = reinterpret_cast<float *>(smem), *block_sums = partial + (int64_t)blockIdx.x * C;
     float *row = blockDim.y == 1 ? block_sums : sums + (int)threadIdx.y * C;
-#pragma unroll
-    for (int i = 0; i < ROW_VECTORS; i++) {
+    unrolled_for (int i = 0; i < ROW_VECTORS; i++) {
         if (vector_column(i) >= C) continue;
         float4 *to = reinterpret_cast<float4 *>(row + vector_column(i));
         to[0] = make_float4(dw[i][0], dw[i][1], dw[i][2], dw[i][3]);

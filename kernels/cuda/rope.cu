@@ -12,12 +12,10 @@ __device__ __forceinline__ void rotate8(floatX *low, floatX *high, const float4 
     float a[8], b[8];
     load8(a, low);
     load8(b, high);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
+    unrolled_for (int i = 0; i < 4; i++) {
         const float4 two = angles[i];
         const float cosine[2] = {two.x, two.z}, sine[2] = {two.y, two.w};
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
+        unrolled_for (int j = 0; j < 2; j++) {
             const float x = a[2 * i + j], y = b[2 * i + j];
             a[2 * i + j] = x * cosine[j] - y * sine[j];
             b[2 * i + j] = y * cosine[j] + x * sine[j];

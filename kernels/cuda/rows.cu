@@ -94,14 +94,12 @@ __global__ void embedding_spans_kernel(real *dweight, float *scratch,
     for (int64_t i = first; i < last; i += AHEAD) {
         Bf16x8 row[AHEAD];
         int32_t token[AHEAD];
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++) {  // independent loads, all in flight at once
+        unrolled_for (int j = 0; j < AHEAD; j++) {  // independent loads, all in flight at once
             if (i + j >= last) continue;
             token[j] = runs.token(i + j);
             row[j] = load_vector(dout + (int64_t)order[i + j] * C + c);
         }
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
+        unrolled_for (int j = 0; j < AHEAD; j++) {
             if (i + j >= last) continue;
             if (token[j] != current) {  // the run ended inside the span
                 float *to =
@@ -109,13 +107,11 @@ __global__ void embedding_spans_kernel(real *dweight, float *scratch,
                 store_sum(to + c, sum, !from_before);
                 from_before = false;
                 current = token[j];
-#pragma unroll
-                for (int k = 0; k < 8; k++) sum[k] = 0;
+                unrolled_for (int k = 0; k < 8; k++) sum[k] = 0;
             }
             float x[8];
             unpack8(x, row[j]);
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum[k] += x[k];
+            unrolled_for (int k = 0; k < 8; k++) sum[k] += x[k];
         }
     }
     const bool goes_on = last < T && runs.token(last) == current;

@@ -16,8 +16,7 @@ __global__ void swiglu_forward_kernel(floatX *__restrict__ out, const floatX *__
         float gate[8], up[8];
         load8(gate, gates + f);
         load8(up, ups + f);
-#pragma unroll
-        for (int i = 0; i < 8; i++) up[i] *= gate[i] * sigmoid(gate[i]);
+        unrolled_for (int i = 0; i < 8; i++) up[i] *= gate[i] * sigmoid(gate[i]);
         store8(out + t * F + f, up);
     }
 }
@@ -42,8 +41,7 @@ __global__ void swiglu_backward_kernel(floatX *__restrict__ dgate_up,
         load8(gate, gate_up + gates + f);
         load8(up, gate_up + ups + f);
         load8(d, dout + t * F + f);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
+        unrolled_for (int i = 0; i < 8; i++) {
             const float x = gate[i], s = sigmoid(x);
             gate[i] = d[i] * up[i] * s * (1.0f + x * (1.0f - s));
             up[i] = d[i] * x * s;
