@@ -79,19 +79,18 @@ static int damaged_seen;
 // The step of the newest good checkpoint; -1: there is none, -2: none is good.
 static int64_t newest(void) {
     char path[IO_PATH_MAX];
-    int64_t step = -7, found = -1, *steps;
-    int count = 0;
+    STEPS steps = {0};
+    int64_t step = -7, found = -1;
     Error err = {0}, why;
     warnings_off = true;
     damaged_seen = 0;
-    MUST(checkpoint_list(scratch("out"), &steps, &count, &err));
-    for (int i = 0; i < count; i++) {
+    MUST(checkpoint_list(&steps, scratch("out"), &err));
+    for (int i = 0; i < steps.n; i++) {
         why = (Error){0};
-        MUST(checkpoint_step_path(path, scratch("out"), steps[i], &err));
-        damaged_seen += !checkpoint_verify(path, &found, &why) || found != steps[i];
+        MUST(checkpoint_step_path(path, scratch("out"), steps.list[i], &err));
+        damaged_seen += !checkpoint_verify(path, &found, &why) || found != steps.list[i];
         CHECK(!why.code || why.what[0]);
     }
-    free(steps);
     return checkpoint_find_newest(scratch("out"), path, &step, &err) ? step : -2;
 }
 

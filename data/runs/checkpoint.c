@@ -218,20 +218,20 @@ static int newest_first(const void *a, const void *b) {
     return x > y ? -1 : x < y;
 }
 
-bool checkpoint_list(const char *out_dir, int64_t **steps, int *count, Error *err) {
+void steps_free(Steps *steps) { free(steps->list); }
+
+bool checkpoint_list(Steps *steps, const char *out_dir, Error *err) {
     size_t capacity = 0;
     int64_t step;
-    *steps = NULL;
-    *count = 0;
     DIR *dir = opendir(out_dir);
     if (!dir) return errno == ENOENT || disk_error(err, out_dir, "cannot open the directory");
     for (struct dirent *e; (e = readdir(dir));) {
         if (!checkpoint_parse_step(e->d_name, &step)) continue;
-        array_grow(*steps, &capacity, (size_t)*count + 1, "checkpoints");
-        (*steps)[(*count)++] = step;
+        array_grow(steps->list, &capacity, (size_t)steps->n + 1, "checkpoints");
+        steps->list[steps->n++] = step;
     }
     closedir(dir);
-    if (*count > 1) qsort(*steps, (size_t)*count, sizeof **steps, newest_first);
+    if (steps->n > 1) qsort(steps->list, (size_t)steps->n, sizeof step, newest_first);
     return true;
 }
 
@@ -281,21 +281,19 @@ static bool is_link(const char *path) { return readlink(path, (char[1]){0}, 1) >
 
 bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err) {
     char dir[IO_PATH_MAX], manifest[IO_PATH_MAX];
-    int64_t *steps = NULL;
-    int count = 0, kept = 0;
-    bool ok =
-        checkpoint_recover(out_dir, false, err) && checkpoint_list(out_dir, &steps, &count, err);
-    for (int i = 0; ok && keep > 0 && i < count; i++) {
-        ok = checkpoint_step_path(dir, out_dir, steps[i], err) &&
+    STEPS steps = {0};
+    int kept = 0;
+    bool ok = checkpoint_recover(out_dir, false, err) && checkpoint_list(&steps, out_dir, err);
+    for (int i = 0; ok && keep > 0 && i < steps.n; i++) {
+        ok = checkpoint_step_path(dir, out_dir, steps.list[i], err) &&
              path_join(manifest, dir, manifest_name, err);
         const bool complete = ok && path_exists(manifest);
-        if (!ok || steps[i] > step || (complete && kept++ < keep)) continue;
+        if (!ok || steps.list[i] > step || (complete && kept++ < keep)) continue;
         // the manifest first: the rest of the directory can never be taken for a checkpoint
         ok = (!complete || is_link(dir) || unlink(manifest) == 0 ||
               disk_error(err, manifest, "cannot remove")) &&
              dir_remove_tree(dir, err);
     }
-    free(steps);
     return ok;
 }
 
@@ -308,39 +306,35 @@ static bool set_aside(const char *path, Error *err) {
 }
 
 bool checkpoint_remove_all(const char *out_dir, Error *err) {
-    int64_t *steps = NULL;
-    int count = 0;
+    STEPS steps = {0};
     char path[IO_PATH_MAX];
-    bool ok = checkpoint_recover(out_dir, false, err) &&
-              checkpoint_list(out_dir, &steps, &count, err) &&
+    bool ok = checkpoint_recover(out_dir, false, err) && checkpoint_list(&steps, out_dir, err) &&
               path_join(path, out_dir, "final", err) && set_aside(path, err);
-    while (ok && count-- > 0)  // the oldest first
-        ok = checkpoint_step_path(path, out_dir, steps[count], err) && set_aside(path, err);
-    free(steps);
+    while (ok && steps.n-- > 0)  // the oldest first
+        ok = checkpoint_step_path(path, out_dir, steps.list[steps.n], err) && set_aside(path, err);
     return ok && dir_sync(out_dir, err) && checkpoint_recover(out_dir, false, err);
 }
 
 // ---- The newest good one ------------------------------------------------------------------------
 
 bool checkpoint_find_newest(const char *out, char path[IO_PATH_MAX], int64_t *step, Error *err) {
-    int64_t *steps = NULL, found = -1;
-    int count = 0;
+    STEPS steps = {0};
+    int64_t found = -1;
     *step = -1;
-    bool ok = checkpoint_list(out, &steps, &count, err);
-    for (int i = 0; ok && *step < 0 && i < count; i++) {
+    if (!checkpoint_list(&steps, out, err)) return false;
+    for (int i = 0; *step < 0 && i < steps.n; i++) {
+        const int64_t expected = steps.list[i];
         Error why = {0};
-        ok = checkpoint_step_path(path, out, steps[i], err);
-        if (!ok) break;
-        if (checkpoint_verify(path, &found, &why) && found != steps[i])
+        if (!checkpoint_step_path(path, out, expected, err)) return false;
+        if (checkpoint_verify(path, &found, &why) && found != expected)
             error_set(&why, EXIT_BAD_INPUT, "was the directory renamed?",
-                      "%s: manifest.json: expected step %ld, found %ld", path, steps[i], found);
+                      "%s: manifest.json: expected step %ld, found %ld", path, expected, found);
         if (!why.code)
-            *step = steps[i];
+            *step = expected;
         else
             warning("skipping %s: %s", path, why.what);
     }
-    free(steps);
-    if (!ok || *step >= 0 || count == 0) return ok;
+    if (*step >= 0 || steps.n == 0) return true;
     return error_set(err, EXIT_BAD_INPUT, "--overwrite starts over here; or restore a backup",
-                     "%s: expected a good checkpoint, found %d damaged", out, count);
+                     "%s: expected a good checkpoint, found %d damaged", out, steps.n);
 }

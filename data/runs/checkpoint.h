@@ -55,8 +55,14 @@ void checkpoint_abort(Checkpoint *ck);
 
 // ---- The checkpoints of a directory -------------------------------------------------------------
 
-// The numbers of all step-*, newest first; the caller frees *steps. No directory: none.
-bool checkpoint_list(const char *out_dir, int64_t **steps, int *count, Error *err);
+// The numbers of all step-*, newest first; freed at the end of its block. No directory: none.
+typedef struct {
+    int64_t *list;  // (n)
+    int n;
+} Steps;
+void steps_free(Steps *steps);
+#define STEPS __attribute__((cleanup(steps_free))) Steps
+bool checkpoint_list(Steps *steps, const char *out_dir, Error *err);
 
 // At program start, under the lock: removes temporary directories that a killed run left, and
 // undoes replacements that it did not complete. What only has such a name is kept; warns: says so.

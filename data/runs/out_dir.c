@@ -26,35 +26,30 @@ bool out_dir_lock(OutDir *out, Error *err) {
 
 // A later --resume takes the newest checkpoint: there must be none newer than the one named.
 static bool check_is_newest(const char *out, const char *resume, int64_t step, Error *err) {
-    int64_t *steps = NULL;
-    int count = 0;
-    if (!checkpoint_list(out, &steps, &count, err)) return false;
-    if (count > 0 && steps[0] > step)
-        error_set(err, EXIT_USAGE, "remove the newer ones first, or give another --out",
-                  "--resume=%s: expected the newest checkpoint of --out, found %s/step-%08ld",
-                  resume, out, steps[0]);
-    free(steps);
-    return !err->code;
+    STEPS steps = {0};
+    if (!checkpoint_list(&steps, out, err)) return false;
+    return steps.n == 0 || steps.list[0] <= step ||
+           error_set(err, EXIT_USAGE, "remove the newer ones first, or give another --out",
+                     "--resume=%s: expected the newest checkpoint of --out, found %s/step-%08ld",
+                     resume, out, steps.list[0]);
 }
 
 // The hint lists the checkpoints of the run that `resume` names or lies in, or else of `out`.
 static bool no_checkpoint(const char *out, const char *resume, Error *err) {
     const bool exists = path_exists(resume);
     char run[IO_PATH_MAX], list[300] = "", name[32], hint[512];
-    int64_t *steps = NULL;
-    int count = 0;
+    STEPS steps = {0};
     text_copy(run, sizeof run, resume);
     if (!path_is_dir(resume) && !path_parent(run, resume, err)) return false;
-    if (!checkpoint_list(run, &steps, &count, &(Error){0}) || count == 0) {
+    checkpoint_list(&steps, run, &(Error){0});
+    if (steps.n == 0) {
         text_copy(run, sizeof run, out);
-        free(steps);
-        if (!checkpoint_list(run, &steps, &count, &(Error){0})) count = 0;
+        checkpoint_list(&steps, run, &(Error){0});
     }
-    for (int i = 0; i < count && i < 8; i++) {
-        snprintf(name, sizeof name, "step-%08ld", steps[i]);
+    for (int i = 0; i < steps.n && i < 8; i++) {
+        snprintf(name, sizeof name, "step-%08ld", steps.list[i]);
         text_list(list, sizeof list, name);
     }
-    free(steps);
     snprintf(hint, sizeof hint, list[0] ? "%.150s has %s" : "there is no checkpoint in %.150s%s",
              run, list);
     return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a checkpoint or a run, found %s",
@@ -143,18 +138,16 @@ bool out_dir_is_outside_models(const char *out, Error *err) {
 bool out_dir_is_free(const char *out, Error *err) {
     char path[IO_PATH_MAX], final[IO_PATH_MAX];
     bool has_log, has_final;
-    int64_t *steps = NULL;
-    int num_steps = 0;
+    STEPS steps = {0};
     if (!path_join(path, out, "log.jsonl", err) || !path_join(final, out, "final", err) ||
         !path_find(path, &has_log, err) || !path_find(final, &has_final, err) ||
-        (path_is_dir(out) && !checkpoint_list(out, &steps, &num_steps, err)))
+        (path_is_dir(out) && !checkpoint_list(&steps, out, err)))
         return false;
-    free(steps);
-    return (!has_log && !has_final && num_steps == 0) ||
+    return (!has_log && !has_final && steps.n == 0) ||
            error_set(err, EXIT_USAGE,
                      "--resume continues it, --out DIR starts elsewhere, --overwrite replaces it",
                      "%s: expected an empty directory, found %s", out,
-                     has_log || num_steps > 0 ? "a run" : "final/");
+                     has_log || steps.n > 0 ? "a run" : "final/");
 }
 
 bool out_dir_open(OutDir *out, bool continues, bool overwrite, Error *err) {
@@ -167,15 +160,14 @@ bool out_dir_open(OutDir *out, bool continues, bool overwrite, Error *err) {
 bool out_dir_check_space(const char *out, uint64_t checkpoint_bytes, uint64_t final_bytes,
                          int64_t steps, int64_t save_every, int keep, Error *err) {
     const double final = (double)final_bytes, whole = (double)checkpoint_bytes;
-    int64_t *old = NULL, saves = steps > 0;
-    int there = 0;
+    STEPS old = {0};
+    int64_t saves = steps > 0;
     struct statvfs disk;
     if (steps > 0 && save_every > 0) saves = (steps - 1) / save_every + 1;
     if (steps > 0 && save_every < 0) saves = keep + 1;  // by time: all that are kept
-    if (!checkpoint_list(out, &old, &there, &(Error){0})) there = 0;
-    free(old);
-    const bool prunes = keep > 0 && there >= keep;
-    const int64_t room = keep + 1 - there;
+    checkpoint_list(&old, out, &(Error){0});
+    const bool prunes = keep > 0 && old.n >= keep;
+    const int64_t room = keep + 1 - old.n;
     if (keep > 0 && saves > room) saves = room > 1 ? room : 1;
     const double needed = (double)saves * whole + final, least = steps <= 0 ? final
                                                                  : prunes   ? whole

@@ -59,7 +59,6 @@ void rank_field_device(RankFields *f, const char *name, const void *device, size
 }
 
 void rank_fields_agree(const RankFields *own, const char *what, const char *hint) {
-    Error err = {0};
     const size_t all = (size_t)comm_num_ranks() * MAX_RANK_FIELDS;
     char differing[400] = "";
     RankField *fields = host_calloc(all, sizeof *fields, "ranks");
@@ -73,11 +72,10 @@ void rank_fields_agree(const RankFields *own, const char *what, const char *hint
         text_list(differing, sizeof differing, text);
     }
     free(fields);
-    if (!differing[0]) return;
-    error_set(&err, EXIT_CHECKPOINT_MISFIT, hint,
-              "ranks: expected %s of every rank as of rank 0, found differences in %s", what,
-              differing);
-    error_exit(&err);
+    if (differing[0])
+        exit_with(EXIT_CHECKPOINT_MISFIT, hint,
+                  "ranks: expected %s of every rank as of rank 0, found differences in %s", what,
+                  differing);
 }
 
 // ---- Where each rank runs -----------------------------------------------------------------------

@@ -105,6 +105,7 @@ typedef int32_t index4 __attribute__((vector_size(16)));
 #define MERGE_LOW 0, 4, 1, 5
 #define MERGE_HIGH 2, 6, 3, 7
 #else
+#define few_portable NULL
 #define MERGE_LOW 0, 2
 #define MERGE_HIGH 1, 3
 #endif
@@ -225,12 +226,8 @@ static const InstructionSet instruction_sets[] = {
     {"avx512", tile_avx512, AVX512_MR, AVX512_NR, pack_avx512, few_avx512, 16, NULL, NULL, NULL},
     {"avx2", tile_avx2, AVX2_MR, AVX2_NR, pack_avx2, few_avx2, 8, NULL, NULL, NULL},
 #endif
-#ifdef GRADCHECK
-    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, pack_portable, NULL, 0, NULL, NULL, NULL},
-#else
     {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, pack_portable, few_portable, 4, NULL,
      NULL, NULL},
-#endif
 #ifdef AMX_MODEL
     MODEL_SET,
 #endif

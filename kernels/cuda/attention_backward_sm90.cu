@@ -592,9 +592,9 @@ void backward(floatX *dqkv, const Gradients &g, const Rope &rope, const Attentio
     const AttentionShape &s = b.shape;
     typedef QuerySizes<D> Q;
     typedef KeySizes<D> K;
-    static bool ready = allow_shared_memory(attention_backward_q_sm90_kernel<D>, Q::BYTES) &&
-                        allow_shared_memory(attention_backward_kv_sm90_kernel<D>, K::BYTES);
-    (void)ready;
+    [[maybe_unused]] static const bool ready =
+        allow_shared_memory(attention_backward_q_sm90_kernel<D>, Q::BYTES) &&
+        allow_shared_memory(attention_backward_kv_sm90_kernel<D>, K::BYTES);
     const CUtensorMap qkv_map = ragged_map(b.qkv, s.qkv_row, s.total_tokens, BOX_ROWS);
     const CUtensorMap dout_map = ragged_map(g.dout, s.out_row, s.total_tokens, BOX_ROWS);
     const CUtensorMap dqkv_map = ragged_map(dqkv, s.qkv_row, s.total_tokens, STORE_ROWS);

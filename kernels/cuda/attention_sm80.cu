@@ -678,8 +678,8 @@ void forward(floatX *out, float *lse, const AttentionBatch &b) {
     constexpr int KEYS = tiles_of(D, MEMORY).forward_keys;
     typedef ForwardSizes<D, QUERIES, KEYS> Z;
     static_assert(FITS<Z, MEMORY, 2>, "two CTAs on an SM");
-    static bool ready = allow_shared_memory(attention_forward_kernel<D, QUERIES, KEYS>, Z::BYTES);
-    (void)ready;
+    [[maybe_unused]] static const bool ready =
+        allow_shared_memory(attention_forward_kernel<D, QUERIES, KEYS>, Z::BYTES);
     const unsigned grid = grid_size(b.forward_items * Z::CTAS, b.shape.num_heads);
     attention_forward_kernel<D, QUERIES, KEYS>
         <<<grid, THREADS, Z::BYTES, cuda_stream()>>>(out, lse, b.qkv, b.work, b.shape);
@@ -693,9 +693,9 @@ void backward(floatX *dqkv, const Gradients &g, const Rope &rope, const Attentio
     typedef BackwardQSizes<D, Q, K> QZ;
     typedef BackwardKvSizes<D, KV_Q> KZ;
     static_assert(FITS<QZ, MEMORY, 2> && FITS < KZ, MEMORY, D == 64 ? 3 : 2 >, "CTAs on an SM");
-    static bool ready = allow_shared_memory(attention_backward_q_kernel<D, Q, K>, QZ::BYTES) &&
-                        allow_shared_memory(attention_backward_kv_kernel<D, KV_Q>, KZ::BYTES);
-    (void)ready;
+    [[maybe_unused]] static const bool ready =
+        allow_shared_memory(attention_backward_q_kernel<D, Q, K>, QZ::BYTES) &&
+        allow_shared_memory(attention_backward_kv_kernel<D, KV_Q>, KZ::BYTES);
     const AttentionShape &s = b.shape;
     const unsigned q_grid = grid_size(b.forward_items * QZ::CTAS, s.num_heads);
     const unsigned kv_grid = grid_size(b.backward_items, s.num_kv_heads);

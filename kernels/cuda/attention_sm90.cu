@@ -293,9 +293,8 @@ __global__ void __launch_bounds__(ForwardSizes<D>::THREADS, 1)
 template <int D>
 void forward(floatX *out, float *lse, const AttentionBatch &b) {
     const AttentionShape &s = b.shape;
-    static bool ready =
+    [[maybe_unused]] static const bool ready =
         allow_shared_memory(attention_forward_sm90_kernel<D>, ForwardSizes<D>::BYTES);
-    (void)ready;
     const CUtensorMap qkv_map = ragged_map(b.qkv, s.qkv_row, s.total_tokens, BOX_ROWS);
     const CUtensorMap out_map = ragged_map(out, s.out_row, s.total_tokens, STORE_ROWS);
     const unsigned grid = persistent_grid(b.forward_items * (s.num_heads / s.shared));
