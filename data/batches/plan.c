@@ -63,27 +63,18 @@ static void plan_reserve_micros(StepPlan *p, int64_t n) {
 
 static void plan_reserve_packing(StepPlan *p) {
     const size_t n = (size_t)p->num_stream;
-    size_t c = p->pack_capacity, sizes[5] = {c, c, c, c, c};
+    size_t c = p->pack_capacity, sizes[3] = {c, c, c};
     array_grow(p->units, &p->pack_capacity, n, owner);
-    array_grow(p->order, &sizes[0], n, owner);
-    array_grow(p->bin, &sizes[1], n, owner);
-    array_grow(p->ids, &sizes[2], n, owner);
-    array_grow(p->ids_order, &sizes[3], n, owner);
-    array_grow(p->shared, &sizes[4], n, owner);
+    array_grow(p->ids, &sizes[0], n, owner);
+    array_grow(p->ids_order, &sizes[1], n, owner);
+    array_grow(p->shared, &sizes[2], n, owner);
 }
 
-static int compare_keys(const void *a, const void *b) {
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
-// p->order: indices of units by falling length, equal ones in their order
-static void sort_by_length(StepPlan *p) {
-    assert(p->num_units <= INT32_MAX);
-    for (int64_t i = 0; i < p->num_units; i++)
-        p->order[i] = (uint64_t)(INT32_MAX - p->units[i].length) << 32 | (uint64_t)i;
-    qsort(p->order, (size_t)p->num_units, sizeof *p->order, compare_keys);
-    for (int64_t i = 0; i < p->num_units; i++) p->order[i] &= UINT32_MAX;
+// Equally long ones stay in their order.
+static int longest_first(const void *a, const void *b) {
+    const PlanUnit *x = a, *y = b;
+    if (x->length != y->length) return x->length > y->length ? -1 : 1;
+    return (x->first > y->first) - (x->first < y->first);
 }
 
 // The micro-batch for a unit: the one with the least work, or the least room, of those where it
@@ -101,42 +92,36 @@ static bool place_all(StepPlan *p, const PlanSettings *s, bool fullest) {
         p->room[m] = s->micro_batch_tokens;
         p->micro_work[m] = 0;
     }
-    for (int64_t i = 0; i < p->num_units; i++) {
-        const PlanUnit *u = &p->units[p->order[i]];
-        const int32_t m = choose_micro(p, u->length, fullest);
-        if (m < 0) return false;
-        p->bin[i] = m;
-        p->room[m] -= u->length;
-        p->micro_work[m] += u->work;
+    for (PlanUnit *u = p->units; u < p->units + p->num_units; u++) {
+        u->micro = choose_micro(p, u->length, fullest);
+        if (u->micro < 0) return false;
+        p->room[u->micro] -= u->length;
+        p->micro_work[u->micro] += u->work;
     }
     return true;
 }
 
 static void group_by_micro(StepPlan *p) {
     const int32_t M = p->num_micro;
+    const PlanUnit *u, *end = p->units + p->num_units;
     plan_reserve_segments(p, p->num_stream);
     memset(p->micro_start, 0, ((size_t)M + 1) * sizeof *p->micro_start);
-    for (int64_t i = 0; i < p->num_units; i++) {
-        const PlanUnit *u = &p->units[p->order[i]];
-        p->micro_start[p->bin[i] + 1] += u->end - u->first;
-    }
+    for (u = p->units; u < end; u++) p->micro_start[u->micro + 1] += u->end - u->first;
     for (int32_t m = 0; m < M; m++) p->micro_start[m + 1] += p->micro_start[m];
     int64_t *at = p->room;  // all are placed: room is no longer needed
     memcpy(at, p->micro_start, (size_t)M * sizeof *at);
-    for (int64_t i = 0; i < p->num_units; i++) {
-        const PlanUnit *u = &p->units[p->order[i]];
+    for (u = p->units; u < end; u++)
         for (int64_t k = u->first; k < u->end; k++) {
-            p->ids_order[at[p->bin[i]]] = p->ids[k];
-            p->segments[at[p->bin[i]]++] = p->stream[p->ids[k]];
+            p->ids_order[at[u->micro]] = p->ids[k];
+            p->segments[at[u->micro]++] = p->stream[p->ids[k]];
         }
-    }
 }
 
 // Groups p->segments by micro-batch, longest unit first. If a unit finds no room, each goes into
 // the fullest micro-batch with room instead. False: one fits nowhere.
 static bool place_units(StepPlan *p, const PlanSettings *s, int32_t num_micro) {
     p->num_micro = num_micro;
-    sort_by_length(p);
+    qsort(p->units, (size_t)p->num_units, sizeof *p->units, longest_first);
     if (!place_all(p, s, false) && !place_all(p, s, true)) return false;
     group_by_micro(p);
     return true;
@@ -148,7 +133,7 @@ static bool plan_pack(StepPlan *p, const PlanSettings *s) {
     p->num_units = p->num_stream;
     for (int64_t i = 0; i < p->num_stream; i++) {
         p->ids[i] = (int32_t)i;
-        p->units[i] = (PlanUnit){i, i + 1, p->stream[i].length, plan_work(p->stream[i].length)};
+        p->units[i] = (PlanUnit){i, i + 1, p->stream[i].length, plan_work(p->stream[i].length), 0};
     }
     return place_units(p, s, s->num_micro);
 }
@@ -181,10 +166,10 @@ static void make_units(StepPlan *p, int64_t most, int64_t room) {
         for (int64_t k = i + 1; !inside && goes_on(p, k); k++)
             rows += p->stream[p->ids[k]].length - p->shared[k];
         if (i == 0 || shared_len == 0 || u[-1].length + rows > (inside ? room : most))
-            *u++ = (PlanUnit){i, i + 1, length, plan_work(length)};
+            *u++ = (PlanUnit){i, i + 1, length, plan_work(length), 0};
         else
             u[-1] = (PlanUnit){u[-1].first, i + 1, u[-1].length + length - shared_len,
-                               u[-1].work + own_work(length, shared_len)};
+                               u[-1].work + own_work(length, shared_len), 0};
     }
     p->num_units = u - p->units;
 }
@@ -393,8 +378,6 @@ void plan_free(StepPlan *p) {
     free(p->segments);
     free(p->micro_start);
     free(p->micro_work);
-    free(p->order);
-    free(p->bin);
     free(p->room);
     free(p->units);
     free(p->ids);

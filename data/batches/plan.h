@@ -19,6 +19,7 @@
 // Segments ids[first .. end) of the stream that are placed as one
 typedef struct {
     int64_t first, end, length, work;
+    int32_t micro;  // the micro-batch that it goes into
 } PlanUnit;
 
 typedef struct {
@@ -44,9 +45,7 @@ typedef struct {
     int64_t padded_pairs;     // that it would compute in the padded layout
     // kept from step to step, for packing
     int64_t num_units;
-    PlanUnit *units;           // (num_units) at most num_stream
-    uint64_t *order;           // (num_units) indices of units by falling length
-    int32_t *bin;              // (num_units) micro-batch of each, in that order
+    PlanUnit *units;           // (num_units) at most num_stream; placed: by falling length
     int64_t *room;             // (num_micro) tokens that still fit
     int32_t *ids, *ids_order;  // (num_stream) of segments of the stream: by unit, by micro-batch
     int32_t *shared;           // (num_stream) what each of ids shares
