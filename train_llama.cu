@@ -17,12 +17,10 @@
 #include <sys/resource.h>
 
 #include "data/base/clock.h"
-#include "data/base/dir.h"
 #include "data/base/file.h"
 #include "data/base/signals.h"
 #include "data/batches/mixture.h"
 #include "data/runs/benchmark.h"
-#include "data/runs/checkpoint.h"
 #include "data/runs/checkpoint_files.h"
 #include "data/runs/conversation.h"
 #include "data/runs/evaluate.h"

@@ -2,7 +2,6 @@
 // measure it and then, once it exists, set the pointers.
 #pragma once
 
-#include <stdbool.h>
 #include <stddef.h>
 
 typedef struct {

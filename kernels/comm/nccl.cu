@@ -41,7 +41,6 @@ void comm_phase(const char *phase, int64_t step) { job_phase(phase, step); }
 #include <nccl.h>
 #include <pthread.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 static ncclComm_t nccl;  // NULL: a single rank
 static int rank, num_ranks = 1;
