@@ -82,23 +82,25 @@ INLINE void block(const Product *g, int r, int v, int k, int end, const int rows
     const real *a = g->a.p + r * a_row + k * a_step, *b = g->b + k * b_row + v * LANES;
     real *c = g->c + r * g->c_row + v * LANES;
     V acc[BLOCK_ROWS][BLOCK_VECS];
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < vecs; j++) acc[i][j] = (V){0};
+    unrolled_for (int i = 0; i < rows; i++)
+        unrolled_for (int j = 0; j < vecs; j++) acc[i][j] = (V){0};
     if (g->start.read) {
-        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < vecs; j++) {
-            acc[i][j] = load(c + i * g->c_row + j * LANES);
-            if (g->start.alpha) acc[i][j] *= splat(g->start.alpha[r + i]);
-        }
+        unrolled_for (int i = 0; i < rows; i++)
+            unrolled_for (int j = 0; j < vecs; j++) {
+                acc[i][j] = load(c + i * g->c_row + j * LANES);
+                if (g->start.alpha) acc[i][j] *= splat(g->start.alpha[r + i]);
+            }
     }
     for (; k < end; k++, a += a_step, b += b_row) {
         V row[BLOCK_VECS];
-        UNROLL for (int j = 0; j < vecs; j++) row[j] = load(b + j * LANES);
-        UNROLL for (int i = 0; i < rows; i++) {
+        unrolled_for (int j = 0; j < vecs; j++) row[j] = load(b + j * LANES);
+        unrolled_for (int i = 0; i < rows; i++) {
             V x = splat(a[i * a_row]);
-            UNROLL for (int j = 0; j < vecs; j++) acc[i][j] = FMA(x, row[j], acc[i][j]);
+            unrolled_for (int j = 0; j < vecs; j++) acc[i][j] = FMA(x, row[j], acc[i][j]);
         }
     }
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < vecs; j++)
-        store(c + i * g->c_row + j * LANES, acc[i][j]);
+    unrolled_for (int i = 0; i < rows; i++)
+        unrolled_for (int j = 0; j < vecs; j++) store(c + i * g->c_row + j * LANES, acc[i][j]);
 }
 
 static TARGET void any_block(const Product *g, int r, int v, int k, int end, int rows, int vecs) {
@@ -169,16 +171,16 @@ static TARGET void transpose(real *dst, const real *src, int n, int padded) {
     for (int r = 0; r < n; r += LANES) {
         for (int x = 0; x < padded; x += LANES) {
             V a[LANES], b[LANES];
-            UNROLL for (int i = 0; i < LANES; i++) a[i] =
-                r + i < n ? load(src + (r + i) * padded + x) : (V){0};
-            UNROLL for (int stage = 1; stage < LANES; stage *= 2) {
-                UNROLL for (int i = 0; i < LANES; i++) b[i] = a[i];
-                UNROLL for (int i = 0; i < LANES / 2; i++) {
+            unrolled_for (int i = 0; i < LANES; i++)
+                a[i] = r + i < n ? load(src + (r + i) * padded + x) : (V){0};
+            unrolled_for (int stage = 1; stage < LANES; stage *= 2) {
+                unrolled_for (int i = 0; i < LANES; i++) b[i] = a[i];
+                unrolled_for (int i = 0; i < LANES / 2; i++) {
                     a[2 * i] = SHUFFLE(BITS, b[i], b[i + LANES / 2], ZIP_LOW);
                     a[2 * i + 1] = SHUFFLE(BITS, b[i], b[i + LANES / 2], ZIP_HIGH);
                 }
             }
-            UNROLL for (int i = 0; i < LANES; i++) store(dst + (x + i) * width + r, a[i]);
+            unrolled_for (int i = 0; i < LANES; i++) store(dst + (x + i) * width + r, a[i]);
         }
     }
 }

@@ -24,11 +24,11 @@
 
 // For loops of constant length, and vectors: the elements of x, then y, that the indices name
 #ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
+#define unrolled_for _Pragma("clang loop unroll(full)") for
 #define SHUFFLE(indices, x, y, ...) \
     ((void)sizeof(indices), __builtin_shufflevector(x, y, __VA_ARGS__))
 #else
-#define UNROLL _Pragma("GCC unroll 32")
+#define unrolled_for _Pragma("GCC unroll 32") for
 #define SHUFFLE(indices, x, y, ...) __builtin_shuffle(x, y, (indices){__VA_ARGS__})
 #endif
 

@@ -25,12 +25,12 @@ TARGET static inline __attribute__((always_inline)) void NAME(multiply_add)(vec 
                                                                             const real *a,
                                                                             const real *b,
                                                                             const int depth) {
-    UNROLL for (int k = 0; k < depth; k++) {
+    unrolled_for (int k = 0; k < depth; k++) {
         vec row[NV];
-        UNROLL for (int j = 0; j < NV; j++) row[j] =
-            *(const vec *)(b + (k * NV + j) * VECTOR_LENGTH);
-        UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++) sum[i][j] =
-            FMA(a[k * MR + i], row[j], sum[i][j]);
+        unrolled_for (int j = 0; j < NV; j++)
+            row[j] = *(const vec *)(b + (k * NV + j) * VECTOR_LENGTH);
+        unrolled_for (int i = 0; i < MR; i++)
+            unrolled_for (int j = 0; j < NV; j++) sum[i][j] = FMA(a[k * MR + i], row[j], sum[i][j]);
     }
 }
 
@@ -44,8 +44,8 @@ TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, con
                               const real *restrict b, int64_t depth, const real *next) {
     enum { NR = NV * VECTOR_LENGTH, DEEP = 4 };
     vec sum[MR][NV];
-    UNROLL for (int i = 0; i < MR; i++) {
-        UNROLL for (int j = 0; j < NV; j++) {
+    unrolled_for (int i = 0; i < MR; i++) {
+        unrolled_for (int j = 0; j < NV; j++) {
             sum[i][j] = (vec){0};
             __builtin_prefetch(c + i * c_stride + j * VECTOR_LENGTH, 1);
         }
@@ -56,8 +56,8 @@ TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, con
         NAME(multiply_add)(sum, a, b, DEEP);
     }
     for (; depth > 0; depth--, a += MR, b += NR) NAME(multiply_add)(sum, a, b, 1);
-    UNROLL for (int i = 0; i < MR; i++) {
-        UNROLL for (int j = 0; j < NV; j++) {
+    unrolled_for (int i = 0; i < MR; i++) {
+        unrolled_for (int j = 0; j < NV; j++) {
             const int64_t at = i * c_stride + j * VECTOR_LENGTH;
             if (addend) sum[i][j] += *(const vec_anywhere *)(addend + at);
             *(vec_anywhere *)(c + at) = sum[i][j];
@@ -76,18 +76,18 @@ TARGET static inline __attribute__((always_inline)) void NAME(pack_part)(real *t
                                                                          const int n) {
     typedef lane_index indices __attribute__((vector_size(sizeof(vec))));
     vec a[VECTOR_LENGTH], b[VECTOR_LENGTH];
-    UNROLL for (int i = 0; i < n; i++) a[i] =
-        i < rows ? *(const vec_anywhere *)(from + i * stride) : (vec){0};
-    UNROLL for (int stage = 1; stage < n; stage *= 2) {
-        UNROLL for (int i = 0; i < n; i++) b[i] = a[i];
-        UNROLL for (int i = 0; i < n / 2; i++) {
+    unrolled_for (int i = 0; i < n; i++)
+        a[i] = i < rows ? *(const vec_anywhere *)(from + i * stride) : (vec){0};
+    unrolled_for (int stage = 1; stage < n; stage *= 2) {
+        unrolled_for (int i = 0; i < n; i++) b[i] = a[i];
+        unrolled_for (int i = 0; i < n / 2; i++) {
             a[2 * i] = SHUFFLE(indices, b[i], b[i + n / 2], MERGE_LOW);
             a[2 * i + 1] = SHUFFLE(indices, b[i], b[i + n / 2], MERGE_HIGH);
         }
     }
-    UNROLL for (int i = 0; i < n; i++) __builtin_prefetch(from + i * stride + PACK_DEPTH);
+    unrolled_for (int i = 0; i < n; i++) __builtin_prefetch(from + i * stride + PACK_DEPTH);
     if (n == width) width = VECTOR_LENGTH;  // several columns lie in a vector
-    UNROLL for (int i = 0; i < n; i++) * (vec_anywhere *)(to + i * width) = a[i];
+    unrolled_for (int i = 0; i < n; i++) *(vec_anywhere *)(to + i * width) = a[i];
 }
 
 // One panel: panel[k][i] (depth, width) = x(i, k), 0 for rows <= i < width. x(i, .) is contiguous.
@@ -207,13 +207,13 @@ TARGET static inline __attribute__((always_inline)) void NAME(few_of)(real *rest
                                                                       int64_t depth, int64_t kc,
                                                                       const int rows) {
     vec total[FEW_ROWS];
-    UNROLL for (int i = 0; i < rows; i++) memcpy(&total[i], c + i * VECTOR_LENGTH, sizeof(vec));
+    unrolled_for (int i = 0; i < rows; i++) memcpy(&total[i], c + i * VECTOR_LENGTH, sizeof(vec));
     for (int64_t first = 0; first < depth; first += kc) {
         const int64_t end = at_most(first + kc, depth), whole = first + (end - first) / 4 * 4;
         vec sum[FEW_ROWS];
-        UNROLL for (int i = 0; i < rows; i++) sum[i] = (vec){0};
+        unrolled_for (int i = 0; i < rows; i++) sum[i] = (vec){0};
         for (int64_t k = first; k < whole; k += 4) {
-            UNROLL for (int line = 0; line < VECTOR_LENGTH / 4; line++)
+            unrolled_for (int line = 0; line < VECTOR_LENGTH / 4; line++)
                 __builtin_prefetch(b + (depth + k) * VECTOR_LENGTH + line * 16);
             const real *p = b + k;
             const vec r0 = FOURS(p, 4 * depth), r1 = FOURS(p + depth, 4 * depth),
@@ -222,17 +222,18 @@ TARGET static inline __attribute__((always_inline)) void NAME(few_of)(real *rest
                       high23 = ZIP_HIGH(r2, r3);
             const vec column[4] = {PAIRS(low01, low23, 0x44), PAIRS(low01, low23, 0xee),
                                    PAIRS(high01, high23, 0x44), PAIRS(high01, high23, 0xee)};
-            UNROLL for (int q = 0; q < 4; q++) UNROLL for (int i = 0; i < rows; i++) sum[i] =
-                FMA(a[i * depth + k + q], column[q], sum[i]);
+            unrolled_for (int q = 0; q < 4; q++)
+                unrolled_for (int i = 0; i < rows; i++)
+                    sum[i] = FMA(a[i * depth + k + q], column[q], sum[i]);
         }
         for (int64_t k = whole; k < end; k++) {
             vec column;
             for (int r = 0; r < VECTOR_LENGTH; r++) column[r] = b[r * depth + k];
-            UNROLL for (int i = 0; i < rows; i++) sum[i] = FMA(a[i * depth + k], column, sum[i]);
+            unrolled_for (int i = 0; i < rows; i++) sum[i] = FMA(a[i * depth + k], column, sum[i]);
         }
-        UNROLL for (int i = 0; i < rows; i++) total[i] += sum[i];
+        unrolled_for (int i = 0; i < rows; i++) total[i] += sum[i];
     }
-    UNROLL for (int i = 0; i < rows; i++) memcpy(c + i * VECTOR_LENGTH, &total[i], sizeof(vec));
+    unrolled_for (int i = 0; i < rows; i++) memcpy(c + i * VECTOR_LENGTH, &total[i], sizeof(vec));
 }
 
 // rows: 1, 2, 4 or 8
