@@ -331,7 +331,9 @@ int device_memory_code(void);  // exit code for refused memory: the host's or a 
 size_t master_lo_bytes(void);  // bytes of low bits per weight: 0 or 2
 void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_host, size_t n);
 void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n);
-void activations_to_host(float *dst_host, const floatX *src, size_t n);
+static inline void activations_to_host(float *dst_host, const floatX *src, size_t n) {
+    weights_to_host(dst_host, src, NULL, n);
+}
 
 #ifdef __cplusplus
 }

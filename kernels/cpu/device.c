@@ -195,7 +195,3 @@ void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *mas
     (void)master_lo;
     for (size_t i = 0; i < n; i++) dst_host[i] = (float)weights[i];
 }
-
-void activations_to_host(float *dst_host, const floatX *src, size_t n) {
-    weights_to_host(dst_host, src, NULL, n);
-}

@@ -357,7 +357,3 @@ void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *mas
     }
     memory.waits++;
 }
-
-void activations_to_host(float *dst_host, const floatX *src, size_t n) {
-    weights_to_host(dst_host, src, NULL, n);
-}
