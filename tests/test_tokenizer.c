@@ -144,109 +144,81 @@ TEST(bpe_encodes_as_hugging_face) {
 
 // ---- BPE: as a naive encoder encodes any text by any vocabulary ---------------------------------
 
-enum { TOY_BYTES = 7, TOY_MERGES = 24, TOY_EXTRA = 6, TOY_LENGTH = 10, TOY_TEXT = 64 };
-enum { TOY_TOKENS = TOY_BYTES + TOY_MERGES + TOY_EXTRA };
-static const char toy_bytes[TOY_BYTES + 1] = "abc12\0>";      // each a token; '<' has none
-static const char *const toy_added[] = {"<a", "<a>", "<ab"};  // cut out first, the longest wins
+enum { TOY_MERGES = 24, TOY_EXTRA = 6, TOY_LENGTH = 10, TOY_TEXT = 64 };
+enum { TOY_TOKENS = 4 + TOY_MERGES + TOY_EXTRA };
 
+// How words are cut and added tokens found is seen by the goldens.
 typedef struct {
-    struct {
-        char bytes[TOY_LENGTH];
-        size_t n;
-    } tokens[TOY_TOKENS];
-    int32_t num_tokens, merges[TOY_MERGES][3], num_merges;  // left, right, result
-    bool ignore_merges, individual_digits;
-    bool narrow;  // merges and texts of a and b only, where merges compete
+    int bytes;  // a, b, ...: the first tokens; few of them where merges compete
+    char tokens[TOY_TOKENS][TOY_LENGTH + 1];
+    int num_tokens, merges[TOY_MERGES][3], num_merges;  // left, right, result
+    bool ignore_merges;
 } Toy;
 
-static int32_t toy_find(const Toy *toy, const char *p, size_t n) {
-    for (int32_t id = 0; id < toy->num_tokens; id++)
-        if (toy->tokens[id].n == n && memcmp(toy->tokens[id].bytes, p, n) == 0) return id;
+static int toy_find(const Toy *toy, const char *p, size_t n) {
+    for (int id = 0; id < toy->num_tokens; id++)
+        if (strlen(toy->tokens[id]) == n && memcmp(toy->tokens[id], p, n) == 0) return id;
     return -1;
 }
 
-static int32_t toy_token(Toy *toy, const char *p, size_t n) {
-    const int32_t id = toy_find(toy, p, n);
+static int toy_token(Toy *toy, const char *text) {
+    const int id = toy_find(toy, text, strlen(text));
     if (id >= 0) return id;
-    memcpy(toy->tokens[toy->num_tokens].bytes, p, n);
-    toy->tokens[toy->num_tokens].n = n;
+    strcpy(toy->tokens[toy->num_tokens], text);
     return toy->num_tokens++;
 }
 
-static int32_t toy_rank(const Toy *toy, int32_t left, int32_t right) {
-    for (int32_t rank = 0; rank < toy->num_merges; rank++)
+static int toy_rank(const Toy *toy, int left, int right) {
+    for (int rank = 0; rank < toy->num_merges; rank++)
         if (toy->merges[rank][0] == left && toy->merges[rank][1] == right) return rank;
     return -1;
 }
 
 static void toy_make(Toy *toy) {
-    *toy = (Toy){.ignore_merges = test_rng_below(2),
-                 .individual_digits = test_rng_below(2),
-                 .narrow = test_rng_below(2)};
-    for (int i = 0; i < TOY_BYTES; i++) toy_token(toy, &toy_bytes[i], 1);
+    *toy = (Toy){.bytes = test_rng_below(2) ? 2 : 4, .ignore_merges = test_rng_below(2)};
+    for (int i = 0; i < toy->bytes; i++) toy_token(toy, printed("%c", 'a' + i));
     for (int tries = 0; tries < 20 * TOY_MERGES && toy->num_merges < TOY_MERGES; tries++) {
-        const int32_t left = (int32_t)test_rng_below((uint32_t)toy->num_tokens),
-                      right = (int32_t)test_rng_below((uint32_t)toy->num_tokens);
-        const size_t l = toy->tokens[left].n, n = l + toy->tokens[right].n;
-        char whole[2 * TOY_LENGTH + 1] = "";
-        memcpy(whole, toy->tokens[left].bytes, l);
-        memcpy(whole + l, toy->tokens[right].bytes, n - l);
-        const size_t of_a_and_b = strspn(whole, "ab");
-        if (n > TOY_LENGTH || toy_rank(toy, left, right) >= 0) continue;
-        if (toy->narrow && of_a_and_b < n) continue;
-        int32_t *merge = toy->merges[toy->num_merges++];
-        merge[0] = left, merge[1] = right, merge[2] = toy_token(toy, whole, n);
+        const int left = (int)test_rng_below((uint32_t)toy->num_tokens),
+                  right = (int)test_rng_below((uint32_t)toy->num_tokens);
+        const char *whole = printed("%s%s", toy->tokens[left], toy->tokens[right]);
+        if (strlen(whole) > TOY_LENGTH || toy_rank(toy, left, right) >= 0) continue;
+        int *merge = toy->merges[toy->num_merges++];
+        merge[0] = left, merge[1] = right, merge[2] = toy_token(toy, whole);
     }
     for (int i = 0; i < TOY_EXTRA; i++) {  // tokens that no merge makes
-        char bytes[3];
-        for (int k = 0; k < 3; k++) bytes[k] = toy_bytes[test_rng_below(TOY_BYTES)];
-        toy_token(toy, bytes, 2 + test_rng_below(2));
+        char text[4] = "";
+        for (uint32_t k = 0, n = 2 + test_rng_below(2); k < n; k++)
+            text[k] = (char)('a' + test_rng_below((uint32_t)toy->bytes));
+        toy_token(toy, text);
     }
-}
-
-static void toy_name(const Toy *toy, int32_t id, char *out) {
-    gpt2_encode((const unsigned char *)toy->tokens[id].bytes, toy->tokens[id].n, out);
 }
 
 static void toy_open(const Toy *toy, Encoder *e) {
-    char name[2 * TOY_LENGTH + 1], other[2 * TOY_LENGTH + 1];
-    json_t *vocab = json_object(), *merges = json_array(), *added = json_array();
-    for (int32_t id = 0; id < toy->num_tokens; id++) {
-        toy_name(toy, id, name);
-        json_object_set_new(vocab, name, json_integer(id));
-    }
-    for (int32_t i = 0; i < toy->num_merges; i++) {
-        toy_name(toy, toy->merges[i][0], name);
-        toy_name(toy, toy->merges[i][1], other);
-        json_array_append_new(merges, json_pack("[s, s]", name, other));
-    }
-    for (int i = 0; i < 3; i++)
-        json_array_append_new(added, json_pack("{s:i, s:s, s:b}", "id", toy->num_tokens + i,
-                                               "content", toy_added[i], "special", i == 0));
-    char *json = json_write(
-        json_pack("{s:o, s:{s:s}, s:{s:s, s:[{s:s, s:b}, {s:s, s:b}]}, s:{s:s, s:b, s:o, s:o}}",
-                  "added_tokens", added, "decoder", "type", "ByteLevel", "pre_tokenizer", "type",
-                  "Sequence", "pretokenizers", "type", "Digits", "individual_digits",
-                  (int)toy->individual_digits, "type", "ByteLevel", "use_regex", false, "model",
-                  "type", "BPE", "ignore_merges", (int)toy->ignore_merges, "vocab", vocab, "merges",
-                  merges),
-        0);
-    encoder_open(e, json);
-    free(json);
+    char vocab[1024] = "", merges[1024] = "";
+    for (int id = 0; id < toy->num_tokens; id++)
+        strcat(vocab, printed("%s'%s': %d", id ? ", " : "", toy->tokens[id], id));
+    for (int i = 0; i < toy->num_merges; i++)
+        strcat(merges, printed("%s'%s %s'", i ? ", " : "", toy->tokens[toy->merges[i][0]],
+                               toy->tokens[toy->merges[i][1]]));
+    encoder_open(e, printed("{'decoder': {'type': 'ByteLevel'}, 'pre_tokenizer': {'type':"
+                            " 'ByteLevel', 'use_regex': false}, 'model': {'ignore_merges': %s,"
+                            " 'vocab': {%s}, 'merges': [%s]}}",
+                            toy->ignore_merges ? "true" : "false", vocab, merges));
 }
 
-// Merges the leftmost pair of the lowest rank until there is none.
-static int toy_word(const Toy *toy, const char *p, size_t n, int32_t *ids) {
+// Merges the leftmost pair of the lowest rank until there is none. A byte without a token is left
+// out.
+static int toy_encode(const Toy *toy, const char *p, size_t n, int32_t *ids) {
     int count = 0;
-    const int32_t whole = toy->ignore_merges ? toy_find(toy, p, n) : -1;
+    const int whole = toy->ignore_merges ? toy_find(toy, p, n) : -1;
     if (whole >= 0) ids[count++] = whole;
     for (size_t i = 0; whole < 0 && i < n; i++)
-        if (p[i] != '<') ids[count++] = toy_find(toy, p + i, 1);
+        if ((ids[count] = toy_find(toy, p + i, 1)) >= 0) count++;
     for (int best = 0; whole < 0 && best >= 0;) {
-        int32_t lowest = TOY_MERGES;
+        int lowest = TOY_MERGES;
         best = -1;
         for (int i = 0; i + 1 < count; i++) {
-            const int32_t rank = toy_rank(toy, ids[i], ids[i + 1]);
+            const int rank = toy_rank(toy, ids[i], ids[i + 1]);
             if (rank >= 0 && rank < lowest) lowest = rank, best = i;
         }
         if (best < 0) break;
@@ -256,24 +228,15 @@ static int toy_word(const Toy *toy, const char *p, size_t n, int32_t *ids) {
     return count;
 }
 
-static int toy_encode(const Toy *toy, const char *p, size_t n, int32_t *ids) {
-    int count = 0;
-    for (size_t at = 0, end; at < n; at = end) {
-        int32_t added = -1;
-        for (int i = 0; i < 3; i++)
-            if (strncmp(p + at, toy_added[i], strlen(toy_added[i])) == 0 &&
-                (added < 0 || strlen(toy_added[i]) > strlen(toy_added[added])))
-                added = i;
-        end = at + (added >= 0 ? strlen(toy_added[added]) : 1);
-        if (added >= 0) ids[count++] = toy->num_tokens + added;
-        if (added >= 0) continue;
-        const bool digit = p[at] == '1' || p[at] == '2';
-        while (end < n && !(digit && toy->individual_digits) &&
-               digit == (p[end] == '1' || p[end] == '2') && strncmp(p + end, "<a", 2) != 0)
-            end++;
-        count += toy_word(toy, p + at, end - at, ids + count);
-    }
-    return count;
+static void check_toy(const Toy *toy, Encoder *e, const char *text, size_t n) {
+    int32_t expected[TOY_TEXT];
+    size_t count = 0;
+    bpe_clear(e->e);
+    MUST(bpe_encode(e->e, (const unsigned char *)text, n, &err));
+    const size_t wanted = (size_t)toy_encode(toy, text, n, expected);
+    const int32_t *ids = bpe_ids(e->e, &count);
+    CHECK_MSG(count == wanted && (!wanted || !memcmp(ids, expected, count * sizeof *ids)),
+              "'%s': %zu ids, %zu wanted", text, count, wanted);
 }
 
 TEST(bpe_encodes_as_the_naive_encoder) {
@@ -284,20 +247,34 @@ TEST(bpe_encodes_as_the_naive_encoder) {
         toy_open(&toy, &e);
         for (int i = 0; i < 40; i++) {
             char text[TOY_TEXT + 1] = "";
-            int32_t expected[TOY_TEXT];
-            size_t n = test_rng_below(i % 4 ? 6 : TOY_TEXT), count = 0;
+            const size_t n = test_rng_below(i % 4 ? 6 : TOY_TEXT);
             for (size_t k = 0; k < n; k++)
-                text[k] = "abc12\0><"[test_rng_below(toy.narrow ? 2 : 8)];
-            bpe_clear(e.e);
-            MUST(bpe_encode(e.e, (const unsigned char *)text, n, &err));
-            const int wanted = toy_encode(&toy, text, n, expected);
-            const int32_t *ids = bpe_ids(e.e, &count);
-            CHECK_MSG(
-                (int)count == wanted && (!wanted || !memcmp(ids, expected, count * sizeof *ids)),
-                "round %d: '%s': %zu ids, %d wanted", round, text, count, wanted);
+                text[k] = "abcd\0"[test_rng_below(toy.bytes == 2 ? 2 : 5)];
+            check_toy(&toy, &e, text, n);
         }
         encoder_close(&e);
     }
+}
+
+// Words that share their first bytes and a place in the cache, and some as long as it takes
+TEST(cached_words_are_not_mistaken) {
+    const Toy toy = {.tokens = {"a", "b", "c", "i", "aa", "aaaa", "aaaaaaaa"},
+                     .num_tokens = 7,
+                     .merges = {{0, 0, 4}, {4, 4, 5}, {5, 5, 6}},
+                     .num_merges = 3};
+    Encoder e;
+    char text[17] = "aaaaaaaa";
+    toy_open(&toy, &e);
+    for (int i = 0; i < 6561; i++) {
+        for (int digit = 0, rest = i; digit < 8; digit++, rest /= 3)
+            text[8 + digit] = "abc"[rest % 3];
+        check_toy(&toy, &e, text, 16);
+    }
+    for (int i = 38; i < 54; i++) {  // an a or i behind 19 to 26 of a
+        const char *word = printed("%.*s%c", i / 2, "aaaaaaaaaaaaaaaaaaaaaaaaaa", "ai"[i % 2]);
+        check_toy(&toy, &e, word, strlen(word));
+    }
+    encoder_close(&e);
 }
 
 // Five tokens and two merges; `more` goes into the model.
@@ -435,40 +412,6 @@ TEST(bad_utf8_is_replaced_as_python_does) {
         CHECK((u8_check(in, n) == NULL) == (strcmp(cases[i][0], cases[i][1]) == 0));
         CHECK(!u8_check(out, size));
     }
-}
-
-static void check_round_trip(Encoder *e, const char *text) {
-    Error err = {0};
-    size_t count = 0, at = 0;
-    bpe_clear(e->e);
-    CHECK(bpe_encode(e->e, (const unsigned char *)text, strlen(text), &err));
-    const int32_t *ids = bpe_ids(e->e, &count);
-    for (size_t i = 0, n; i < count; i++, at += n) {
-        const unsigned char *bytes = tokenizer_bytes(&e->t, ids[i], &n);
-        CHECK_MSG(strncmp(text + at, (const char *)bytes, n) == 0, "%s at %zu", text, at);
-    }
-    CHECK(text[at] == 0);
-}
-
-// Words that share their first bytes and a place in the cache, and some as long as it takes
-TEST(cached_words_are_not_mistaken) {
-    Encoder e;
-    char text[64];
-    encoder_open(
-        &e,
-        "{'pre_tokenizer': {'type': 'ByteLevel', 'use_regex': false}, 'decoder': {'type':"
-        " 'ByteLevel'}, 'model': {'vocab': {'a': 0, 'b': 1, 'c': 2, 'i': 3, 'aa': 4, 'aaaa': 5,"
-        " 'aaaaaaaa': 6}, 'merges': ['a a', 'aa aa', 'aaaa aaaa']}}");
-    for (int i = 0; i < 6561; i++) {
-        strcpy(text, "aaaaaaaa");
-        for (int digit = 0, rest = i; digit < 8; digit++, rest /= 3)
-            text[8 + digit] = "abc"[rest % 3];
-        text[16] = 0;
-        check_round_trip(&e, text);
-    }
-    for (int i = 38; i < 54; i++)  // an a or i behind 19 to 26 of a
-        check_round_trip(&e, printed("%.*s%c", i / 2, "aaaaaaaaaaaaaaaaaaaaaaaaaa", "ai"[i % 2]));
-    encoder_close(&e);
 }
 
 TEST(wrong_files_are_refused) {

@@ -56,11 +56,6 @@ static void open_flat(Flat *f, ZeroSettings settings, bool muon) {
     for (int i = 0; i < NUM; i++) f->grads[i] = NAN;  // what is left over never shows
 }
 
-static void close_flat(Flat *f) {
-    for (int k = 0; k < ARENAS; k++) device_free(f->arenas[k].base);
-    zero_free(&f->zero);
-}
-
 // As a backward pass does: buckets from the last to the first
 static void micro_batch(Zero *z, int64_t step, int micro) {
     for (int b = BUCKETS - 1; b >= 0; b--) {
@@ -157,10 +152,11 @@ static void run_ranks(float *file, int ranks, const char *to, const char *from, 
 }
 
 // What one number of ranks has put down another one takes up; sums that are not deterministic need
-// the same number.
+// the same number. All have about the values of one rank without deterministic sums.
 static void check_ranks(bool deterministic, bool muon, bool bf16) {
-    static float alone[FILE_FLOATS], several[FILE_FLOATS], resumed[FILE_FLOATS];
+    static float plain[FILE_FLOATS], alone[FILE_FLOATS], several[FILE_FLOATS], resumed[FILE_FLOATS];
     run_ranks(alone, 1, "1", "-", 1, STEPS, deterministic, muon, bf16);
+    if (!deterministic || bf16) memcpy(plain, alone, sizeof plain);
     for (int ranks = 2; ranks <= 3; ranks++) {
         run_ranks(resumed, ranks, "half", "-", 1, 2, deterministic, muon, bf16);
         run_ranks(resumed, deterministic ? 5 - ranks : ranks, "all", "half", 3, STEPS,
@@ -170,8 +166,8 @@ static void check_ranks(bool deterministic, bool muon, bool bf16) {
         CHECK_MSG(memcmp(deterministic ? alone : several, resumed, sizeof resumed) == 0,
                   "%d ranks, resumed", ranks);
         for (int i = 0; i < FILE_FLOATS; i++)
-            CHECK_MSG(fabsf(resumed[i] - alone[i]) <= 1e-4f, "%d ranks, value %d: %g, alone %g",
-                      ranks, i, (double)resumed[i], (double)alone[i]);
+            CHECK_MSG(fabsf(resumed[i] - plain[i]) <= 1e-4f, "%d ranks, value %d: %g, alone %g",
+                      ranks, i, (double)resumed[i], (double)plain[i]);
     }
 }
 
@@ -179,37 +175,6 @@ TEST(steps_are_the_same_on_1_2_and_3_ranks) {
     if (system("command -v mpirun > /dev/null") != 0) SKIP("mpirun is not installed");
     for (int i = 0; i < 4; i++) check_ranks(i % 2, i / 2, false);
     for (int i = 0; i < 2; i++) check_ranks(true, i, true);
-}
-
-// ---- One rank, in this process ------------------------------------------------------------------
-
-TEST(alone_it_is_a_sum_a_norm_and_adamw) {
-    static Flat f;
-    static real w[NUM], m[NUM], v[NUM], grads[NUM];
-    StepScalars expected;
-    open_flat(&f, (ZeroSettings){0}, false);
-    for (int i = 0; i < NUM; i++) w[i] = initial_weight(i);
-    for (int step = 1; step <= STEPS; step++) {
-        AdamW h = hyper;
-        h.t = step;
-        expected = (StepScalars){0};
-        memset(grads, 0, sizeof grads);
-        for (int k = 0; k < MICROS; k++) {
-            for (int i = 0; i < NUM; i++) grads[i] += gradient(step, k, i);
-            expected.loss_sum += loss(step, k);
-        }
-        global_norm_squared(&expected.norm_squared, grads, NUM);
-        clip_scale(&expected, 1);
-        adamw_update(w, NULL, (Moments){m, v, false, 0}, grads, &expected, h, DECAYED);
-        h.weight_decay = 0;
-        adamw_update(w + DECAYED, NULL, (Moments){m + DECAYED, v + DECAYED, false, 0},
-                     grads + DECAYED, &expected, h, NUM - DECAYED);
-        const StepScalars found = train_step(&f.zero, step);
-        CHECK(found.loss_sum == expected.loss_sum && found.grad_norm == expected.grad_norm);
-        CHECK(memcmp(w, f.weights, sizeof w) == 0 && memcmp(m, f.zero.m, sizeof m) == 0);
-        CHECK(memcmp(v, f.zero.v, sizeof v) == 0);
-    }
-    close_flat(&f);
 }
 
 // ---- Moments in bf16 ----------------------------------------------------------------------------
@@ -235,41 +200,7 @@ TEST(rounding_at_random_is_unbiased) {
     for (uint32_t half = 0; half < 0x7f80; half++)  // what is a bf16 stays
         for (uint64_t random = 0; random < 3; random++)
             CHECK(moment_narrow(moment_widen((uint16_t)half), random * 0x7fff) == half);
-}
-
-// v of 1 goes to 4 in steps of less than half the distance to the next bf16, 2^-7.
-TEST(small_steps_of_v_are_not_lost) {
-    enum { N = 4096, UPDATES = 500 };
-    static floatX w[N];
-    static real exact_m[N], exact_v[N], grads[N];
-    static uint16_t m[N], v[N];
-    AdamW h = {0, 0.9f, 0.999f, 1e-8f, 0, 0};
-    double sum = 0;
-    for (int i = 0; i < N; i++) exact_v[i] = 1, v[i] = 0x3f80, grads[i] = 2;
-    for (h.t = 1; h.t <= UPDATES; h.t++) {
-        const StepScalars step = {.scale = 1};
-        adamw_update(w, NULL, (Moments){exact_m, exact_v, false, 0}, grads, &step, h, N);
-        adamw_update(w, NULL, (Moments){m, v, true, splitmix64((uint64_t)h.t)}, grads, &step, h, N);
-    }
-    for (int i = 0; i < N; i++) sum += (double)moment_widen(v[i]) / N;
-    const double noise = 0x1p-7 * sqrt((double)UPDATES / N);  // at most half of 2^-6 a step
-    CHECK_MSG(fabs((double)exact_v[0] - sum) < 4 * noise, "v %g, in bf16 %g", (double)exact_v[0],
-              sum);
-    CHECK((double)exact_v[0] > 2 && moment_narrow(1 + 0.001f * 3, TO_NEAREST) == 0x3f80);
-}
-
-// A step without a micro-batch has gradients of zero, whatever was left over.
-TEST(no_micro_batch_is_no_gradient) {
-    static Flat f;
-    for (int deterministic = 0; deterministic < 2; deterministic++) {
-        open_flat(&f, (ZeroSettings){0, 1, deterministic, MICROS, MICROS, false, 0}, false);
-        zero_begin_step(&f.zero);
-        zero_reduce(&f.zero);
-        zero_update(&f.zero, (AdamW){.eps = 1, .t = 1}, 1);
-        CHECK(zero_read_step(&f.zero).norm_squared == 0);
-        for (int i = 0; i < NUM; i++) CHECK(f.grads[i] == 0 && f.weights[i] == initial_weight(i));
-        close_flat(&f);
-    }
+    CHECK(moment_narrow(1 + 0.003f, TO_NEAREST) == 0x3f80);
 }
 
 int main(int argc, char **argv) {
