@@ -277,13 +277,13 @@ TEST(cached_words_are_not_mistaken) {
     encoder_close(&e);
 }
 
-// Five tokens and two merges; `more` goes into the model.
+// Seven tokens and three merges; `more` goes into the model.
 static const char *small_bpe(const char *normalizer, const char *pre, const char *more) {
     return printed(
-        "{'normalizer': %s, 'added_tokens': [{'id': 5, 'content': '<s>', 'special': true,"
+        "{'normalizer': %s, 'added_tokens': [{'id': 7, 'content': '<s>', 'special': true,"
         " 'normalized': true}], 'pre_tokenizer': %s, 'decoder': {'type': 'ByteLevel'},"
         " 'model': {'type': 'BPE', 'vocab': {'a': 0, 'b': 1, 'ab': 2, 'aba': 3,"
-        " '\xc4\xa0': 4}, 'merges': ['a b', ['ab', 'a']]%s}}",
+        " '\xc4\xa0': 4, '1': 5, '11': 6}, 'merges': ['a b', ['ab', 'a'], '1 1']%s}}",
         normalizer, pre, more);
 }
 
@@ -294,6 +294,7 @@ static const char BYTE_LEVEL[] = "{'type': 'ByteLevel', 'add_prefix_space': fals
 #define SPLIT(pattern_, behavior_)                                                \
     SEQUENCE("{'type': 'Split', 'pattern': " pattern_ ", 'behavior': '" behavior_ \
              "', 'invert': false}")
+#define DIGITS(each_) SEQUENCE("{'type': 'Digits', 'individual_digits': " each_ "}")
 #define NORMALIZERS(list_) "{'type': 'Sequence', 'normalizers': [" list_ "]}"
 
 // As tokenizers 0.23 encodes them
@@ -327,10 +328,12 @@ TEST(texts_encode_as_in_hugging_face) {
         const char *json, *text;
         int32_t bos, eos, n, ids[6];
     } cases[] = {
-        {small, "abaab b<s>a", -1, -1, 6, {3, 2, 4, 1, 5, 0}},
+        {small, "abaab b<s>a", -1, -1, 6, {3, 2, 4, 1, 7, 0}},
         {small, "acb cc", -1, -1, 2, {2, 4}},  // a byte without a token leaves nothing
-        {small, "ab", 5, -1, 2, {5, 2}},
-        {small, "ab", 5, 5, 1, {2}},  // it ends documents, and they do not begin with it
+        {small_bpe("null", DIGITS("true"), ""), "a11", -1, -1, 3, {0, 5, 5}},
+        {small_bpe("null", DIGITS("false"), ""), "a11", -1, -1, 2, {0, 6}},
+        {small, "ab", 7, -1, 2, {7, 2}},
+        {small, "ab", 7, 7, 1, {2}},  // it ends documents, and they do not begin with it
         {overlap, "b<a>b", -1, -1, 3, {1, 6, 1}},
         {overlap, "<ab<a>ab", -1, -1, 3, {8, 9, 1}},
         {overlap, "b<a>ab<ab", -1, -1, 4, {1, 9, 1, 8}},
