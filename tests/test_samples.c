@@ -41,17 +41,11 @@ static ModelFace face_of(LlamaModel *m) {
     return face;
 }
 
-// Writes one text, with this number, that the caller frees.
-static Text write_text(TextWriter *w, ModelFace face, int number, int64_t step) {
-    w->num_texts = 0;
+// Writes one text, with this number.
+static const Text *write_text(TextWriter *w, ModelFace face, int number, int64_t step) {
     text_add(w, 1)->number = number;
     texts_write(w, face, step);
-    return w->texts[0];
-}
-
-static void writer_free(TextWriter *w) {  // whose texts are freed
-    w->num_texts = 0;
-    texts_free(w);
+    return w->texts;
 }
 
 // ---- Greedy decoding, against transformers' generate() on each document alone -------------------
@@ -138,20 +132,15 @@ TEST(padding_and_special_tokens_are_never_sampled) {
                          .special = special};
     const TokenIds none = {0}, end = {1, 1, {END}};
     Options o = greedy(96);
-    TextWriter w = {.o = &o, .printer.tokenizer = &t};
-    for (int i = 0; i < 40; i++) {
-        const Text text = write_text(&w, fake_model(ROW, 96, &none), i, 1);
-        for (int32_t k = 1; k < text.length; k++)
-            CHECK_MSG(text.tokens[k] == TEXT_B || (text.tokens[k] == TEXT_A && i > 0), "token %d",
-                      text.tokens[k]);
-        free(text.tokens);
-        o.temperature = 5;
+    for (int i = 0; i < 41; i++) {
+        WRITER w = {.o = &o, .printer.tokenizer = &t};
+        o.temperature = i % 40 ? 5 : 0;
+        const Text *text = write_text(&w, fake_model(ROW, 96, i < 40 ? &none : &end), i, 1);
+        for (int32_t k = 1; k < text->length && i < 40; k++)
+            CHECK_MSG(text->tokens[k] == TEXT_B || (text->tokens[k] == TEXT_A && i > 0), "token %d",
+                      text->tokens[k]);
+        CHECK(i < 40 || (text->ended && text->length == 2 && text->tokens[1] == END));
     }
-    o.temperature = 0;
-    const Text text = write_text(&w, fake_model(ROW, 96, &end), 0, 1);
-    CHECK(text.ended && text.length == 2 && text.tokens[1] == END);
-    free(text.tokens);
-    writer_free(&w);
 }
 
 // Of one prompt at one step, each text has its own random numbers, and other ones at another step.
@@ -160,17 +149,14 @@ TEST(texts_of_a_prompt_differ) {
     const TokenIds none = {0};
     const Options o = {.sample_tokens = LENGTH, .max_seqlen = LENGTH, .temperature = 9, .top_p = 1};
     int32_t first[N][LENGTH];
-    for (int step = 0; step < 2; step++) {
-        TextWriter w = {.o = &o};
+    for (int step = 0; step < 2; step++)
         for (int i = 0; i < N; i++) {
-            const Text text = write_text(&w, fake_model(ROW, LENGTH, &none), i, step);
-            CHECK(step == 0 || memcmp(text.tokens, first[i], sizeof first[i]) != 0);
-            if (step == 0) memcpy(first[i], text.tokens, sizeof first[i]);
+            WRITER w = {.o = &o};
+            const Text *text = write_text(&w, fake_model(ROW, LENGTH, &none), i, step);
+            CHECK(step == 0 || memcmp(text->tokens, first[i], sizeof first[i]) != 0);
+            if (step == 0) memcpy(first[i], text->tokens, sizeof first[i]);
             for (int k = 0; k < i; k++) CHECK(memcmp(first[i], first[k], sizeof first[i]) != 0);
-            free(text.tokens);
         }
-        writer_free(&w);
-    }
 }
 
 enum { BYTES = 256, SPECIAL_TOKEN = BYTES, UNKNOWN };
