@@ -27,15 +27,11 @@ static double loss(int64_t step, int micro) { return 1.0 / (double)(step + 3 * m
 
 static void open_flat(Flat *f, ZeroSettings settings, bool muon) {
     const size_t ends[BUCKETS][2] = {{0, ADDED}, {DECAYED, NUM}, {ADDED, HEAD}, {HEAD, DECAYED}};
-    ZeroShape shape = {.train = true,
-                       .num_elements = NUM,
-                       .num_decayed = DECAYED,
-                       .num_added = ADDED,
-                       .matrices = host_calloc(6, sizeof(ZeroMatrix), "test"),
-                       .buckets = host_calloc(BUCKETS, sizeof(ZeroBucket), "test"),
-                       .num_matrices = muon ? 6 : 0,
-                       .num_kinds = 2,
-                       .num_buckets = BUCKETS};
+    ZeroShape shape = {.train = true, .num_elements = NUM, .num_decayed = DECAYED};
+    shape.num_added = ADDED, shape.num_matrices = muon ? 6 : 0, shape.num_kinds = 2;
+    shape.num_buckets = BUCKETS;
+    shape.matrices = host_calloc(6, sizeof(ZeroMatrix), "test");
+    shape.buckets = host_calloc(BUCKETS, sizeof(ZeroBucket), "test");
     for (int k = 0; k < 6; k++)
         shape.matrices[k] =
             (ZeroMatrix){(size_t)(ADDED + k * MATRIX), k % 2 ? COLS : ROWS, k % 2 ? ROWS : COLS};
