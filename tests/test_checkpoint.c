@@ -206,9 +206,11 @@ TEST(leftovers_are_known_by_their_names_and_what_they_hold) {
                           own[1]};
     snprintf(own[0], sizeof *own, "step-00000002.tmp-%d", getpid());
     snprintf(own[1], sizeof *own, "step-00000001.old-%d", getpid());
-    const char *probes[] = {".probe-1",  "prose\n", ".probe-2", "probe\nprobe", ".probed-x", "",
-                            ".probe-4-", "probe\n", ".probe",   "probe\n",      ".probe-",   ""};
-    const char *ours[] = {".probe-77", "", ".probed-7", "probe\n", ".probe-8", "pro"};
+    const char *probes[][2] = {
+        // the last three are ours
+        {".probe-1", "prose\n"},  {".probe-2", "probe\nprobe"}, {".probed-x", ""},
+        {".probe-4-", "probe\n"}, {".probe", "probe\n"},        {".probe-", ""},
+        {".probe-77", ""},        {".probed-7", "probe\n"},     {".probe-8", "pro"}};
     int n = 0;
     fresh_run(1);
     for (char *rest = others, *name; (name = strsep(&rest, " ")); n++)
@@ -218,10 +220,8 @@ TEST(leftovers_are_known_by_their_names_and_what_they_hold) {
         put_file(printed("%s/%s/notes", scratch("out"), dirs[i]), "x", 1);
     }
     put_file(scratch("out/final.old-1/manifest.json"), "{}", 2);
-    for (int i = 0; i < 12; i += 2)
-        put_file(printed("%s/%s", scratch("out"), probes[i]), probes[i + 1], strlen(probes[i + 1]));
-    for (int i = 0; i < 6; i += 2)
-        put_file(printed("%s/%s", scratch("out"), ours[i]), ours[i + 1], strlen(ours[i + 1]));
+    for (int i = 0; i < 9; i++)
+        put_file(scratch(printed("out/%s", probes[i][0])), probes[i][1], strlen(probes[i][1]));
     put_file(scratch("out/.probe-9"), "pr\0\0\0\0", 6);  // after a power cut
     must_save(4, NULL);
     CHECK(rename(scratch("out/step-00000004"), scratch("out/step-00000004.old-5")) == 0);
@@ -263,23 +263,17 @@ static const char *const parts[] = {"manifest.json", "model.safetensors", "state
 // Missing, shorter, longer, no file, or with a flipped bit; of a directory another name
 TEST(every_damaged_file_is_found) {
     for (int round = 0; round < 4 * 40; round++) {
-        struct stat st;
+        uint64_t n;
         const int p = round % 4, how = round / 4;
         fresh_run(2);
-        const char *path = printed("%s/step-00000002/%s", scratch("out"), parts[p]);
-        CHECK(stat(path, &st) == 0);
+        const char *path = scratch(printed("out/step-00000002/%s", parts[p]));
+        AUTO_FREE char *bytes = file_read_all(path, 1 << 20, &n, "", &(Error){0});
+        CHECK(bytes);
         if (how == 0) CHECK(unlink(path) == 0);
-        if (how == 1) CHECK(truncate(path, st.st_size - 1) == 0);
-        if (how == 2) CHECK(truncate(path, st.st_size + 1) == 0);
+        if (how == 1 || how == 2) CHECK(truncate(path, (off_t)n + (how == 1 ? -1 : 1)) == 0);
         if (how == 3) MUST(unlink(path) == 0 && dir_create_all(path, &err));
-        if (how > 3) {
-            FILE *f = fopen(path, "r+");
-            const long at = (long)test_rng_below((uint32_t)st.st_size);
-            CHECK(f && fseek(f, at, SEEK_SET) == 0);
-            const int byte = fgetc(f);
-            CHECK(fseek(f, at, SEEK_SET) == 0 && fputc(byte ^ 1 << test_rng_below(8), f) >= 0);
-            CHECK(fclose(f) == 0);
-        }
+        bytes[test_rng_below((uint32_t)n)] ^= (char)(1 << test_rng_below(8));
+        if (how > 3) put_file(path, bytes, n);
         CHECK_MSG(newest() == 1 && damaged_seen == 1, "%s %d", parts[p], how);
     }
     CHECK(unlink(scratch("out/step-00000001/state.json")) == 0);
@@ -291,15 +285,13 @@ TEST(every_damaged_file_is_found) {
 
 // The checksum of a manifest fits; what it says is wrong.
 TEST(manifests_of_other_formats_are_refused) {
+#define FILE_OF(name_, size_) "\"name\": \"" name_ "\", \"size_bytes\": " #size_
     static const struct {
-        const char *format, *name;
-        int size_bytes;
-        const char *why;  // NULL: a good one
-    } cases[] = {
-        {"unpad checkpoint 1", "state.json", 12, NULL},
-        {"unpad checkpoint 2", "state.json", 12, "format: expected"},
-        {"unpad checkpoint 1", "state.json", 11, "expected 11 bytes, found 12"},
-        {"unpad checkpoint 1", "../out/step-00000002/state.json", 12, "files: expected name"}};
+        const char *format, *file, *why;  // NULL: a good one
+    } cases[] = {{"unpad checkpoint 1", FILE_OF("state.json", 12), NULL},
+                 {"unpad checkpoint 2", FILE_OF("state.json", 12), "format: expected"},
+                 {"unpad checkpoint 1", FILE_OF("state.json", 11), "11 bytes, found 12"},
+                 {"unpad checkpoint 1", FILE_OF("../state.json", 12), "files: expected name"}};
     fresh_run(0);
     must_save(2, NULL);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -307,10 +299,9 @@ TEST(manifests_of_other_formats_are_refused) {
         const char *dir = scratch("out/step-00000002"),
                    *path = scratch("out/step-00000002/manifest.json"),
                    *body = printed(
-                       "{\"format\": \"%s\", \"step\": 2, \"files\": [{\"name\": \"%s\", "
-                       "\"size_bytes\": %d, \"crc32c\": \"%08x\"}]",
-                       cases[i].format, cases[i].name, cases[i].size_bytes,
-                       crc32c(0, "{\"step\": 2}\n", 12)),
+                       "{\"format\": \"%s\", \"step\": 2, \"files\": [{%s, "
+                       "\"crc32c\": \"%08x\"}]",
+                       cases[i].format, cases[i].file, crc32c(0, "{\"step\": 2}\n", 12)),
                    *text = printed("%s,\n  \"manifest_crc32c\": \"%08x\"\n}\n", body,
                                    crc32c(0, body, strlen(body)));
         put_file(path, text, strlen(text));
