@@ -662,11 +662,12 @@ static void check_initial_weights(const LlamaModel *m) {
 }
 
 TEST(initial_weights_have_their_spread_and_depend_only_on_the_seed) {
-    static LlamaModel a, b;
     LlamaConfig c = tiny_config(3, 1, 64, false);
     c.hidden_size = 192, c.vocab_size = 300;
     c.qk_norm = c.qkv_bias = true;
     for (int lora = 0; lora < 2; lora++) {
+        MODEL a;
+        MODEL b;
         if (lora) adapters = (LoraConfig){16, 16, {true, false, false, true}, false};
         start_model(&a, &c, settings_of(16, 16));
         start_model(&b, &c, settings_of(32, 32));
@@ -678,18 +679,15 @@ TEST(initial_weights_have_their_spread_and_depend_only_on_the_seed) {
         CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof *a.weights) == 0);
         weights_init(llama_parameters(&b), 8);
         CHECK(a.weights[5] != b.weights[5]);
-        llama_free(&a);
-        llama_free(&b);
     }
 }
 
-// The weights of a into final/ in files of at most max_file_bytes
-static bool save_final(LlamaModel *a, ModelDtype dtype, uint64_t max_file_bytes, Error *err) {
+// Weights into final/ in files of at most max_file_bytes
+static bool save_final(Parameters p, ModelDtype dtype, uint64_t max_file_bytes, Error *err) {
     static Checkpoint ck;
-    const bool ok =
-        checkpoint_begin(&ck, scratch(""), 1, "final", err) &&
-        model_files_write_weights(llama_parameters(a), dtype, max_file_bytes, &ck, err) &&
-        checkpoint_publish(&ck, err);
+    const bool ok = checkpoint_begin(&ck, scratch(""), 1, "final", err) &&
+                    model_files_write_weights(p, dtype, max_file_bytes, &ck, err) &&
+                    checkpoint_publish(&ck, err);
     checkpoint_abort(&ck);
     return ok;
 }
@@ -705,8 +703,8 @@ static void count_elements(void *model, ParameterArena arena, size_t offset, flo
 
 // In host memory all at once, then 64 elements at a time
 TEST(weights_in_one_file_and_in_several_come_back) {
-    static LlamaModel a, b;
-    static Checkpoint ck;
+    MODEL a;
+    MODEL b;
     int64_t step = 0;
     LlamaConfig c = variant_config();
     c.tie_word_embeddings = false;
@@ -727,7 +725,7 @@ TEST(weights_in_one_file_and_in_several_come_back) {
         const ModelDtype dtype = cases[i / 2].dtype;
         const char *last_file = cases[i / 2].last_file;
         a.settings.io_chunk = b.settings.io_chunk = i % 2 ? 64 : whole;
-        MUST(save_final(&a, dtype, cases[i / 2].max_file_bytes, &err));
+        MUST(save_final(llama_parameters(&a), dtype, cases[i / 2].max_file_bytes, &err));
         MUST(checkpoint_verify(scratch("final"), &step, &err));
         CHECK_MSG(path_exists(scratch(printed("final/%s", last_file))), "%zu", i);
         CHECK(path_exists(scratch("final/model.safetensors.index.json")) == (i > 3));
@@ -742,28 +740,24 @@ TEST(weights_in_one_file_and_in_several_come_back) {
             CHECK_MSG(fabsf(found - saved) <= tolerance * fabsf(saved), "%zu: %zu", i, k);
         }
     }
-    llama_free(&b);
     // every weight is read even when a file fails: other ranks wait for it
     Parameters p = llama_parameters(&a);
     size_t elements = 0;
     for (int i = 0; i < p.num; i++) elements += p.list[i].count;
     get_weights = p.get, p.get = count_elements;
     a.weights[a.tensors[3].offset] = (real)NAN;
-    MUST(checkpoint_begin(&ck, scratch(""), 2, "final", &err));
-    REFUSED(EXIT_DIVERGED, "", model_files_write_weights(p, MODEL_BF16, 1000, &ck, &err));
+    REFUSED(EXIT_DIVERGED, "", save_final(p, MODEL_BF16, 1000, &err));
     CHECK(elements_read == elements);
-    checkpoint_abort(&ck);
     FileWriter w;
     MUST(parameters_save(llama_parameters(&a), true, "F32", scratch("moments"), &w, &err));
-    llama_free(&a);
     for (int i = 0; i < 2; i++) {
+        MODEL other;
         c.num_layers = 1 + i, c.intermediate_size = 24;
-        start_model(&b, &c, settings_of(16, 16));
+        start_model(&other, &c, settings_of(16, 16));
         REFUSED(EXIT_BAD_INPUT, i ? "shape" : "unknown: model.layers.1.",
-                parameters_load(llama_parameters(&b), false, scratch("final"), &err));
+                parameters_load(llama_parameters(&other), false, scratch("final"), &err));
         REFUSED(EXIT_CHECKPOINT_MISFIT, "",
-                parameters_load(llama_parameters(&b), true, scratch("moments"), &err));
-        llama_free(&b);
+                parameters_load(llama_parameters(&other), true, scratch("moments"), &err));
     }
 }
 
@@ -823,24 +817,20 @@ TEST(merged_weights_have_the_losses_of_adapters) {
     MODEL m;
     MODEL merged;
     const LlamaConfig c = variant_config();
-    float adapted[256], losses[256], values[37];
+    float adapted[256], losses[256];
     BATCH b;
     Parameters p;
     start_model(&merged, &c, settings_of(256, ROW));
-    MUST(save_final(&merged, MODEL_FP32, MODEL_FILE_BYTES, &err));
+    MUST(save_final(llama_parameters(&merged), MODEL_FP32, MODEL_FILE_BYTES, &err));
     adapters = (LoraConfig){4, 6, {true, false, true, true, true, false, true}, false};
     open_packed(&m, &b, &c, usual, false);
     adapters.rank = 0;
     row_losses(&m, &b, adapted);
     LoraMerge merge = {llama_frozen_parameters(&m), llama_parameters(&m), &m.settings.lora, {0}};
     MUST(lora_merge_open(&merge, scratch("final"), &p, &err));
-    CHECK(p.num == merged.num_tensors);
-    for (int i = 0; i < p.num; i++)
-        for (size_t first = 0, n; first < p.list[i].count; first += n) {
-            n = p.list[i].count - first < 37 ? p.list[i].count - first : 37;
-            p.get(p.context, ARENA_WEIGHTS, p.list[i].offset + first, values, n);
-            memcpy(merged.weights + merged.tensors[i].offset + first, values, n * sizeof *values);
-        }
+    p.block = 37;
+    MUST(save_final(p, MODEL_FP32, MODEL_FILE_BYTES, &err));
+    MUST(parameters_load(llama_parameters(&merged), false, scratch("final"), &err));
     safetensors_close(&merge.files);
     row_losses(&merged, &b, losses);
     for (int t = 0; t < b.total_tokens; t++)
