@@ -54,12 +54,9 @@ static Dataset open_data(void) {
 #define OPEN_DATA(ds_) __attribute__((cleanup(dataset_close))) Dataset ds_ = open_data()
 
 static LoaderSettings settings_of(Layout layout) {
-    return (LoaderSettings){.plan = {.fill_ppm = 970000,
-                                     .max_seqlen = 64,
-                                     .micro_batch_tokens = CAPACITY,
-                                     .num_micro = 4},
-                            .layout = layout,
-                            .num_ranks = 1};
+    const PlanSettings plan = {
+        .max_seqlen = 64, .micro_batch_tokens = CAPACITY, .num_micro = 4, .fill_ppm = 970000};
+    return (LoaderSettings){.plan = plan, .layout = layout, .num_ranks = 1};
 }
 
 static const PlanState START = {0};

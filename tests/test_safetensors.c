@@ -162,13 +162,11 @@ TEST(f32_and_f64_and_no_integers) {
 #define F32_AT(name_, shape_, begin_, end_) \
     "'" name_ "':{'dtype':'F32','shape':" shape_ ",'data_offsets':[" #begin_ "," #end_ "]}"
 
-typedef struct {
+static const struct {
     const char *header;
     size_t data_bytes;
     const char *expected;  // NULL: a good file
-} Header;
-
-static const Header headers[] = {
+} headers[] = {
     {"{}", 0, NULL},
     {"{'__metadata__':{'a':'b'}," F32_AT("x", "[2]", 0, 8) "}", 8, NULL},
     {"{" F32_AT("x", "[]", 0, 4) "}", 4, NULL},

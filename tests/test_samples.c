@@ -116,11 +116,9 @@ static void later_is_likelier(LlamaModel *m, const Batch *b, const int32_t *rows
 }
 
 static ModelFace fake_model(int32_t vocab_size, int32_t cache_tokens, const TokenIds *ends) {
-    return (ModelFace){.vocab_size = vocab_size,
-                       .text_ends = ends,
-                       .cache_tokens = cache_tokens,
-                       .max_rows = 8,
-                       .next_logits = later_is_likelier};
+    ModelFace face = {.vocab_size = vocab_size, .text_ends = ends, .max_rows = 8};
+    face.cache_tokens = cache_tokens, face.next_logits = later_is_likelier;
+    return face;
 }
 
 TEST(padding_and_special_tokens_are_never_sampled) {
