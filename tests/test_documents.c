@@ -370,43 +370,56 @@ TEST(a_shard_that_shrinks_is_noticed) {
     REFUSED(EXIT_BAD_INPUT, "as before", dataset_read(&ds, 0, 0, 3, out, &err));
 }
 
-// llm.c: none of our fields, no index, documents begin with a token.
-static Files make_llmc(int width, int32_t token) {
-    Files f = make_files(width);
-    int i = 0;
-    memset(f.bytes[BIN] + 12, 0, 1012);
-    for (int d = 0; d < NUM_ENDS; d++)
-        for (int k = 0; k < LENGTHS[d]; k++, i++)
-            put(f.bytes[BIN] + 1024 + i * width, k == 0 ? (uint64_t)token : 200 + (uint64_t)i,
-                (size_t)width);
+// Made by llm.c's and modded-nanogpt's own writers (dev/reference/make_shard_golden.py): token j of
+// document i is 100 i + j + 1, but for the first one, which is put here.
+static const struct {
+    const char *name;
+    int width;
+    int32_t begin;
+} samples[] = {{"llmc_v1", 2, 50256}, {"llmc_v7", 4, 128000}, {"fineweb_train_000001", 2, 50256}};
+static const int sample_lengths[] = {4, 1, 9, 2, 6};
+
+static Files read_sample(int which, int32_t begin) {
+    Files f = {0};
+    FILE *file = fopen(printed("tests/golden/shards/%s.bin", samples[which].name), "rb");
+    CHECK(file);
+    f.size[BIN] = fread(f.bytes[BIN], 1, sizeof f.bytes[BIN], file);
+    fclose(file);
+    for (int d = 0, at = 0, n = samples[which].width; d < 5; at += sample_lengths[d++])
+        put(f.bytes[BIN] + 1024 + at * n, (uint64_t)begin, (size_t)n);
     return f;
 }
 
-TEST(llmc_shards_are_scanned) {
-    static const int32_t usual[] = {50256, 128000}, given[] = {-1, 0};
-    for (int wide = 0; wide < 2; wide++)
-        for (int own = 0; own < 2; own++) {
-            const DatasetOptions options = {.boundary_token = given[own]};
-            const int32_t token = own ? given[own] : usual[wide];
-            const Files f = make_llmc(wide ? 4 : 2, token);
-            put_file(scratch("v.bin"), f.bytes[BIN], f.size[BIN]);
-            OPEN_WITH(ds, scratch("v.bin"), &options);
-            CHECK(ds.num_docs == NUM_DOCS && ds.num_tokens == NUM_TOKENS && ds.num_empty == 0);
-            for (int i = 0, doc = 0; i < NUM_ENDS; i++)
-                if (LENGTHS[i] > 0) CHECK(dataset_doc_length(&ds, doc++) == LENGTHS[i]);
-            CHECK(ds.bos == token);
-            if (own) check_refused(scratch("v.bin"), "is nowhere in it");
-            for (size_t n = f.size[BIN] + 8; n-- > 0;) {
-                CHECK(truncate(scratch("v.bin"), (off_t)n) == 0);
-                if (n != f.size[BIN]) check_refused(scratch("v.bin"), "");
-            }
+// Documents begin with the usual token, or with the one that is given.
+TEST(shards_of_other_trainers_are_read) {
+    const char *path = scratch("v.bin");
+    for (int i = 0; i < 3 * 2; i++) {
+        int32_t tokens[16];
+        const int32_t begin = i % 2 ? 0 : samples[i / 2].begin;
+        const DatasetOptions options = {.boundary_token = i % 2 ? 0 : -1};
+        const Files f = read_sample(i / 2, begin);
+        put_file(path, f.bytes[BIN], f.size[BIN]);
+        OPEN_WITH(ds, path, &options);
+        CHECK(ds.num_docs == 5 && ds.num_tokens == 22 && ds.num_empty == 0 && ds.bos == begin);
+        for (int d = 0; d < 5; d++) {
+            CHECK(dataset_doc_length(&ds, d) == sample_lengths[d]);
+            MUST(dataset_read(&ds, d, 0, sample_lengths[d], tokens, &err));
+            for (int j = 0; j < sample_lengths[d]; j++)
+                CHECK(tokens[j] == (j == 0 ? begin : 100 * d + j + 1));
         }
-    for (int word = 3; word < 256; word++) {
-        Files f = make_llmc(2, 50256);
-        put_word(&f, word, 1);
-        put_file(scratch("v.bin"), f.bytes[BIN], f.size[BIN]);
-        check_refused(scratch("v.bin"), "expected 0 in an llm.c shard");
+        if (i % 2) check_refused(path, "is nowhere in it");
+        for (size_t n = f.size[BIN] + 8; n-- > 0;) {
+            CHECK(truncate(path, (off_t)n) == 0);
+            if (n != f.size[BIN]) check_refused(path, "");
+        }
     }
+    for (int word = 3; word < 256; word++) {
+        Files f = read_sample(0, 50256);
+        put_word(&f, word, 1);
+        put_file(path, f.bytes[BIN], f.size[BIN]);
+        check_refused(path, "expected 0 in an llm.c shard");
+    }
+    check_opens("tests/golden/shards");  // by modded-nanogpt's names of files
 }
 
 // The scan reads blocks: a border at every position around the end of the first one.
@@ -424,28 +437,6 @@ TEST(scanning_crosses_blocks) {
         OPEN_WITH(ds, scratch("big.bin"), &options);
         CHECK(ds.num_docs == 2 && dataset_doc_length(&ds, 0) == border);
     }
-}
-
-// Made by llm.c's and modded-nanogpt's own writers (dev/reference/make_shard_golden.py): token j of
-// document i is 100 i + j + 1, but for the first one.
-TEST(samples_of_other_trainers_are_read) {
-    static const struct {
-        const char *name;
-        int32_t begin;
-    } samples[] = {{"llmc_v1", 50256}, {"llmc_v7", 128000}, {"fineweb_train_000001", 50256}};
-    static const int lengths[] = {4, 1, 9, 2, 6};
-    for (int s = 0; s < 3; s++) {
-        int32_t tokens[16];
-        OPEN(ds, printed("tests/golden/shards/%s.bin", samples[s].name));
-        CHECK(ds.num_docs == 5 && ds.num_tokens == 22);
-        for (int i = 0; i < 5; i++) {
-            CHECK(dataset_doc_length(&ds, i) == lengths[i]);
-            MUST(dataset_read(&ds, i, 0, lengths[i], tokens, &err));
-            for (int j = 0; j < lengths[i]; j++)
-                CHECK(tokens[j] == (j == 0 ? samples[s].begin : 100 * i + j + 1));
-        }
-    }
-    check_opens("tests/golden/shards");  // by modded-nanogpt's names of files
 }
 
 TEST(other_files_are_refused) {
@@ -548,10 +539,10 @@ TEST(fingerprints_cover_everything) {
         CHECK_MSG(change < TOKEN || now.token_fingerprint != one.token_fingerprint, "change %d",
                   change);
     }
-    f = make_llmc(2, 50256);  // without checksums, what is read
+    f = read_sample(0, 50256);  // without checksums, what is read
     put_file(scratch("scan.bin"), f.bytes[BIN], f.size[BIN]);
     const Dataset before = seen(scratch("scan.bin"));
-    f.bytes[BIN][1024 + 2 * (NUM_TOKENS - 1)] ^= 1;
+    f.bytes[BIN][f.size[BIN] - 2] ^= 1;
     put_file(scratch("scan.bin"), f.bytes[BIN], f.size[BIN]);
     CHECK(seen(scratch("scan.bin")).token_fingerprint != before.token_fingerprint);
 }
