@@ -133,20 +133,6 @@ TEST(each_epoch_visits_every_document_once) {
     }
 }
 
-// Orders of different seeds, epochs and sources agree in about one place, as random ones do.
-TEST(the_order_depends_on_seed_epoch_and_source) {
-    enum { N = 1000 };
-    int by_seed = 0, by_epoch = 0, by_place = 0, by_source = 0;
-    for (int64_t i = 0; i < N; i++) {
-        by_seed += doc_after(0, 1, 0, N, i) == doc_after(0, 2, 0, N, i);
-        by_epoch += doc_after(0, 1, 0, N, i) == doc_after(0, 1, 1, N, i);
-        by_place += doc_after(0, 1, 0, N, i) == i;
-        by_source += doc_after(0, 1, 0, N, i) == doc_after(N, 1, 0, N, i);
-    }
-    CHECK_MSG(by_seed < 10 && by_epoch < 10 && by_place < 10 && by_source < 10, "%d %d %d %d",
-              by_seed, by_epoch, by_place, by_source);
-}
-
 // ---- The stream under every policy for long documents, with and without masks -------------------
 
 // What one epoch of the stream is, plainly
@@ -830,7 +816,7 @@ TEST(golden_digests_of_fifty_steps) {
                  {LAYOUT_PADDED, 1, "a", 0xfb4c2d5d89da23f2ull},
                  {LAYOUT_ROWS, 1, "a", 0xe275c52780e9b709ull},
                  {LAYOUT_REPAD, 1, "a", 0xfb4c2d5d89da23f2ull},
-                 {LAYOUT_PACKED, 1, "a:1,b:1", 0x992f16f51347dac2ull},
+                 {LAYOUT_PACKED, 1, "a:1,b:1", 0xd6c9133f75c15faaull},
                  {LAYOUT_SHARED, 20, "a", 0x4c2d35fc9fa2e351ull}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         static int32_t docs[N];
@@ -846,7 +832,7 @@ TEST(golden_digests_of_fifty_steps) {
         families = 1, index.read = read_tokens, index.sources = &sources;
         MUST(sources_parse(&sources, cases[k].sources, &err));
         for (int i = 0; i < sources.n; i++)
-            sources.list[i].first_doc = i * N / 2, sources.list[i].num_docs = N / sources.n;
+            sources.list[i].first_doc = i * N / 8, sources.list[i].num_docs = N / 8;  // > 1 epoch
         for (PlanState state = START; state.step < 50; state = p.cursor_after) {
             plan_ok(&p, &index, &s, cases[k].layout, &state);
             digest = plan_digest(&p, digest);
