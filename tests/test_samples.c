@@ -7,18 +7,10 @@
 #include "scratch.h"
 
 enum { MAX_TEXTS = 8, NEW_TOKENS = 12 };
+static const TokenIds none;
 
 static Options greedy(int32_t max_seqlen) {
     return (Options){.sample_tokens = NEW_TOKENS, .max_seqlen = max_seqlen, .top_p = 1};
-}
-
-static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t max_seqlen) {
-    LlamaConfig config;
-    const LlamaSettings settings = {
-        .micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .cache_tokens = capacity};
-    MUST(llama_config_read(&config, dir, &err));
-    llama_plan(m, &config, settings);
-    MUST(llama_allocate(m, &err) && parameters_load(llama_parameters(m), false, dir, &err));
 }
 
 static int most_docs;  // of one batch
@@ -35,9 +27,19 @@ static void count_docs(LlamaModel *m, const Batch *b, const int32_t *rows, int32
 #define MODEL __attribute__((cleanup(llama_free))) LlamaModel
 #define WRITER __attribute__((cleanup(texts_free))) TextWriter
 
-static ModelFace face_of(LlamaModel *m) {
+// Its texts end at these tokens, or (NULL) at its own.
+static ModelFace open_model(LlamaModel *m, const char *name, int32_t capacity, int32_t max_seqlen,
+                            const TokenIds *ends) {
+    const char *dir = printed("tests/golden/%s", name);
+    LlamaConfig config;
+    const LlamaSettings settings = {
+        .micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .cache_tokens = capacity};
+    MUST(llama_config_read(&config, dir, &err));
+    llama_plan(m, &config, settings);
+    MUST(llama_allocate(m, &err) && parameters_load(llama_parameters(m), false, dir, &err));
     ModelFace face = llama_face(m);
     face.next_logits = count_docs;
+    if (ends) face.text_ends = ends;
     return face;
 }
 
@@ -56,8 +58,7 @@ static void check_greedy(const char *name, const TokenIds *ends, bool tight) {
     SafetensorsSet set;
     MODEL m;
     int32_t tokens[256], cu[MAX_TEXTS + 1], expected[MAX_TEXTS * NEW_TOKENS];
-    const char *dir = printed("tests/golden/%s", name);
-    MUST(safetensors_open(&set, printed("%s/expected.safetensors", dir), &err));
+    MUST(safetensors_open(&set, printed("tests/golden/%s/expected.safetensors", name), &err));
     read_ints(&set, "tokens", tokens, 256);
     read_ints(&set, "cu_seqlens", cu, MAX_TEXTS + 1);
     const int n = read_ints(&set, "greedy", expected, MAX_TEXTS * NEW_TOKENS) / NEW_TOKENS;
@@ -65,13 +66,11 @@ static void check_greedy(const char *name, const TokenIds *ends, bool tight) {
     for (int i = 0; i < n; i++) longest = cu[i + 1] - cu[i] > longest ? cu[i + 1] - cu[i] : longest;
     const Options o = greedy(tight ? longest : 96);
     WRITER w = {.o = &o};
-    open_model(&m, dir, tight ? longest : 256, o.max_seqlen);
+    const ModelFace model = open_model(&m, name, tight ? longest : 256, o.max_seqlen, ends);
     for (int i = 0; i < n; i++) {
         const Text *text = text_add(&w, cu[i + 1] - cu[i]);
         memcpy(text->tokens, tokens + cu[i], (size_t)text->length * sizeof(int32_t));
     }
-    ModelFace model = face_of(&m);
-    if (ends) model.text_ends = ends;
     most_docs = 0;
     texts_write(&w, model, 1);
     int num_ended = 0;
@@ -128,7 +127,7 @@ TEST(padding_and_special_tokens_are_never_sampled) {
                          .offset = offset,
                          .bytes = (unsigned char *)"a$b.",
                          .special = special};
-    const TokenIds none = {0}, end = {1, 1, {END}};
+    const TokenIds end = {1, 1, {END}};
     Options o = greedy(96);
     for (int i = 0; i < 41; i++) {
         WRITER w = {.o = &o, .printer.tokenizer = &t};
@@ -144,7 +143,6 @@ TEST(padding_and_special_tokens_are_never_sampled) {
 // Of one prompt at one step, each text has its own random numbers, and other ones at another step.
 TEST(texts_of_a_prompt_differ) {
     enum { N = 4, LENGTH = 40 };
-    const TokenIds none = {0};
     const Options o = {.sample_tokens = LENGTH, .max_seqlen = LENGTH, .temperature = 9, .top_p = 1};
     int32_t first[N][LENGTH];
     for (int step = 0; step < 2; step++)
@@ -175,7 +173,6 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
     for (int i = 0; i <= BYTES; i++) offset[i + 1] = (uint32_t)i + 1, bytes[i] = (unsigned char)i;
     const Tokenizer t = {
         .vocab_size = UNKNOWN, .offset = offset, .bytes = bytes, .special = special};
-    const TokenIds none = {0};
     RunLog log = {0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int32_t n = (int32_t)strlen(cases[i][0]);
@@ -200,13 +197,10 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
 // token is that of the whole beginning in one batch.
 TEST(a_continued_text_is_that_of_its_whole_beginning) {
     const int32_t more[] = {5, 61, 17, 30, 8};
-    const TokenIds none = {0};
     MODEL m;
     const Options o = greedy(96);
     WRITER w = {.o = &o}, other = {.o = &o};
-    open_model(&m, "tests/golden/gqa3_tied", 96, 96);
-    ModelFace model = face_of(&m);
-    model.text_ends = &none;
+    const ModelFace model = open_model(&m, "gqa3_tied", 96, 96, &none);
     Text *text = text_add(&w, 7);
     for (int32_t k = 0; k < 7; k++) text->tokens[k] = 3 * k + 1;
     texts_write(&w, model, 1);
@@ -225,14 +219,11 @@ TEST(a_continued_text_is_that_of_its_whole_beginning) {
 // differs in one text, and one that is longer in one. Each text is that of its prompt alone.
 TEST(samples_of_a_prompt_share_its_cache) {
     enum { N = 8, PROMPT = 9 };
-    const TokenIds none = {0};
     MODEL m;
     Options o = greedy(96);
     WRITER w = {.o = &o}, other = {.o = &o};
     o.temperature = 2;
-    open_model(&m, "tests/golden/gqa3_tied", 3 * (PROMPT + NEW_TOKENS), 96);
-    ModelFace model = face_of(&m);
-    model.text_ends = &none;
+    const ModelFace model = open_model(&m, "gqa3_tied", 3 * (PROMPT + NEW_TOKENS), 96, &none);
     for (int i = 0; i < 2 * N; i++) {
         Text *text = text_add(i < N ? &w : &other, PROMPT + (i % N == 7));
         for (int32_t k = 0; k < text->length; k++)
