@@ -62,9 +62,13 @@ static struct {
     bool persistent;
 } planned;
 
-static void see(void) { fault_see(planned.kind, seen, MAX_CALLS); }
+static void see(void) {
+    fault_arm(planned.kind, 0, 0, false);
+    fault.seen = seen, fault.most_seen = MAX_CALLS;
+}
 static void arm(void) {
-    fault_arm_place(planned.kind, planned.place, planned.error, planned.persistent);
+    fault_arm(planned.kind, 0, planned.error, planned.persistent);
+    fault.place = planned.place;
 }
 
 // `seen` becomes one call from each place. Returns their number.

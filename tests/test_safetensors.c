@@ -79,12 +79,12 @@ TEST(bytes_of_a_small_file) {
     CHECK(set.num_tensors == 4 && !safetensors_find(&set, "none"));
     safetensors_close(&set);
     safetensors_close(&set);
-    for (int i = 0; i < 8; i++) {  // headers of any length
-        TensorInfo one = {"12345678", "U8", 1, {3}, 0, 0, 0};
-        one.name[i + 1] = 0;
+    for (size_t i = 1; i <= 8; i++) {  // headers of any length, and the longest names
+        TensorInfo one = {"", "U8", 1, {3}, 0, 0, 0};
+        memset(one.name, 'n', sizeof one.name - i);
         write_set(scratch("small"), &one, 1, data, 3);
         AUTO_FREE char *other = file_read_all(scratch("small"), 4096, &n, "", &err);
-        CHECK(other && other[0] % 8 == 0);
+        CHECK(other && other[0] % 8 == 0 && opens(scratch("small"), &err));
     }
 }
 
@@ -208,18 +208,6 @@ TEST(hostile_headers) {
         bool ok = opens_built(headers[i].header, headers[i].data_bytes, &err);
         CHECK_MSG(ok == !headers[i].expected, "case %zu %s: %s", i, headers[i].header, err.what);
         CHECK_MSG(ok || strstr(err.what, headers[i].expected), "case %zu: %s", i, err.what);
-    }
-}
-
-TEST(names_of_any_length) {
-    char name[300];
-    for (size_t n = 150; n < 250; n++) {
-        Error err;
-        memset(name, 'n', n);
-        name[n] = 0;
-        const char *header =
-            printed("{'%s':{'dtype':'U8','shape':[0],'data_offsets':[0,0]}}", name);
-        CHECK(opens_built(header, 0, &err) == (n < sizeof((TensorInfo *)0)->name));
     }
 }
 
