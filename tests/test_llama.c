@@ -64,31 +64,21 @@ static int32_t pool[MAX_TOKENS];
 static int32_t pool_targets[MAX_TOKENS];
 static DocView docs[MAX_DOCS];
 
-// Documents of the given lengths; some are segments whose last token has a target.
-static void make_docs(const int *lengths, int n, int vocab) {
-    int used = 0;
-    for (int i = 0; i < n; i++) {
-        for (int k = 0; k < lengths[i]; k++)
-            pool[used + k] = (int32_t)test_rng_below((uint32_t)vocab);
-        docs[i].tokens = pool + used;
-        docs[i].length = lengths[i];
-        docs[i].next_token =
-            i % 3 == 2 && lengths[i] ? (int32_t)test_rng_below((uint32_t)vocab) : -1;
-        docs[i].targets = NULL;
-        used += lengths[i];
-    }
-}
-
-// Gives most of them a loss mask, which excludes two tokens of three and all of some documents.
-static void mask_docs(int n) {
-    for (int i = 0, at = 0; i < n; at += docs[i++].length) {
-        const DocView *d = &docs[i];
-        if (i % 4 == 0) continue;
-        for (int k = 0; k < d->length; k++) {
-            const int32_t next = k + 1 < d->length ? d->tokens[k + 1] : d->next_token;
-            pool_targets[at + k] = i % 4 == 2 || test_rng_below(3) > 0 ? -1 : next;
+// Documents of the given lengths; some are segments whose last token has a target. masked: most of
+// them have a loss mask, which excludes two tokens of three and all of some documents.
+static void make_docs(const int *lengths, int n, int vocab, bool masked) {
+    for (int i = 0, used = 0; i < n; used += lengths[i++]) {
+        int32_t *tokens = pool + used, *targets = pool_targets + used;
+        const bool goes_on = i % 3 == 2 && lengths[i];
+        for (int k = 0; k < lengths[i] + goes_on; k++)
+            tokens[k] = (int32_t)test_rng_below((uint32_t)vocab);
+        for (int k = 0; k < lengths[i]; k++) {
+            const bool is_last = k + 1 == lengths[i] && !goes_on;
+            targets[k] = is_last || i % 4 == 2 || test_rng_below(3) > 0 ? -1 : tokens[k + 1];
         }
-        docs[i].targets = pool_targets + at;
+        docs[i] = (DocView){
+            tokens, lengths[i], goes_on ? tokens[lengths[i]] : -1, masked && i % 4 ? targets : NULL,
+            NULL,   0};
     }
 }
 
@@ -404,8 +394,7 @@ static void open_packed(LlamaModel *m, Batch *b, const LlamaConfig *c, LlamaSett
                         bool masked) {
     settings.micro_batch_tokens = 256, settings.max_seqlen = ROW, settings.train = true;
     start_model(m, c, settings);
-    make_docs(lengths, NUM_DOCS, c->vocab_size);
-    if (masked) mask_docs(NUM_DOCS);
+    make_docs(lengths, NUM_DOCS, c->vocab_size, masked);
     batch_init(b, 256, NUM_DOCS);
     batch_pack(b, docs, NUM_DOCS);
 }
@@ -426,8 +415,7 @@ static void check_layouts(const LlamaConfig *c, bool masked) {
     BATCH b;
     settings.repad = true;
     start_model(&m, c, settings);
-    make_docs(lengths, NUM_DOCS, c->vocab_size);
-    if (masked) mask_docs(NUM_DOCS);
+    make_docs(lengths, NUM_DOCS, c->vocab_size, masked);
     batch_init(&b, NUM_DOCS * ROW, NUM_DOCS * ROW);
     AUTO_FREE float *grads = (float *)host_calloc(m.num_elements, sizeof *grads, "gradients");
     batch_pack(&b, docs, NUM_DOCS);
@@ -527,7 +515,7 @@ static void check_recompute(LlamaConfig c) {
         CHECK(i == 0 || llama_memory_total(&m[i]) < llama_memory_total(&m[i - 1]));
     }
     for (int k = 0; k < 3; k++) {
-        make_docs(lengths, NUM_DOCS, c.vocab_size);
+        make_docs(lengths, NUM_DOCS, c.vocab_size, false);
         batch_fill(&b, layouts[k], docs, NUM_DOCS, ROW);
         CHECK(k == 0 || b.total_tokens == NUM_DOCS * ROW);
         const double loss = forward_backward(&m[0], &b);
@@ -557,8 +545,8 @@ static void check_packing_check(bool masked) {
     LlamaConfig c = tiny_config(3, 1, 4, false);
     BATCH b;
     open_packed(&m, &b, &c, usual, false);
-    for (int i = 0; i < b.total_tokens; i++) pool[i] = i == lengths[0] ? 22 : pool[i] % 22;
-    if (masked) mask_docs(NUM_DOCS);
+    make_docs(lengths, NUM_DOCS, 22, masked);
+    pool[lengths[0]] = 22;
     batch_pack(&b, docs, NUM_DOCS);
     PackingDelta d = packing_delta(&m, &b);
     CHECK(d.loss == 0 && d.logit == 0 && d.grad < 1e-4 && packing_is_rounding(&d, false));
@@ -870,8 +858,7 @@ static void check_model_gradient(const LlamaConfig *c, Layout layout, bool maske
     BATCH b;
     settings.repad = true;
     start_model(&m, c, settings);
-    make_docs(lengths, 6, c->vocab_size);
-    if (masked) mask_docs(6);
+    make_docs(lengths, 6, c->vocab_size, masked);
     batch_init(&b, 64, 64);
     batch_fill(&b, layout, docs, 6, 10);
     forward_backward(&m, &b);
