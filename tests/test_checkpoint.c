@@ -46,34 +46,6 @@ static void fresh_run(int n) {
     for (int step = 1; step <= n; step++) must_save(step, NULL);
 }
 
-static int parts_moved, syncs;
-static void count_part(void) { parts_moved++; }
-static void count_sync(const char *call, int fd, const char *path, const char *path2,
-                       const void *data, size_t n, off_t at) {
-    (void)fd, (void)path, (void)path2, (void)data, (void)n, (void)at;
-    syncs += strcmp(call, "sync") == 0;
-}
-
-TEST(a_large_file_is_synced_in_parts_and_counts_as_progress) {
-    enum { CHUNK = 1 << 20 };
-    static unsigned char data[CHUNK];
-    static FileWriter w;
-    Error err = {0};
-    MUST(writer_open(&w, scratch("large"), &err));
-    fault_arm(FAULT_IO, 0, 0, false);
-    io_progress = count_part;
-    fault_watch = count_sync;
-    for (uint64_t done = 0; done <= IO_PART; done += CHUNK)
-        MUST(writer_write(&w, data, CHUNK, &err));
-    const bool ok = writer_close(&w, &err);
-    io_progress = NULL;
-    fault_watch = NULL;
-    const long calls = fault_disarm() - 1;  // without the close
-    CHECK_MSG(ok && syncs == 2, "%d: %s", syncs, err.what);
-    CHECK_MSG(parts_moved == calls, "%d of %ld", parts_moved, calls);
-    unlink(scratch("large"));
-}
-
 static int damaged_seen;
 
 // The step of the newest good checkpoint; -1: there is none, -2: none is good.
@@ -103,7 +75,7 @@ static int count_names(const char *part) {
     return n;
 }
 
-static int out_of_order;
+static int out_of_order, parts_moved, syncs;
 
 // A checkpoint gets its name when its manifest, and then the directory, have been synced. Of one
 // that has its name the manifest is removed first. At the end of a run all get temporary names, for
@@ -123,6 +95,29 @@ static void watch_order(const char *call, int fd, const char *path, const char *
     CHECK(path_parent(manifest, path, &(Error){0}));
     strcat(manifest, "/manifest.json");
     if (!is_manifest && !is_temp && !strstr(path, ".old-")) out_of_order += path_exists(manifest);
+}
+
+static void count_part(void) { parts_moved++; }
+
+TEST(a_large_file_is_synced_in_parts_and_counts_as_progress) {
+    enum { CHUNK = 1 << 20 };
+    static unsigned char data[CHUNK];
+    static FileWriter w;
+    Error err = {0};
+    MUST(writer_open(&w, scratch("large"), &err));
+    syncs = 0;
+    fault_arm(FAULT_IO, 0, 0, false);
+    io_progress = count_part;
+    fault_watch = watch_order;
+    for (uint64_t done = 0; done <= IO_PART; done += CHUNK)
+        MUST(writer_write(&w, data, CHUNK, &err));
+    const bool ok = writer_close(&w, &err);
+    io_progress = NULL;
+    fault_watch = NULL;
+    const long calls = fault_disarm() - 1;  // without the close
+    CHECK_MSG(ok && syncs == 2, "%d: %s", syncs, err.what);
+    CHECK_MSG(parts_moved == calls, "%d of %ld", parts_moved, calls);
+    unlink(scratch("large"));
 }
 
 // Saves in any order, also over what a process of the same number left, damage, removals and
