@@ -49,12 +49,10 @@ static int read_without(const char *text, const Same *same, const char *field) {
     return code;
 }
 
-static Same usual(void) {
-    Same same = {.plan = {.num_micro = 1}, .train.sources.n = 1};
-    same.train.fingerprint = 0x123456789abcdefull;
-    same.train.token_fingerprint = 0xfedcba987654321ull;
-    return same;
-}
+static const Same usual = {.plan = {.num_micro = 1},
+                           .train = {.sources = {.n = 1},
+                                     .fingerprint = 0x123456789abcdefull,
+                                     .token_fingerprint = 0xfedcba987654321ull}};
 
 // The contents of state_write's file; the caller frees them.
 static char *written_state(const Same *same, const Option *options, Error *err) {
@@ -78,14 +76,13 @@ static char *written_state(const Same *same, const Option *options, Error *err) 
 TEST(missing_fields_are_refused_and_other_values_do_not_fit) {
     Error err = {0};
     const Option none[] = {OPTION_END};
-    Same same = usual();
-    AUTO_FREE char *text = written_state(&same, none, &err);
+    AUTO_FREE char *text = written_state(&usual, none, &err);
     CHECK_MSG(text, "%s", err.what);
-    CHECK(read_without(text, &same, "") == 0);
+    CHECK(read_without(text, &usual, "") == 0);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        const int code = read_without(text, &same, fields[i].name);
+        const int code = read_without(text, &usual, fields[i].name);
         CHECK_MSG(code == EXIT_BAD_INPUT, "%s: %d", fields[i].name, code);
-        Same other = same;
+        Same other = usual;
         ((unsigned char *)&other)[fields[i].byte] ^= 1;
         CHECK_MSG(read_without(text, &other, "") == EXIT_CHECKPOINT_MISFIT, "%s", fields[i].name);
     }
@@ -95,21 +92,20 @@ TEST(missing_fields_are_refused_and_other_values_do_not_fit) {
 TEST(long_options_are_saved_or_refused) {
     enum { MIB = 1 << 20 };
     Error err = {0};
-    const Same same = usual();
     AUTO_FREE char *value = calloc(MIB + 1, 1);
     const char *train = value;
     const Option options[] = {TEXT("train", train, "", ""), OPTION_END};
     memset(value, 'x', MIB / 2);
-    AUTO_FREE char *text = written_state(&same, options, &err);
+    AUTO_FREE char *text = written_state(&usual, options, &err);
     CHECK_MSG(text && strlen(text) > MIB / 2, "%s", err.what);
     memset(value, 'x', MIB);
-    REFUSED(EXIT_USAGE, "", written_state(&same, options, &err));
+    REFUSED(EXIT_USAGE, "", written_state(&usual, options, &err));
 }
 
 // Of web:7,code:3; then of a run of the sources `now`, after `from` in the file has become `to`.
 static int read_mixture(const char *now, const char *from, const char *to, PlanState *found) {
     const Option none[] = {OPTION_END};
-    Same wrote = usual(), reads = usual();
+    Same wrote = usual, reads = usual;
     TrainingState s;
     Error err = {0};
     char edited[4096];
