@@ -40,8 +40,12 @@ static void seal(Files *f) {
     put(f->bytes[MASK] + f->size[MASK] - 4, crc32c(0, f->bytes[MASK], f->size[MASK] - 4), 4);
 }
 
+// Some tokens that are not the first of a document, and the last token of all
+enum { NUM_TARGETS = 14, BITS_AT = 32 };
+static bool is_target(int64_t i) { return i == 3 || i == 44 || (i >= 9 && i % 3 == 0); }
+
 // Token i of the shard is i % VOCAB.
-static Files make_files(int width) {
+static Files make_files(int width, bool masked) {
     Files files = {.width = width}, *f = &files;
     put_word(f, 0, width == 2 ? 20240520 : 20240801);
     put_word(f, 1, width == 2 ? 1 : 7);
@@ -61,22 +65,14 @@ static Files make_files(int width) {
     for (int i = 0; i < NUM_ENDS; i++)
         put(f->bytes[IDX] + ENDS_AT + 8 * i, end += (uint64_t)LENGTHS[i], 8);
     f->size[IDX] = SUMS_AT + 4 * NUM_BLOCKS + 4;
-    return files;
-}
-
-// Some tokens that are not the first of a document, and the last token of all.
-static const int TARGETS[] = {3, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 44};
-enum { NUM_TARGETS = 14, BITS_AT = 32 };
-
-static Files make_masked_files(int width) {
-    Files files = make_files(width), *f = &files;
+    if (!masked) return files;
     put_word(f, 11, 7);
     memcpy(f->bytes[MASK], "UNPADMSK", 8);
     put(f->bytes[MASK] + 8, 1, 4);
     put(f->bytes[MASK] + 16, NUM_TOKENS, 8);
     put(f->bytes[MASK] + 24, NUM_TARGETS, 8);
-    for (int i = 0; i < NUM_TARGETS; i++)
-        f->bytes[MASK][BITS_AT + TARGETS[i] / 8] |= (unsigned char)(1 << TARGETS[i] % 8);
+    for (int i = 0; i < NUM_TOKENS; i++)
+        f->bytes[MASK][BITS_AT + i / 8] |= (unsigned char)(is_target(i) << i % 8);
     f->size[MASK] = BITS_AT + (NUM_TOKENS + 7) / 8 + 4;
     return files;
 }
@@ -135,12 +131,6 @@ static void check_documents(Dataset *ds, int64_t first_doc) {
     }
 }
 
-static bool is_target(int64_t i) {
-    for (int k = 0; k < NUM_TARGETS; k++)
-        if (TARGETS[k] == i) return true;
-    return false;
-}
-
 // Every part of every document, bit by bit.
 static void check_mask(const Dataset *ds) {
     int64_t start = 0;
@@ -162,7 +152,7 @@ static void check_mask(const Dataset *ds) {
 TEST(own_shards_with_and_without_flags) {
     for (int round = 0; round < 4; round++) {
         const bool masked = round < 2;
-        Files f = (masked ? make_masked_files : make_files)(round % 2 ? 2 : 4);
+        Files f = make_files(round % 2 ? 2 : 4, masked);
         put_word(&f, 11, round | masked << 2);  // documents begin with BOS, and end with EOS
         save(&f, "own");
         OPEN(ds, scratch("own.bin"));
@@ -173,7 +163,7 @@ TEST(own_shards_with_and_without_flags) {
         check_documents(&ds, 0);
         if (masked) check_mask(&ds);
     }
-    Files f = make_masked_files(2);
+    Files f = make_files(2, true);
     save(&f, "masked");
     // a shard with a mask, and one without: all but the first tokens of its documents
     OPEN(ds, list_of("masked.bin", "own.bin"));
@@ -199,7 +189,7 @@ TEST(bits_of_a_mask_are_counted) {
 TEST(every_damage_of_the_three_files_is_refused) {
     for (int round = 0; round < 6; round++) {
         const int which = round / 2;
-        Files f = make_masked_files(round % 2 ? 2 : 4);
+        Files f = make_files(round % 2 ? 2 : 4, true);
         unsigned char *bytes = f.bytes[which];
         const size_t size = f.size[which], sealed = which ? size : 1024;
         const char *victim = printed("%s%s", scratch("cut"), endings[which]);
@@ -267,7 +257,7 @@ static const struct {
 
 TEST(every_field_is_validated) {
     for (const typeof(*damages) *d = damages; d < damages + sizeof damages / sizeof *d; d++) {
-        Files f = make_masked_files(2);
+        Files f = make_files(2, true);
         put(f.bytes[d->file] + d->at, d->value, d->bytes);
         if (d->file == MASK && d->at >= BITS_AT)  // as many ones as it says
             put(f.bytes[MASK] + 24, (uint64_t)mask_count(f.bytes[MASK] + BITS_AT, 0, NUM_TOKENS),
@@ -335,7 +325,7 @@ TEST(a_bad_token_is_found_at_any_position) {
         const int end = b + 1 < NUM_BLOCKS ? (b + 1) * BLOCK : NUM_TOKENS;
         const uint64_t id = bad % 2 ? VOCAB : width == 2 ? 65535 : 0xffffffff;
         const size_t at = (size_t)(1024 + bad * width);
-        Files f = make_files(width);
+        Files f = make_files(width, false);
         int64_t doc = 0, token = bad;
         put(f.bytes[BIN] + at, id, (size_t)width);
         save(&f, "bad");
@@ -344,7 +334,7 @@ TEST(a_bad_token_is_found_at_any_position) {
         check_reads(&ds, bad, bad + 1,
                     printed("bad.bin: document %ld, token %ld: expected an id below 100, found %lu",
                             doc, token, id));
-        f = make_files(width);
+        f = make_files(width, false);
         save(&f, "bad");
         OPEN(good, scratch("bad.bin"));
         const char *expected =
@@ -359,7 +349,7 @@ TEST(a_bad_token_is_found_at_any_position) {
 }
 
 TEST(a_shard_that_shrinks_is_noticed) {
-    Files f = make_files(2);
+    Files f = make_files(2, false);
     int32_t out[64];
     save(&f, "shrink");
     OPEN(ds, scratch("shrink.bin"));
@@ -461,7 +451,7 @@ TEST(directories_globs_and_lists) {
     char names[] =
         "set, [a] of/train_00001;set, [a] of/train_00000;set, [a] of/val_00000;set, [a] of/other;"
         "part1;part2";
-    Files f = make_files(2);
+    Files f = make_files(2, false);
     CHECK(mkdir(scratch("set, [a] of"), 0777) == 0);
     for (char *name = strtok(names, ";"); name; name = strtok(NULL, ";")) save(&f, name);
     const char *list = list_of("part2.bin", "part1.bin");
@@ -495,7 +485,7 @@ static int count_open(const Dataset *ds) {
 
 TEST(more_shards_than_descriptors) {
     enum { SHARDS = DATASET_MAX_OPEN + 50 };
-    Files f = make_files(2);
+    Files f = make_files(2, false);
     int32_t out[8];
     CHECK(mkdir(scratch("many"), 0777) == 0);
     for (int i = 0; i < SHARDS; i++) save(&f, printed("many/train_%05d", i));
@@ -517,14 +507,14 @@ static Dataset seen(const char *path) {
 // What is changed, and which fingerprints differ then
 TEST(fingerprints_cover_everything) {
     enum { NAME, OTHER_END, VOCABULARY, TOKEN, TARGETS_OF_IT, TWICE, NUM_CHANGES };
-    Files f = make_masked_files(2);
+    Files f = make_files(2, true);
     CHECK(mkdir(scratch("moved"), 0777) == 0);
     save(&f, "print");
     save(&f, "moved/print");
     const Dataset one = seen(scratch("print.bin")), moved = seen(scratch("moved/print.bin"));
     CHECK(moved.fingerprint == one.fingerprint && moved.token_fingerprint == one.token_fingerprint);
     for (int change = 0; change < NUM_CHANGES; change++) {
-        f = make_masked_files(2);
+        f = make_files(2, true);
         if (change == OTHER_END)
             put(f.bytes[IDX] + ENDS_AT, 4, 8);  // the first document a token shorter
         if (change == VOCABULARY) put_word(&f, 10, VOCAB + 1);
@@ -552,11 +542,11 @@ TEST(tokenizers_and_vocabularies_must_agree) {
         int word, value;
         bool agree;
     } others[] = {{16, 0x5678, false}, {16, 0, true}, {10, VOCAB + 1, false}};  // 0: unknown
-    Files f = make_files(2);
+    Files f = make_files(2, false);
     DatasetOptions options = {.boundary_token = -1, .vocab_size = VOCAB};
     save(&f, "tok_a");
     for (int i = 0; i < 3; i++) {
-        f = make_files(2);
+        f = make_files(2, false);
         put_word(&f, others[i].word, others[i].value);
         save(&f, "tok_b");
         const char *both = list_of("tok_a.bin", "tok_b.bin");
@@ -572,7 +562,7 @@ TEST(tokenizers_and_vocabularies_must_agree) {
 }
 
 TEST(empty_shards) {
-    Files f = make_files(2);
+    Files f = make_files(2, false);
     save(&f, "full");
     put_word(&f, 2, 0);
     f.size[BIN] = 1024;

@@ -67,10 +67,7 @@ static bool parse(const char *line, Error *err) {
     return ok;
 }
 
-static void must_parse(const char *line) {
-    Error err;
-    CHECK_MSG(parse(line, &err), "%s: %s", line, err.what);
-}
+#define must_parse(line_) MUST(parse(line_, &err))
 
 // What a command line leaves in the options, as they are stored; of those that it does not name the
 // defaults
