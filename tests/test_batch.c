@@ -115,8 +115,6 @@ TEST(layouts_hold_every_token_at_its_place) {
 
 // ---- Shared prefixes: test_llama.c has the losses and gradients of their rows -------------------
 
-enum { LONGEST = 700 };
-
 // What --eval and --bench share: documents whose first `common` tokens are those of a beginning.
 // A document shares nothing where no row of its own would be left, or where the token after the
 // shared tiles differs from the document before it.
@@ -126,7 +124,7 @@ static const struct {
               {600, 600, 128, 0}, {600, 600, 128, 0}, {129, 129, 128, 0}, {128, 128, 0, 0},
               {600, 600, 0, 0},   {514, 513, 512, 0}, {513, 512, 384, 0}, {90, 90, 0, 0},
               {90, 1, 0, 1},      {300, 200, 0, 1},   {300, 300, 128, 1}, {300, 0, 0, 1}};
-enum { NUM_SCORED = sizeof scored / sizeof *scored };
+enum { NUM_SCORED = sizeof scored / sizeof *scored, LONGEST = 700 };
 
 static int32_t fake_loss(int32_t token, int32_t k) { return token * (k % 100 + 1); }
 

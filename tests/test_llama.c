@@ -60,8 +60,8 @@ static LlamaSettings settings_of(int capacity, int max_seqlen) {
 }
 
 enum { MAX_DOCS = 64, MAX_TOKENS = 2048, ALIKE = 5 };
-static int32_t pool[MAX_TOKENS];
-static int32_t pool_targets[MAX_TOKENS];
+static int32_t pool[MAX_TOKENS], pool_targets[MAX_TOKENS];
+static float pool_weights[MAX_TOKENS];
 static DocView docs[MAX_DOCS];
 
 // Documents of the given lengths; some are segments whose last token has a target. masked: most of
@@ -105,8 +105,6 @@ static double relative_l2(const real *a, const real *b, size_t n) {
 }
 
 // ---- Shared prefixes and weights, in fp32 and in fp64 -------------------------------------------
-
-static float pool_weights[MAX_TOKENS];
 
 // Puts some documents that begin alike into `docs`: one begins as the last one that shares nothing
 // does, up to any token. Returns their number.

@@ -2,6 +2,8 @@
 #include "../data/runs/checkpoint_files.h"
 #include "scratch.h"
 
+static const Option none[] = {OPTION_END};
+
 // Numbers that must be the same in a resumed run.
 typedef struct {
     PlanSettings plan;
@@ -75,7 +77,6 @@ static char *written_state(const Same *same, const Option *options, Error *err) 
 
 TEST(missing_fields_are_refused_and_other_values_do_not_fit) {
     Error err = {0};
-    const Option none[] = {OPTION_END};
     AUTO_FREE char *text = written_state(&usual, none, &err);
     CHECK_MSG(text, "%s", err.what);
     CHECK(read_without(text, &usual, "") == 0);
@@ -104,7 +105,6 @@ TEST(long_options_are_saved_or_refused) {
 
 // Of web:7,code:3; then of a run of the sources `now`, after `from` in the file has become `to`.
 static int read_mixture(const char *now, const char *from, const char *to, PlanState *found) {
-    const Option none[] = {OPTION_END};
     Same wrote = usual, reads = usual;
     TrainingState s;
     Error err = {0};

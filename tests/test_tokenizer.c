@@ -88,14 +88,6 @@ typedef struct {
     BpeEncoder *e;
 } Encoder;
 
-static void encoder_open(Encoder *e, const char *json) {
-    Error err = {0};
-    e->t = must_open(json);
-    e->bpe = bpe_open(&e->t, &err);
-    CHECK_MSG(e->bpe, "%s", err.what);
-    e->e = bpe_encoder_open(e->bpe);
-}
-
 static void encoder_close(Encoder *e) {
     bpe_encoder_close(e->e);
     bpe_close(e->bpe);
@@ -186,10 +178,13 @@ static void toy_open(const Toy *toy, Encoder *e) {
     for (int i = 0; i < toy->num_merges; i++)
         strcat(merges, printed("%s'%s %s'", i ? ", " : "", toy->tokens[toy->merges[i][0]],
                                toy->tokens[toy->merges[i][1]]));
-    encoder_open(e, printed("{'decoder': {'type': 'ByteLevel'}, 'pre_tokenizer': {'type':"
-                            " 'ByteLevel', 'use_regex': false}, 'model': {'ignore_merges': %s,"
-                            " 'vocab': {%s}, 'merges': [%s]}}",
-                            toy->ignore_merges ? "true" : "false", vocab, merges));
+    e->t =
+        must_open(printed("{'decoder': {'type': 'ByteLevel'}, 'pre_tokenizer': {'type':"
+                          " 'ByteLevel', 'use_regex': false}, 'model': {'ignore_merges': %s,"
+                          " 'vocab': {%s}, 'merges': [%s]}}",
+                          toy->ignore_merges ? "true" : "false", vocab, merges));
+    MUST(e->bpe = bpe_open(&e->t, &err));
+    e->e = bpe_encoder_open(e->bpe);
 }
 
 // Merges the leftmost pair of the lowest rank until there is none. A byte without a token is left

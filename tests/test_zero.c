@@ -19,12 +19,6 @@ typedef struct {
     real grads[NUM];
 } Flat;
 
-static float initial_weight(int i) { return sinf((float)i); }
-static float gradient(int64_t step, int micro, int i) {
-    return cosf((float)(0.37 * i + 1.3 * micro + (double)step));
-}
-static double loss(int64_t step, int micro) { return 1.0 / (double)(step + 3 * micro); }
-
 static void open_flat(Flat *f, ZeroSettings settings, bool muon) {
     const size_t ends[BUCKETS][2] = {{0, ADDED}, {DECAYED, NUM}, {ADDED, HEAD}, {HEAD, DECAYED}};
     ZeroShape shape = {.train = true, .num_elements = NUM, .num_decayed = DECAYED};
@@ -48,7 +42,7 @@ static void open_flat(Flat *f, ZeroSettings settings, bool muon) {
             f->arenas[k].bytes = 0;
         }
     }
-    for (int i = 0; i < NUM; i++) f->weights[i] = initial_weight(i);
+    for (int i = 0; i < NUM; i++) f->weights[i] = sinf((float)i);
     for (int i = 0; i < NUM; i++) f->grads[i] = NAN;  // what is left over never shows
 }
 
@@ -58,11 +52,12 @@ static void micro_batch(Zero *z, int64_t step, int micro) {
         const ZeroBucket *bucket = z->shape.buckets + b;
         for (int i = (int)bucket->first; i < (int)bucket->last; i++) {
             const bool adds = z->has_grads || i < ADDED || i >= DECAYED;
-            z->grads[i] = (adds ? z->grads[i] : 0) + gradient(step, micro, i);
+            z->grads[i] =
+                (adds ? z->grads[i] : 0) + cosf((float)(0.37 * i + 1.3 * micro + (double)step));
         }
         zero_grads_done(z, b);
     }
-    *z->loss_sum += loss(step, micro);
+    *z->loss_sum += 1.0 / (double)(step + 3 * micro);
 }
 
 // This rank's micro-batches: a block of them where sums are deterministic; else a third has none
