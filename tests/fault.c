@@ -46,7 +46,8 @@ static struct {
 
 // From now on, call number nth (from 1) of that kind fails with `error`: an errno, FAULT_SHORT, or
 // an error of CUDA; if persistent, all later ones too. nth 0 only counts.
-__attribute__((noinline)) static void fault_arm(int kind, long nth, int error, bool persistent) {
+__attribute__((noinline, unused)) static void fault_arm(int kind, long nth, int error,
+                                                        bool persistent) {
     fault.kind = kind;
     fault.nth = nth;
     fault.error = error;

@@ -27,11 +27,10 @@ static LlamaConfig variant_config(void) {
 
 // Biases that are not zero, and norms of heads that are not one
 static void vary_vectors(LlamaModel *m) {
-    for (int i = 0; i < m->num_tensors; i++) {
-        const Parameter *t = &m->tensors[i];
+    for (const Parameter *t = m->tensors; t < m->tensors + m->num_tensors; t++) {
         if (!strstr(t->name, "self_attn") || t->cols) continue;
         for (size_t k = 0; k < t->count; k++)
-            m->weights[t->offset + k] += (floatX)(0.5 * sin((double)k + m->num_tensors - i));
+            m->weights[t->offset + k] += (floatX)(0.5 * sin((double)(k + test_hash(t->name) % 97)));
     }
 }
 
