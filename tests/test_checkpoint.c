@@ -17,11 +17,11 @@
 static bool save_model(Checkpoint *ck, int64_t step, Error *err) {
     static FileWriter w;
     static float data[20000];
-    char path[IO_PATH_MAX], state[64];
+    char state[64];
     const TensorInfo t = {"model.weight", "F32", 2, {100, 200}, 0, 0, 0};
     for (int i = 0; i < 20000; i++) data[i] = (float)(step * 1000 + i);
-    if (!path_join(path, ck->dir, "model.safetensors", err) ||
-        !safetensors_create(&w, path, &t, 1, err) || !writer_write(&w, data, 30000, err) ||
+    if (!safetensors_create(&w, printed("%s/model.safetensors", ck->dir), &t, 1, err) ||
+        !writer_write(&w, data, 30000, err) ||
         !writer_write(&w, (char *)data + 30000, sizeof data - 30000, err) || !writer_close(&w, err))
         return false;
     checkpoint_register(ck, "model.safetensors", w.size_bytes, w.crc);

@@ -64,14 +64,8 @@ static real *find_tensor(Weights *w, const Config *c, const char *name) {
     return NULL;
 }
 
-static const char *const texts[] = {
-    "Five.",
-    "!",
-    "Hi",
-    "",
-    "of sixteen chars",
-    "!",
-    "A much longer one, of more than seventy characters: seventy-six, as it is."};
+#define LONG_TEXT "A much longer one, of more than seventy characters: seventy-six, as it is."
+static const char *const texts[] = {"Five.", "!", "Hi", "", "of sixteen chars", "!", LONG_TEXT};
 enum { NUM_TEXTS = sizeof texts / sizeof *texts };
 
 // Random weights, those of the norms too, and the same documents for both

@@ -8,7 +8,11 @@
 
 #include "fault.c"
 #include "scratch.h"
-#include "trainer.h"
+
+#define main train_llama_main
+#define UNPAD_VERSION "of a test"
+#include "../train_llama.cu"
+#undef main
 
 #define SMALL "--max-seqlen 32 --micro-batch-tokens 64 --batch-tokens 64 --threads 1 "
 #define TRAIN \
