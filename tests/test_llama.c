@@ -328,8 +328,8 @@ TEST(a_weighted_loss_is_pytorchs) {
     golden_close();
 }
 
-// SHARDED: the same weights, all of them exact in bf16, in two files, like a download of a large
-// model; MUON, ADAPTERS, BESIDE_NF4: of make_muon_golden.py, make_lora_golden.py, make_nf4_golden.py
+// SHARDED: the same weights, all of them exact in bf16, in two files, as large models come. The
+// last three are of make_muon_golden.py, make_lora_golden.py and make_nf4_golden.py.
 enum { AT_ONCE, IN_CHUNKS, SHARDED, MUON, ADAPTERS, BESIDE_NF4 };
 
 static void check_golden(const char *name, int how) {

@@ -59,13 +59,11 @@ TEST(bytes_of_a_small_file) {
     const uint32_t crc = write_set(scratch("small"), t, 4, data, 15);
     AUTO_FREE char *bytes = file_read_all(scratch("small"), 4096, &n, "", &err);
     CHECK(bytes && crc == crc32c(0, bytes, n));
-    const char *expected =
-        "{\"__metadata__\": {\"format\": \"pt\"}, "
-        "\"b\": {\"dtype\": \"F32\", \"shape\": [1, 2], \"data_offsets\": [0, 8]}, "
-        "\"a \\\"\\\\\\n\xc3\xa9\": {\"dtype\": \"U8\", \"shape\": [3], \"data_offsets\": [8, "
-        "11]}, "
-        "\"e\": {\"dtype\": \"F32\", \"shape\": [0, 9], \"data_offsets\": [11, 11]}, "
-        "\"s\": {\"dtype\": \"F32\", \"shape\": [], \"data_offsets\": [11, 15]}}";
+    const char *expected = json_of(
+        "{'__metadata__': {'format': 'pt'}, 'b': {'dtype': 'F32', 'shape': [1, 2], 'data_offsets':"
+        " [0, 8]}, 'a \\\"\\\\\\n\xc3\xa9': {'dtype': 'U8', 'shape': [3], 'data_offsets': [8, 11]},"
+        " 'e': {'dtype': 'F32', 'shape': [0, 9], 'data_offsets': [11, 11]},"
+        " 's': {'dtype': 'F32', 'shape': [], 'data_offsets': [11, 15]}}");
     memcpy(&header, bytes, 8);
     CHECK(header % 8 == 0 && n == 8 + header + 15);
     CHECK(strncmp(bytes + 8, expected, strlen(expected)) == 0);
