@@ -159,8 +159,7 @@ static void check_losses(LlamaModel *m, const Batch *b, const Batch *packed) {
 static void check_shared(LlamaConfig c, bool masked, bool weighted) {
     static LlamaModel m[2];  // the second computes activations again
     const double most = sizeof(real) == 8 ? 1e-8 : 3e-6;
-    BATCH b;
-    BATCH packed;
+    BATCH b, packed;
     c.max_position_embeddings = 512;
     int n;
     batch_init(&b, MAX_TOKENS, MAX_DOCS);
@@ -671,8 +670,7 @@ TEST(initial_weights_have_their_spread_and_depend_only_on_the_seed) {
     c.hidden_size = 192, c.vocab_size = 300;
     c.qk_norm = c.qkv_bias = true;
     for (int lora = 0; lora < 2; lora++) {
-        MODEL a;
-        MODEL b;
+        MODEL a, b;
         if (lora) adapters = (LoraConfig){16, 16, {true, false, false, true}, false};
         start_model(&a, &c, settings_of(16, 16));
         start_model(&b, &c, settings_of(32, 32));
@@ -708,8 +706,7 @@ static void count_elements(void *model, ParameterArena arena, size_t offset, flo
 
 // In host memory all at once, then 64 elements at a time
 TEST(weights_in_one_file_and_in_several_come_back) {
-    MODEL a;
-    MODEL b;
+    MODEL a, b;
     int64_t step = 0;
     LlamaConfig c = variant_config();
     c.tie_word_embeddings = false;
@@ -819,8 +816,7 @@ TEST(shards_are_equal_in_work_and_cut_no_matrix) {
 
 // Blocks that begin and end inside of rows
 TEST(merged_weights_have_the_losses_of_adapters) {
-    MODEL m;
-    MODEL merged;
+    MODEL m, merged;
     const LlamaConfig c = variant_config();
     float adapted[256], losses[256];
     BATCH b;
