@@ -38,15 +38,16 @@ static struct {
     long nth, calls;
     bool persistent;
     const char *victim;  // name of the first call that was made to fail; "": none
-    uint64_t place;
-    const void *top;  // the frames above it are the test's
-    FaultCall *seen;
+    uint64_t place;      // not 0: the first call from here is number nth
+    const void *top;     // the frames above it are the test's
+    FaultCall *seen;     // (most_seen) the first calls are written down, fewer than that
     size_t most_seen;
 } fault;
 
 // From now on, call number nth (from 1) of that kind fails with `error`: an errno, FAULT_SHORT, or
 // an error of CUDA; if persistent, all later ones too. nth 0 only counts.
-__attribute__((noinline)) static void fault_arm(int kind, long nth, int error, bool persistent) {
+__attribute__((noinline, unused)) static void fault_arm(int kind, long nth, int error,
+                                                        bool persistent) {
     fault.kind = kind;
     fault.nth = nth;
     fault.error = error;
@@ -54,20 +55,6 @@ __attribute__((noinline)) static void fault_arm(int kind, long nth, int error, b
     fault.calls = 0;
     fault.top = __builtin_frame_address(0);
     fault.victim = "";
-}
-
-// As fault_arm, for the first call from this place.
-__attribute__((unused)) static void fault_arm_place(int kind, uint64_t place, int error,
-                                                    bool persistent) {
-    fault_arm(kind, 0, error, persistent);
-    fault.place = place;
-}
-
-// Only counts, and writes down the first calls, fewer than capacity.
-__attribute__((unused)) static void fault_see(int kind, FaultCall *calls, size_t capacity) {
-    fault_arm(kind, 0, 0, false);
-    fault.seen = calls;
-    fault.most_seen = capacity;
 }
 
 // Stops fault injection. Returns the number of calls since fault_arm.

@@ -17,11 +17,11 @@
 static bool save_model(Checkpoint *ck, int64_t step, Error *err) {
     static FileWriter w;
     static float data[20000];
-    char path[IO_PATH_MAX], state[64];
+    char state[64];
     const TensorInfo t = {"model.weight", "F32", 2, {100, 200}, 0, 0, 0};
     for (int i = 0; i < 20000; i++) data[i] = (float)(step * 1000 + i);
-    if (!path_join(path, ck->dir, "model.safetensors", err) ||
-        !safetensors_create(&w, path, &t, 1, err) || !writer_write(&w, data, 30000, err) ||
+    if (!safetensors_create(&w, printed("%s/model.safetensors", ck->dir), &t, 1, err) ||
+        !writer_write(&w, data, 30000, err) ||
         !writer_write(&w, (char *)data + 30000, sizeof data - 30000, err) || !writer_close(&w, err))
         return false;
     checkpoint_register(ck, "model.safetensors", w.size_bytes, w.crc);
@@ -44,34 +44,6 @@ static void must_save(int64_t step, const char *name) { MUST(save(step, name, &e
 static void fresh_run(int n) {
     MUST(dir_remove_tree(scratch("out"), &err) && dir_create_all(scratch("out"), &err));
     for (int step = 1; step <= n; step++) must_save(step, NULL);
-}
-
-static int parts_moved, syncs;
-static void count_part(void) { parts_moved++; }
-static void count_sync(const char *call, int fd, const char *path, const char *path2,
-                       const void *data, size_t n, off_t at) {
-    (void)fd, (void)path, (void)path2, (void)data, (void)n, (void)at;
-    syncs += strcmp(call, "sync") == 0;
-}
-
-TEST(a_large_file_is_synced_in_parts_and_counts_as_progress) {
-    enum { CHUNK = 1 << 20 };
-    static unsigned char data[CHUNK];
-    static FileWriter w;
-    Error err = {0};
-    MUST(writer_open(&w, scratch("large"), &err));
-    fault_arm(FAULT_IO, 0, 0, false);
-    io_progress = count_part;
-    fault_watch = count_sync;
-    for (uint64_t done = 0; done <= IO_PART; done += CHUNK)
-        MUST(writer_write(&w, data, CHUNK, &err));
-    const bool ok = writer_close(&w, &err);
-    io_progress = NULL;
-    fault_watch = NULL;
-    const long calls = fault_disarm() - 1;  // without the close
-    CHECK_MSG(ok && syncs == 2, "%d: %s", syncs, err.what);
-    CHECK_MSG(parts_moved == calls, "%d of %ld", parts_moved, calls);
-    unlink(scratch("large"));
 }
 
 static int damaged_seen;
@@ -102,7 +74,7 @@ static int count_names(const char *part) {
     return n;
 }
 
-static int out_of_order;
+static int out_of_order, parts_moved, syncs;
 
 // A checkpoint gets its name when its manifest, and then the directory, have been synced. Of one
 // that has its name the manifest is removed first. At the end of a run all get temporary names, for
@@ -122,6 +94,29 @@ static void watch_order(const char *call, int fd, const char *path, const char *
     CHECK(path_parent(manifest, path, &(Error){0}));
     strcat(manifest, "/manifest.json");
     if (!is_manifest && !is_temp && !strstr(path, ".old-")) out_of_order += path_exists(manifest);
+}
+
+static void count_part(void) { parts_moved++; }
+
+TEST(a_large_file_is_synced_in_parts_and_counts_as_progress) {
+    enum { CHUNK = 1 << 20 };
+    static unsigned char data[CHUNK];
+    static FileWriter w;
+    Error err = {0};
+    MUST(writer_open(&w, scratch("large"), &err));
+    syncs = 0;
+    fault_arm(FAULT_IO, 0, 0, false);
+    io_progress = count_part;
+    fault_watch = watch_order;
+    for (uint64_t done = 0; done <= IO_PART; done += CHUNK)
+        MUST(writer_write(&w, data, CHUNK, &err));
+    const bool ok = writer_close(&w, &err);
+    io_progress = NULL;
+    fault_watch = NULL;
+    const long calls = fault_disarm() - 1;  // without the close
+    CHECK_MSG(ok && syncs == 2, "%d: %s", syncs, err.what);
+    CHECK_MSG(parts_moved == calls, "%d of %ld", parts_moved, calls);
+    unlink(scratch("large"));
 }
 
 // Saves in any order, also over what a process of the same number left, damage, removals and
@@ -205,9 +200,11 @@ TEST(leftovers_are_known_by_their_names_and_what_they_hold) {
                           own[1]};
     snprintf(own[0], sizeof *own, "step-00000002.tmp-%d", getpid());
     snprintf(own[1], sizeof *own, "step-00000001.old-%d", getpid());
-    const char *probes[] = {".probe-1",  "prose\n", ".probe-2", "probe\nprobe", ".probed-x", "",
-                            ".probe-4-", "probe\n", ".probe",   "probe\n",      ".probe-",   ""};
-    const char *ours[] = {".probe-77", "", ".probed-7", "probe\n", ".probe-8", "pro"};
+    const char *probes[][2] = {
+        // the last three are ours
+        {".probe-1", "prose\n"},  {".probe-2", "probe\nprobe"}, {".probed-x", ""},
+        {".probe-4-", "probe\n"}, {".probe", "probe\n"},        {".probe-", ""},
+        {".probe-77", ""},        {".probed-7", "probe\n"},     {".probe-8", "pro"}};
     int n = 0;
     fresh_run(1);
     for (char *rest = others, *name; (name = strsep(&rest, " ")); n++)
@@ -217,10 +214,8 @@ TEST(leftovers_are_known_by_their_names_and_what_they_hold) {
         put_file(printed("%s/%s/notes", scratch("out"), dirs[i]), "x", 1);
     }
     put_file(scratch("out/final.old-1/manifest.json"), "{}", 2);
-    for (int i = 0; i < 12; i += 2)
-        put_file(printed("%s/%s", scratch("out"), probes[i]), probes[i + 1], strlen(probes[i + 1]));
-    for (int i = 0; i < 6; i += 2)
-        put_file(printed("%s/%s", scratch("out"), ours[i]), ours[i + 1], strlen(ours[i + 1]));
+    for (int i = 0; i < 9; i++)
+        put_file(scratch(printed("out/%s", probes[i][0])), probes[i][1], strlen(probes[i][1]));
     put_file(scratch("out/.probe-9"), "pr\0\0\0\0", 6);  // after a power cut
     must_save(4, NULL);
     CHECK(rename(scratch("out/step-00000004"), scratch("out/step-00000004.old-5")) == 0);
@@ -262,23 +257,17 @@ static const char *const parts[] = {"manifest.json", "model.safetensors", "state
 // Missing, shorter, longer, no file, or with a flipped bit; of a directory another name
 TEST(every_damaged_file_is_found) {
     for (int round = 0; round < 4 * 40; round++) {
-        struct stat st;
+        uint64_t n;
         const int p = round % 4, how = round / 4;
         fresh_run(2);
-        const char *path = printed("%s/step-00000002/%s", scratch("out"), parts[p]);
-        CHECK(stat(path, &st) == 0);
+        const char *path = scratch(printed("out/step-00000002/%s", parts[p]));
+        AUTO_FREE char *bytes = file_read_all(path, 1 << 20, &n, "", &(Error){0});
+        CHECK(bytes);
         if (how == 0) CHECK(unlink(path) == 0);
-        if (how == 1) CHECK(truncate(path, st.st_size - 1) == 0);
-        if (how == 2) CHECK(truncate(path, st.st_size + 1) == 0);
+        if (how == 1 || how == 2) CHECK(truncate(path, (off_t)n + (how == 1 ? -1 : 1)) == 0);
         if (how == 3) MUST(unlink(path) == 0 && dir_create_all(path, &err));
-        if (how > 3) {
-            FILE *f = fopen(path, "r+");
-            const long at = (long)test_rng_below((uint32_t)st.st_size);
-            CHECK(f && fseek(f, at, SEEK_SET) == 0);
-            const int byte = fgetc(f);
-            CHECK(fseek(f, at, SEEK_SET) == 0 && fputc(byte ^ 1 << test_rng_below(8), f) >= 0);
-            CHECK(fclose(f) == 0);
-        }
+        bytes[test_rng_below((uint32_t)n)] ^= (char)(1 << test_rng_below(8));
+        if (how > 3) put_file(path, bytes, n);
         CHECK_MSG(newest() == 1 && damaged_seen == 1, "%s %d", parts[p], how);
     }
     CHECK(unlink(scratch("out/step-00000001/state.json")) == 0);
@@ -290,15 +279,13 @@ TEST(every_damaged_file_is_found) {
 
 // The checksum of a manifest fits; what it says is wrong.
 TEST(manifests_of_other_formats_are_refused) {
+#define FILE_OF(name_, size_) "\"name\": \"" name_ "\", \"size_bytes\": " #size_
     static const struct {
-        const char *format, *name;
-        int size_bytes;
-        const char *why;  // NULL: a good one
-    } cases[] = {
-        {"unpad checkpoint 1", "state.json", 12, NULL},
-        {"unpad checkpoint 2", "state.json", 12, "format: expected"},
-        {"unpad checkpoint 1", "state.json", 11, "expected 11 bytes, found 12"},
-        {"unpad checkpoint 1", "../out/step-00000002/state.json", 12, "files: expected name"}};
+        const char *format, *file, *why;  // NULL: a good one
+    } cases[] = {{"unpad checkpoint 1", FILE_OF("state.json", 12), NULL},
+                 {"unpad checkpoint 2", FILE_OF("state.json", 12), "format: expected"},
+                 {"unpad checkpoint 1", FILE_OF("state.json", 11), "11 bytes, found 12"},
+                 {"unpad checkpoint 1", FILE_OF("../state.json", 12), "files: expected name"}};
     fresh_run(0);
     must_save(2, NULL);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -306,10 +293,9 @@ TEST(manifests_of_other_formats_are_refused) {
         const char *dir = scratch("out/step-00000002"),
                    *path = scratch("out/step-00000002/manifest.json"),
                    *body = printed(
-                       "{\"format\": \"%s\", \"step\": 2, \"files\": [{\"name\": \"%s\", "
-                       "\"size_bytes\": %d, \"crc32c\": \"%08x\"}]",
-                       cases[i].format, cases[i].name, cases[i].size_bytes,
-                       crc32c(0, "{\"step\": 2}\n", 12)),
+                       "{\"format\": \"%s\", \"step\": 2, \"files\": [{%s, "
+                       "\"crc32c\": \"%08x\"}]",
+                       cases[i].format, cases[i].file, crc32c(0, "{\"step\": 2}\n", 12)),
                    *text = printed("%s,\n  \"manifest_crc32c\": \"%08x\"\n}\n", body,
                                    crc32c(0, body, strlen(body)));
         put_file(path, text, strlen(text));

@@ -39,11 +39,7 @@ static int owner(size_t i) {
 }
 
 static real part(int r, size_t i) { return (real)((size_t)(r + 1) * (i % 97 + 1)); }
-static real total(size_t i) {
-    real sum = 0;
-    for (int r = 0; r < ranks; r++) sum += part(r, i);
-    return sum;
-}
+static real total(size_t i) { return (real)(ranks * (ranks + 1) / 2) * part(0, i); }
 
 static real *upload_parts() {
     real *x = (real *)device_malloc(N * sizeof *x);

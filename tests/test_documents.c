@@ -8,9 +8,10 @@
 
 // ---- Making files -------------------------------------------------------------------------------
 
+enum { BIN, IDX, MASK };
 typedef struct {
-    unsigned char bin[4096], idx[1024], mask[64];
-    size_t bin_size, idx_size, mask_size;  // mask_size 0: none
+    unsigned char bytes[3][4096];
+    size_t size[3];  // of MASK 0: none
     int width;
 } Files;
 
@@ -20,25 +21,31 @@ enum { BLOCK = 16, NUM_BLOCKS = 3 };  // of checksums: 16, 16 and 13 tokens
 enum { ENDS_AT = 40, SUMS_AT = ENDS_AT + 8 * NUM_ENDS };
 
 static void put(void *where, uint64_t value, size_t bytes) { memcpy(where, &value, bytes); }
-static void put_word(Files *f, int word, int32_t value) { memcpy(f->bin + 4 * word, &value, 4); }
+static void put_word(Files *f, int word, int32_t value) {
+    memcpy(f->bytes[BIN] + 4 * word, &value, 4);
+}
 
 // Recomputes the checksums of tokens, header, index and mask.
 static void seal(Files *f) {
-    for (int b = 0; b < NUM_BLOCKS && f->idx_size == SUMS_AT + 4 * NUM_BLOCKS + 4; b++) {
+    for (int b = 0; b < NUM_BLOCKS && f->size[IDX] == SUMS_AT + 4 * NUM_BLOCKS + 4; b++) {
         const int n = b + 1 < NUM_BLOCKS ? BLOCK : NUM_TOKENS - b * BLOCK;
-        put(f->idx + SUMS_AT + 4 * b,
-            crc32c(0, f->bin + 1024 + b * BLOCK * f->width, (size_t)(n * f->width)), 4);
+        put(f->bytes[IDX] + SUMS_AT + 4 * b,
+            crc32c(0, f->bytes[BIN] + 1024 + b * BLOCK * f->width, (size_t)(n * f->width)), 4);
     }
-    put(f->bin + 1020, crc32c(0, f->bin, 1020), 4);
-    put(f->idx + 12, crc32c(0, f->bin, 1020), 4);
-    put(f->idx + f->idx_size - 4, crc32c(0, f->idx, f->idx_size - 4), 4);
-    if (f->mask_size == 0) return;
-    put(f->mask + 12, crc32c(0, f->bin, 1020), 4);
-    put(f->mask + f->mask_size - 4, crc32c(0, f->mask, f->mask_size - 4), 4);
+    put(f->bytes[BIN] + 1020, crc32c(0, f->bytes[BIN], 1020), 4);
+    put(f->bytes[IDX] + 12, crc32c(0, f->bytes[BIN], 1020), 4);
+    put(f->bytes[IDX] + f->size[IDX] - 4, crc32c(0, f->bytes[IDX], f->size[IDX] - 4), 4);
+    if (f->size[MASK] == 0) return;
+    put(f->bytes[MASK] + 12, crc32c(0, f->bytes[BIN], 1020), 4);
+    put(f->bytes[MASK] + f->size[MASK] - 4, crc32c(0, f->bytes[MASK], f->size[MASK] - 4), 4);
 }
 
+// Some tokens that are not the first of a document, and the last token of all
+enum { NUM_TARGETS = 14, BITS_AT = 32 };
+static bool is_target(int64_t i) { return i == 3 || i == 44 || (i >= 9 && i % 3 == 0); }
+
 // Token i of the shard is i % VOCAB.
-static Files make_files(int width) {
+static Files make_files(int width, bool masked) {
     Files files = {.width = width}, *f = &files;
     put_word(f, 0, width == 2 ? 20240520 : 20240801);
     put_word(f, 1, width == 2 ? 1 : 7);
@@ -47,56 +54,40 @@ static Files make_files(int width) {
                                        {13, 99},        {14, NUM_ENDS},  {16, 0x1234}};
     for (int i = 0; i < 9; i++) put_word(f, words[i][0], words[i][1]);
     for (int i = 0; i < NUM_TOKENS; i++)
-        put(f->bin + 1024 + i * width, (uint64_t)(i % VOCAB), (size_t)width);
-    f->bin_size = (size_t)(1024 + NUM_TOKENS * width);
-    memcpy(f->idx, "UNPADIDX", 8);
-    put(f->idx + 8, 2, 4);
-    put(f->idx + 16, NUM_ENDS, 8);
-    put(f->idx + 24, NUM_TOKENS, 8);
-    put(f->idx + 32, BLOCK, 8);
+        put(f->bytes[BIN] + 1024 + i * width, (uint64_t)(i % VOCAB), (size_t)width);
+    f->size[BIN] = (size_t)(1024 + NUM_TOKENS * width);
+    memcpy(f->bytes[IDX], "UNPADIDX", 8);
+    put(f->bytes[IDX] + 8, 2, 4);
+    put(f->bytes[IDX] + 16, NUM_ENDS, 8);
+    put(f->bytes[IDX] + 24, NUM_TOKENS, 8);
+    put(f->bytes[IDX] + 32, BLOCK, 8);
     uint64_t end = 0;
     for (int i = 0; i < NUM_ENDS; i++)
-        put(f->idx + ENDS_AT + 8 * i, end += (uint64_t)LENGTHS[i], 8);
-    f->idx_size = SUMS_AT + 4 * NUM_BLOCKS + 4;
-    return files;
-}
-
-// Some tokens that are not the first of a document, and the last token of all.
-static const int TARGETS[] = {3, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 44};
-enum { NUM_TARGETS = 14, BITS_AT = 32 };
-
-static Files make_masked_files(int width) {
-    Files files = make_files(width), *f = &files;
+        put(f->bytes[IDX] + ENDS_AT + 8 * i, end += (uint64_t)LENGTHS[i], 8);
+    f->size[IDX] = SUMS_AT + 4 * NUM_BLOCKS + 4;
+    if (!masked) return files;
     put_word(f, 11, 7);
-    memcpy(f->mask, "UNPADMSK", 8);
-    put(f->mask + 8, 1, 4);
-    put(f->mask + 16, NUM_TOKENS, 8);
-    put(f->mask + 24, NUM_TARGETS, 8);
-    for (int i = 0; i < NUM_TARGETS; i++)
-        f->mask[BITS_AT + TARGETS[i] / 8] |= (unsigned char)(1 << TARGETS[i] % 8);
-    f->mask_size = BITS_AT + (NUM_TOKENS + 7) / 8 + 4;
+    memcpy(f->bytes[MASK], "UNPADMSK", 8);
+    put(f->bytes[MASK] + 8, 1, 4);
+    put(f->bytes[MASK] + 16, NUM_TOKENS, 8);
+    put(f->bytes[MASK] + 24, NUM_TARGETS, 8);
+    for (int i = 0; i < NUM_TOKENS; i++)
+        f->bytes[MASK][BITS_AT + i / 8] |= (unsigned char)(is_target(i) << i % 8);
+    f->size[MASK] = BITS_AT + (NUM_TOKENS + 7) / 8 + 4;
     return files;
 }
 
 static const char *const endings[] = {".bin", ".idx", ".mask"};
 
-// One of the three files: 0 to 2
-static size_t part_of(Files *f, int which, unsigned char **bytes) {
-    *bytes = which == 0 ? f->bin : which == 1 ? f->idx : f->mask;
-    return which == 0 ? f->bin_size : which == 1 ? f->idx_size : f->mask_size;
-}
-
 // With checksums that fit
 static void save(Files *f, const char *stem) {
     seal(f);
     for (int which = 0; which < 3; which++) {
-        unsigned char *bytes;
-        const size_t size = part_of(f, which, &bytes);
-        const char *name = printed("%s%s", stem, endings[which]);
-        if (size)
-            put_file(scratch(name), bytes, size);
+        const char *path = scratch(printed("%s%s", stem, endings[which]));
+        if (f->size[which] > 0)
+            put_file(path, f->bytes[which], f->size[which]);
         else
-            remove(scratch(name));
+            remove(path);
     }
 }
 
@@ -120,13 +111,8 @@ static bool opens(const char *path, Error *err) {
     MUST(dataset_open(&ds_, path_, __VA_ARGS__, &err))
 #define OPEN(ds_, path_) OPEN_WITH(ds_, path_, (DatasetOptions[]){{.boundary_token = -1}})
 
-static void check_opens(const char *path) { MUST(opens(path, &err)); }
-
-static void check_refused(const char *path, const char *because) {
-    Error err;
-    CHECK_MSG(!opens(path, &err), "%s: opened, expected '%s'", path, because);
-    CHECK_MSG(strstr(err.what, because) && err.code == EXIT_BAD_INPUT, "%s", err.what);
-}
+#define check_opens(path_) MUST(opens(path_, &err))
+#define check_refused(path_, because_) REFUSED(EXIT_BAD_INPUT, because_, opens(path_, &err))
 
 // Reads the five documents of make_files, whole and every part of them.
 static void check_documents(Dataset *ds, int64_t first_doc) {
@@ -143,12 +129,6 @@ static void check_documents(Dataset *ds, int64_t first_doc) {
         start += LENGTHS[i];
         doc++;
     }
-}
-
-static bool is_target(int64_t i) {
-    for (int k = 0; k < NUM_TARGETS; k++)
-        if (TARGETS[k] == i) return true;
-    return false;
 }
 
 // Every part of every document, bit by bit.
@@ -172,7 +152,7 @@ static void check_mask(const Dataset *ds) {
 TEST(own_shards_with_and_without_flags) {
     for (int round = 0; round < 4; round++) {
         const bool masked = round < 2;
-        Files f = (masked ? make_masked_files : make_files)(round % 2 ? 2 : 4);
+        Files f = make_files(round % 2 ? 2 : 4, masked);
         put_word(&f, 11, round | masked << 2);  // documents begin with BOS, and end with EOS
         save(&f, "own");
         OPEN(ds, scratch("own.bin"));
@@ -183,7 +163,7 @@ TEST(own_shards_with_and_without_flags) {
         check_documents(&ds, 0);
         if (masked) check_mask(&ds);
     }
-    Files f = make_masked_files(2);
+    Files f = make_files(2, true);
     save(&f, "masked");
     // a shard with a mask, and one without: all but the first tokens of its documents
     OPEN(ds, list_of("masked.bin", "own.bin"));
@@ -209,9 +189,9 @@ TEST(bits_of_a_mask_are_counted) {
 TEST(every_damage_of_the_three_files_is_refused) {
     for (int round = 0; round < 6; round++) {
         const int which = round / 2;
-        Files f = make_masked_files(round % 2 ? 2 : 4);
-        unsigned char *bytes;
-        const size_t size = part_of(&f, which, &bytes), sealed = which ? size : 1024;
+        Files f = make_files(round % 2 ? 2 : 4, true);
+        unsigned char *bytes = f.bytes[which];
+        const size_t size = f.size[which], sealed = which ? size : 1024;
         const char *victim = printed("%s%s", scratch("cut"), endings[which]);
         put_word(&f, 16, 0x9999);  // of another tokenizer, of the same sizes
         save(&f, "yours");
@@ -237,17 +217,16 @@ TEST(every_damage_of_the_three_files_is_refused) {
 }
 
 // Wrong values with correct checksums, as from a broken or hostile writer: `bytes` bytes at `at` of
-// the .bin, .idx or .mask.
-typedef struct {
-    char file;  // its first letter
+// a file.
+#define WORD(word_, value_) BIN, 4 * (word_), 4, (uint32_t)(value_)
+#define END(doc_, value_) IDX, ENDS_AT + 8 * (doc_), 8, (value_)
+
+static const struct {
+    int file;
     size_t at, bytes;
     uint64_t value;
     const char *because;
-} Damage;
-#define WORD(word_, value_) 'b', 4 * (word_), 4, (uint32_t)(value_)
-#define END(doc_, value_) 'i', ENDS_AT + 8 * (doc_), 8, (value_)
-
-static const Damage damages[] = {
+} damages[] = {
     {WORD(2, NUM_TOKENS - 1), "expected exactly"},
     {WORD(2, -1), "a header of -1 tokens"},
     {WORD(1, 7), "version 1"},
@@ -258,31 +237,31 @@ static const Damage damages[] = {
     {WORD(12, VOCAB), "BOS 100"},
     {WORD(13, -2), "EOS -2"},
     {WORD(11, 3), "expected no mask beside a shard without flag 4"},
-    {'b', 56, 8, 1ull << 61, "index of another shard"},
-    {'i', 16, 8, NUM_ENDS + 1, "another shard"},
-    {'i', 24, 8, NUM_TOKENS + 1, "another shard"},
-    {'i', 8, 4, 3, "expected index version 2"},
-    {'i', 32, 8, 0, "found 0"},
-    {'i', 32, 8, UINT64_MAX, "found 18446744073709551615"},
-    {'i', 32, 8, BLOCK - 8, "expected exactly"},
+    {BIN, 56, 8, 1ull << 61, "index of another shard"},
+    {IDX, 16, 8, NUM_ENDS + 1, "another shard"},
+    {IDX, 24, 8, NUM_TOKENS + 1, "another shard"},
+    {IDX, 8, 4, 3, "expected index version 2"},
+    {IDX, 32, 8, 0, "found 0"},
+    {IDX, 32, 8, UINT64_MAX, "found 18446744073709551615"},
+    {IDX, 32, 8, BLOCK - 8, "expected exactly"},
     {END(0, UINT64_MAX), "document 0 ends"},
     {END(3, 5), "document 3 ends"},
     {END(6, NUM_TOKENS - 1), "documents end at token 44"},
-    {'m', 7, 1, 'k', "expected mask version 1"},
-    {'m', 8, 4, 3, "expected mask version 1"},
-    {'m', 8, 4, 2, "expected exactly"},  // with weights
-    {'m', 16, 8, NUM_TOKENS + 1, "the mask of another shard"},
-    {'m', 24, 8, NUM_TARGETS + 1, "expected 15 ones, found 14"},
-    {'m', BITS_AT + 5, 1, 0xff, "expected zeros after bit 45"},
+    {MASK, 7, 1, 'k', "expected mask version 1"},
+    {MASK, 8, 4, 3, "expected mask version 1"},
+    {MASK, 8, 4, 2, "expected exactly"},  // with weights
+    {MASK, 16, 8, NUM_TOKENS + 1, "the mask of another shard"},
+    {MASK, 24, 8, NUM_TARGETS + 1, "expected 15 ones, found 14"},
+    {MASK, BITS_AT + 5, 1, 0xff, "expected zeros after bit 45"},
 };
 
 TEST(every_field_is_validated) {
-    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
-        const Damage *d = &damages[i];
-        Files f = make_masked_files(2);
-        put((d->file == 'b' ? f.bin : d->file == 'i' ? f.idx : f.mask) + d->at, d->value, d->bytes);
-        if (d->file == 'm' && d->at >= BITS_AT)  // as many ones as it says
-            put(f.mask + 24, (uint64_t)mask_count(f.mask + BITS_AT, 0, NUM_TOKENS), 8);
+    for (const typeof(*damages) *d = damages; d < damages + sizeof damages / sizeof *d; d++) {
+        Files f = make_files(2, true);
+        put(f.bytes[d->file] + d->at, d->value, d->bytes);
+        if (d->file == MASK && d->at >= BITS_AT)  // as many ones as it says
+            put(f.bytes[MASK] + 24, (uint64_t)mask_count(f.bytes[MASK] + BITS_AT, 0, NUM_TOKENS),
+                8);
         save(&f, "field");
         check_refused(scratch("field.bin"), d->because);
     }
@@ -346,31 +325,31 @@ TEST(a_bad_token_is_found_at_any_position) {
         const int end = b + 1 < NUM_BLOCKS ? (b + 1) * BLOCK : NUM_TOKENS;
         const uint64_t id = bad % 2 ? VOCAB : width == 2 ? 65535 : 0xffffffff;
         const size_t at = (size_t)(1024 + bad * width);
-        Files f = make_files(width);
+        Files f = make_files(width, false);
         int64_t doc = 0, token = bad;
-        put(f.bin + at, id, (size_t)width);
+        put(f.bytes[BIN] + at, id, (size_t)width);
         save(&f, "bad");
         OPEN(ds, scratch("bad.bin"));
         while (token >= dataset_doc_length(&ds, doc)) token -= dataset_doc_length(&ds, doc++);
         check_reads(&ds, bad, bad + 1,
                     printed("bad.bin: document %ld, token %ld: expected an id below 100, found %lu",
                             doc, token, id));
-        f = make_files(width);
+        f = make_files(width, false);
         save(&f, "bad");
         OPEN(good, scratch("bad.bin"));
         const char *expected =
             printed("bad.bin: bytes %d to %d: ", 1024 + b * BLOCK * width, 1024 + end * width - 1);
         for (int bit = 0; bit < 8 * width; bit++) {
-            f.bin[at + (size_t)bit / 8] ^= (unsigned char)(1 << bit % 8);
-            put_file(scratch("bad.bin"), f.bin, f.bin_size);
-            f.bin[at + (size_t)bit / 8] ^= (unsigned char)(1 << bit % 8);
+            f.bytes[BIN][at + (size_t)bit / 8] ^= (unsigned char)(1 << bit % 8);
+            put_file(scratch("bad.bin"), f.bytes[BIN], f.size[BIN]);
+            f.bytes[BIN][at + (size_t)bit / 8] ^= (unsigned char)(1 << bit % 8);
             check_reads(&good, b * BLOCK, end, expected);
         }
     }
 }
 
 TEST(a_shard_that_shrinks_is_noticed) {
-    Files f = make_files(2);
+    Files f = make_files(2, false);
     int32_t out[64];
     save(&f, "shrink");
     OPEN(ds, scratch("shrink.bin"));
@@ -381,52 +360,63 @@ TEST(a_shard_that_shrinks_is_noticed) {
     REFUSED(EXIT_BAD_INPUT, "as before", dataset_read(&ds, 0, 0, 3, out, &err));
 }
 
-// llm.c: none of our fields, no index, documents begin with a token.
-static Files make_llmc(int width, int32_t token) {
-    Files f = make_files(width);
-    int i = 0;
-    memset(f.bin + 12, 0, 1012);
-    for (int d = 0; d < NUM_ENDS; d++)
-        for (int k = 0; k < LENGTHS[d]; k++, i++)
-            put(f.bin + 1024 + i * width, k == 0 ? (uint64_t)token : 200 + (uint64_t)i,
-                (size_t)width);
+// Made by llm.c's and modded-nanogpt's own writers (dev/reference/make_shard_golden.py): token j of
+// document i is 100 i + j + 1, but for the first one, which is put here.
+static const struct {
+    const char *name;
+    int width;
+    int32_t begin;
+} samples[] = {{"llmc_v1", 2, 50256}, {"llmc_v7", 4, 128000}, {"fineweb_train_000001", 2, 50256}};
+static const int sample_lengths[] = {4, 1, 9, 2, 6};
+
+static Files read_sample(int which, int32_t begin) {
+    Files f = {0};
+    FILE *file = fopen(printed("tests/golden/shards/%s.bin", samples[which].name), "rb");
+    CHECK(file);
+    f.size[BIN] = fread(f.bytes[BIN], 1, sizeof f.bytes[BIN], file);
+    fclose(file);
+    for (int d = 0, at = 0, n = samples[which].width; d < 5; at += sample_lengths[d++])
+        put(f.bytes[BIN] + 1024 + at * n, (uint64_t)begin, (size_t)n);
     return f;
 }
 
-TEST(llmc_shards_are_scanned) {
-    static const int32_t usual[] = {50256, 128000}, given[] = {-1, 0};
-    for (int wide = 0; wide < 2; wide++)
-        for (int own = 0; own < 2; own++) {
-            DatasetOptions options = {.boundary_token = -1};
-            const int32_t token = own ? given[own] : usual[wide];
-            options.boundary_token = given[own];
-            const Files f = make_llmc(wide ? 4 : 2, token);
-            put_file(scratch("v.bin"), f.bin, f.bin_size);
-            OPEN_WITH(ds, scratch("v.bin"), &options);
-            CHECK(ds.num_docs == NUM_DOCS && ds.num_tokens == NUM_TOKENS && ds.num_empty == 0);
-            for (int i = 0, doc = 0; i < NUM_ENDS; i++)
-                if (LENGTHS[i] > 0) CHECK(dataset_doc_length(&ds, doc++) == LENGTHS[i]);
-            CHECK(ds.bos == token);
-            if (own) check_refused(scratch("v.bin"), "is nowhere in it");
-            for (size_t n = f.bin_size + 8; n-- > 0;) {
-                CHECK(truncate(scratch("v.bin"), (off_t)n) == 0);
-                if (n != f.bin_size) check_refused(scratch("v.bin"), "");
-            }
+// Documents begin with the usual token, or with the one that is given.
+TEST(shards_of_other_trainers_are_read) {
+    const char *path = scratch("v.bin");
+    for (int i = 0; i < 3 * 2; i++) {
+        int32_t tokens[16];
+        const int32_t begin = i % 2 ? 0 : samples[i / 2].begin;
+        const DatasetOptions options = {.boundary_token = i % 2 ? 0 : -1};
+        const Files f = read_sample(i / 2, begin);
+        put_file(path, f.bytes[BIN], f.size[BIN]);
+        OPEN_WITH(ds, path, &options);
+        CHECK(ds.num_docs == 5 && ds.num_tokens == 22 && ds.num_empty == 0 && ds.bos == begin);
+        for (int d = 0; d < 5; d++) {
+            CHECK(dataset_doc_length(&ds, d) == sample_lengths[d]);
+            MUST(dataset_read(&ds, d, 0, sample_lengths[d], tokens, &err));
+            for (int j = 0; j < sample_lengths[d]; j++)
+                CHECK(tokens[j] == (j == 0 ? begin : 100 * d + j + 1));
         }
-    for (int word = 3; word < 256; word++) {
-        Files f = make_llmc(2, 50256);
-        put_word(&f, word, 1);
-        put_file(scratch("v.bin"), f.bin, f.bin_size);
-        check_refused(scratch("v.bin"), "expected 0 in an llm.c shard");
+        if (i % 2) check_refused(path, "is nowhere in it");
+        for (size_t n = f.size[BIN] + 8; n-- > 0;) {
+            CHECK(truncate(path, (off_t)n) == 0);
+            if (n != f.size[BIN]) check_refused(path, "");
+        }
     }
+    for (int word = 3; word < 256; word++) {
+        Files f = read_sample(0, 50256);
+        put_word(&f, word, 1);
+        put_file(path, f.bytes[BIN], f.size[BIN]);
+        check_refused(path, "expected 0 in an llm.c shard");
+    }
+    check_opens("tests/golden/shards");  // by modded-nanogpt's names of files
 }
 
 // The scan reads blocks: a border at every position around the end of the first one.
 TEST(scanning_crosses_blocks) {
     enum { BLOCK = 1 << 18, TOKENS = BLOCK + 100 };
     static unsigned char big[1024 + 2 * TOKENS];
-    DatasetOptions options = {.boundary_token = -1};
-    options.boundary_token = 9;
+    const DatasetOptions options = {.boundary_token = 9};
     put(big, 20240520, 4);
     put(big + 4, 1, 4);
     put(big + 8, TOKENS, 4);
@@ -437,28 +427,6 @@ TEST(scanning_crosses_blocks) {
         OPEN_WITH(ds, scratch("big.bin"), &options);
         CHECK(ds.num_docs == 2 && dataset_doc_length(&ds, 0) == border);
     }
-}
-
-// Made by llm.c's and modded-nanogpt's own writers (dev/reference/make_shard_golden.py): token j of
-// document i is 100 i + j + 1, but for the first one.
-TEST(samples_of_other_trainers_are_read) {
-    static const struct {
-        const char *name;
-        int32_t begin;
-    } samples[] = {{"llmc_v1", 50256}, {"llmc_v7", 128000}, {"fineweb_train_000001", 50256}};
-    static const int lengths[] = {4, 1, 9, 2, 6};
-    for (int s = 0; s < 3; s++) {
-        int32_t tokens[16];
-        OPEN(ds, printed("tests/golden/shards/%s.bin", samples[s].name));
-        CHECK(ds.num_docs == 5 && ds.num_tokens == 22);
-        for (int i = 0; i < 5; i++) {
-            CHECK(dataset_doc_length(&ds, i) == lengths[i]);
-            MUST(dataset_read(&ds, i, 0, lengths[i], tokens, &err));
-            for (int j = 0; j < lengths[i]; j++)
-                CHECK(tokens[j] == (j == 0 ? samples[s].begin : 100 * i + j + 1));
-        }
-    }
-    check_opens("tests/golden/shards");  // by modded-nanogpt's names of files
 }
 
 TEST(other_files_are_refused) {
@@ -483,7 +451,7 @@ TEST(directories_globs_and_lists) {
     char names[] =
         "set, [a] of/train_00001;set, [a] of/train_00000;set, [a] of/val_00000;set, [a] of/other;"
         "part1;part2";
-    Files f = make_files(2);
+    Files f = make_files(2, false);
     CHECK(mkdir(scratch("set, [a] of"), 0777) == 0);
     for (char *name = strtok(names, ";"); name; name = strtok(NULL, ";")) save(&f, name);
     const char *list = list_of("part2.bin", "part1.bin");
@@ -503,7 +471,7 @@ TEST(directories_globs_and_lists) {
         for (size_t s = 0; s < ds.num_shards; s++) check_documents(&ds, (int64_t)s * NUM_DOCS);
     }
     // one bad shard is enough
-    CHECK(truncate(scratch("part2.bin"), (off_t)f.bin_size - 2) == 0);
+    CHECK(truncate(scratch("part2.bin"), (off_t)f.size[BIN] - 2) == 0);
     check_refused(list_of("part1.bin", "part2.bin"), "part2.bin: expected exactly 1114 bytes");
     check_refused(list_of("part1.bin", "part3.bin"), "part3.bin");
     check_refused(",", "expected paths");
@@ -517,7 +485,7 @@ static int count_open(const Dataset *ds) {
 
 TEST(more_shards_than_descriptors) {
     enum { SHARDS = DATASET_MAX_OPEN + 50 };
-    Files f = make_files(2);
+    Files f = make_files(2, false);
     int32_t out[8];
     CHECK(mkdir(scratch("many"), 0777) == 0);
     for (int i = 0; i < SHARDS; i++) save(&f, printed("many/train_%05d", i));
@@ -530,45 +498,43 @@ TEST(more_shards_than_descriptors) {
     }
 }
 
-typedef struct {
-    uint64_t files, tokens;
-} Fingerprints;
-
-static Fingerprints fingerprints_of(const char *path) {
+// Closed: its numbers
+static Dataset seen(const char *path) {
     OPEN(ds, path);
-    return (Fingerprints){ds.fingerprint, ds.token_fingerprint};
+    return ds;
 }
 
 // What is changed, and which fingerprints differ then
 TEST(fingerprints_cover_everything) {
-    enum { NAME, END, VOCABULARY, TOKEN, MASK, TWICE, NUM_CHANGES };
-    Files f = make_masked_files(2);
+    enum { NAME, OTHER_END, VOCABULARY, TOKEN, TARGETS_OF_IT, TWICE, NUM_CHANGES };
+    Files f = make_files(2, true);
     CHECK(mkdir(scratch("moved"), 0777) == 0);
     save(&f, "print");
     save(&f, "moved/print");
-    const Fingerprints one = fingerprints_of(scratch("print.bin"));
-    const Fingerprints moved = fingerprints_of(scratch("moved/print.bin"));
-    CHECK(moved.files == one.files && moved.tokens == one.tokens);
+    const Dataset one = seen(scratch("print.bin")), moved = seen(scratch("moved/print.bin"));
+    CHECK(moved.fingerprint == one.fingerprint && moved.token_fingerprint == one.token_fingerprint);
     for (int change = 0; change < NUM_CHANGES; change++) {
-        f = make_masked_files(2);
-        if (change == END) put(f.idx + ENDS_AT, 4, 8);  // the first document a token shorter
+        f = make_files(2, true);
+        if (change == OTHER_END)
+            put(f.bytes[IDX] + ENDS_AT, 4, 8);  // the first document a token shorter
         if (change == VOCABULARY) put_word(&f, 10, VOCAB + 1);
-        if (change == TOKEN) f.bin[1024 + 2 * 20] ^= 1;  // with a correct checksum
-        if (change == MASK) f.mask[BITS_AT] = 1 << 2;    // token 2 instead of token 3
+        if (change == TOKEN) f.bytes[BIN][1024 + 2 * 20] ^= 1;         // with a correct checksum
+        if (change == TARGETS_OF_IT) f.bytes[MASK][BITS_AT] = 1 << 2;  // token 2 instead of token 3
         save(&f, change == NAME ? "other" : "print");
-        const Fingerprints now =
-            fingerprints_of(change == TWICE ? list_of("print.bin", "moved/print.bin")
-                                            : scratch(change == NAME ? "other.bin" : "print.bin"));
-        CHECK_MSG((now.files != one.files) == (change != MASK), "change %d", change);
-        if (change == TOKEN || change == MASK || change == TWICE)
-            CHECK_MSG(now.tokens != one.tokens, "change %d", change);
+        const Dataset now = seen(change == TWICE  ? list_of("print.bin", "moved/print.bin")
+                                 : change == NAME ? scratch("other.bin")
+                                                  : scratch("print.bin"));
+        CHECK_MSG((now.fingerprint != one.fingerprint) == (change != TARGETS_OF_IT), "change %d",
+                  change);
+        CHECK_MSG(change < TOKEN || now.token_fingerprint != one.token_fingerprint, "change %d",
+                  change);
     }
-    f = make_llmc(2, 50256);  // without checksums, what is read
-    put_file(scratch("scan.bin"), f.bin, f.bin_size);
-    const uint64_t before = fingerprints_of(scratch("scan.bin")).tokens;
-    f.bin[1024 + 2 * (NUM_TOKENS - 1)] ^= 1;
-    put_file(scratch("scan.bin"), f.bin, f.bin_size);
-    CHECK(fingerprints_of(scratch("scan.bin")).tokens != before);
+    f = read_sample(0, 50256);  // without checksums, what is read
+    put_file(scratch("scan.bin"), f.bytes[BIN], f.size[BIN]);
+    const Dataset before = seen(scratch("scan.bin"));
+    f.bytes[BIN][f.size[BIN] - 2] ^= 1;
+    put_file(scratch("scan.bin"), f.bytes[BIN], f.size[BIN]);
+    CHECK(seen(scratch("scan.bin")).token_fingerprint != before.token_fingerprint);
 }
 
 TEST(tokenizers_and_vocabularies_must_agree) {
@@ -576,35 +542,33 @@ TEST(tokenizers_and_vocabularies_must_agree) {
         int word, value;
         bool agree;
     } others[] = {{16, 0x5678, false}, {16, 0, true}, {10, VOCAB + 1, false}};  // 0: unknown
-    Files f = make_files(2);
-    Error err = {0};
+    Files f = make_files(2, false);
+    DatasetOptions options = {.boundary_token = -1, .vocab_size = VOCAB};
     save(&f, "tok_a");
     for (int i = 0; i < 3; i++) {
-        f = make_files(2);
+        f = make_files(2, false);
         put_word(&f, others[i].word, others[i].value);
         save(&f, "tok_b");
-        CHECK(opens(list_of("tok_a.bin", "tok_b.bin"), &err) == others[i].agree &&
-              err.code == (others[i].agree ? 0 : EXIT_CHECKPOINT_MISFIT));
+        const char *both = list_of("tok_a.bin", "tok_b.bin");
+        if (others[i].agree)
+            check_opens(both);
+        else
+            REFUSED(EXIT_CHECKPOINT_MISFIT, "", opens(both, &err));
     }
-    for (int more = -1; more <= 0; more++) {  // than the model has
-        Dataset ds;
-        DatasetOptions options = {.boundary_token = -1};
-        options.vocab_size = VOCAB + more;
-        err = (Error){0};
-        CHECK(dataset_open(&ds, scratch("tok_a.bin"), &options, &err) == (more == 0) &&
-              err.code == (more ? EXIT_CHECKPOINT_MISFIT : 0));
-        if (more == 0) dataset_close(&ds);
-    }
+    OPEN_WITH(ds, scratch("tok_a.bin"), &options);
+    Dataset other;
+    options.vocab_size--;  // the model has fewer
+    REFUSED(EXIT_CHECKPOINT_MISFIT, "", dataset_open(&other, ds.shards->path, &options, &err));
 }
 
 TEST(empty_shards) {
-    Files f = make_files(2);
+    Files f = make_files(2, false);
     save(&f, "full");
     put_word(&f, 2, 0);
-    f.bin_size = 1024;
-    put(f.idx + 24, 0, 8);
-    memset(f.idx + ENDS_AT, 0, 8 * NUM_ENDS);
-    f.idx_size = SUMS_AT + 4;
+    f.size[BIN] = 1024;
+    put(f.bytes[IDX] + 24, 0, 8);
+    memset(f.bytes[IDX] + ENDS_AT, 0, 8 * NUM_ENDS);
+    f.size[IDX] = SUMS_AT + 4;
     save(&f, "empty");
     check_refused(scratch("empty.bin"), "expected documents, found none");
     check_opens(list_of("empty.bin", "full.bin"));

@@ -62,9 +62,13 @@ static struct {
     bool persistent;
 } planned;
 
-static void see(void) { fault_see(planned.kind, seen, MAX_CALLS); }
+static void see(void) {
+    fault_arm(planned.kind, 0, 0, false);
+    fault.seen = seen, fault.most_seen = MAX_CALLS;
+}
 static void arm(void) {
-    fault_arm_place(planned.kind, planned.place, planned.error, planned.persistent);
+    fault_arm(planned.kind, 0, planned.error, planned.persistent);
+    fault.place = planned.place;
 }
 
 // `seen` becomes one call from each place. Returns their number.
@@ -120,12 +124,7 @@ enum { ONCE, FROM_THEN_ON, SHORT, NUM_HOWS };
 static const char *const hows[] = {"fails", "fails from then on", "falls short"};
 
 // Calls that can do less than they are asked for, without an error of their own
-static bool can_fall_short(const char *call) {
-    static const char *const calls[] = {"write", "pread", "cudaMalloc"};
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
-        if (strcmp(call, calls[i]) == 0) return true;
-    return false;
-}
+static bool can_fall_short(const char *call) { return strstr("write pread cudaMalloc", call); }
 
 static void fail_at(int r, const FaultCall *call, int how, uint64_t expected) {
     char first[2000];

@@ -2,27 +2,19 @@
 // against central differences in fp64.
 #include "../llama.h"
 #include "../data/runs/checkpoint_files.h"
-#include "trainer.h"
+#include "../data/runs/packing_check.h"
 
-#include "alike.h"
 #include "golden.h"
 #include "scratch.h"
 
 static LlamaConfig tiny_config(int heads, int kv_heads, int head_dim, bool tied) {
-    return (LlamaConfig){.vocab_size = 23,
-                         .hidden_size = 12,
-                         .intermediate_size = 20,
-                         .num_layers = 2,
-                         .num_heads = heads,
-                         .num_kv_heads = kv_heads,
-                         .head_dim = head_dim,
-                         .max_position_embeddings = 256,
-                         .rms_norm_eps = 1e-5f,
-                         .rope_theta = 10000,
-                         .tie_word_embeddings = tied,
-                         .initializer_range = 0.2f,
-                         .bos = {1, 1, {1}},
-                         .eos = {1, 1, {2}}};
+    LlamaConfig c;
+    CHECK(llama_config_builtin(&c, "demo"));
+    c.vocab_size = 23, c.hidden_size = 12, c.intermediate_size = 20, c.num_layers = 2;
+    c.num_heads = heads, c.num_kv_heads = kv_heads, c.head_dim = head_dim;
+    c.max_position_embeddings = 256, c.tie_word_embeddings = tied, c.initializer_range = 0.2f;
+    c.bos = (TokenIds){1, 1, {1}}, c.eos = (TokenIds){1, 1, {2}};
+    return c;
 }
 
 // Everything in which other types differ from Llama
@@ -35,13 +27,16 @@ static LlamaConfig variant_config(void) {
 
 // Biases that are not zero, and norms of heads that are not one
 static void vary_vectors(LlamaModel *m) {
-    for (int i = 0; i < m->num_tensors; i++) {
-        const Parameter *t = &m->tensors[i];
+    for (const Parameter *t = m->tensors; t < m->tensors + m->num_tensors; t++) {
         if (!strstr(t->name, "self_attn") || t->cols) continue;
         for (size_t k = 0; k < t->count; k++)
-            m->weights[t->offset + k] += (floatX)(0.5 * sin((double)k + m->num_tensors - i));
+            m->weights[t->offset + k] += (floatX)(0.5 * sin((double)(k + test_hash(t->name) % 97)));
     }
 }
+
+// Freed at the end of the block
+#define MODEL __attribute__((cleanup(llama_free))) LlamaModel
+#define BATCH __attribute__((cleanup(batch_free))) Batch
 
 static LoraConfig adapters;  // of the models of a test, where rank > 0
 
@@ -63,43 +58,26 @@ static LlamaSettings settings_of(int capacity, int max_seqlen) {
     return (LlamaSettings){.micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .train = true};
 }
 
-static void make_model(LlamaModel *m, const LlamaConfig *c, int capacity, int max_seqlen,
-                       bool repad) {
-    LlamaSettings settings = settings_of(capacity, max_seqlen);
-    settings.repad = repad;
-    start_model(m, c, settings);
-}
-
 enum { MAX_DOCS = 64, MAX_TOKENS = 2048, ALIKE = 5 };
-static int32_t pool[MAX_TOKENS];
-static int32_t pool_targets[MAX_TOKENS];
+static int32_t pool[MAX_TOKENS], pool_targets[MAX_TOKENS];
+static float pool_weights[MAX_TOKENS];
 static DocView docs[MAX_DOCS];
 
-// Documents of the given lengths; some are segments whose last token has a target.
-static void make_docs(const int *lengths, int n, int vocab) {
-    int used = 0;
-    for (int i = 0; i < n; i++) {
-        for (int k = 0; k < lengths[i]; k++)
-            pool[used + k] = (int32_t)test_rng_below((uint32_t)vocab);
-        docs[i].tokens = pool + used;
-        docs[i].length = lengths[i];
-        docs[i].next_token =
-            i % 3 == 2 && lengths[i] ? (int32_t)test_rng_below((uint32_t)vocab) : -1;
-        docs[i].targets = NULL;
-        used += lengths[i];
-    }
-}
-
-// Gives most of them a loss mask, which excludes two tokens of three and all of some documents.
-static void mask_docs(int n) {
-    for (int i = 0, at = 0; i < n; at += docs[i++].length) {
-        const DocView *d = &docs[i];
-        if (i % 4 == 0) continue;
-        for (int k = 0; k < d->length; k++) {
-            const int32_t next = k + 1 < d->length ? d->tokens[k + 1] : d->next_token;
-            pool_targets[at + k] = i % 4 == 2 || test_rng_below(3) > 0 ? -1 : next;
+// Documents of the given lengths; some are segments whose last token has a target. masked: most of
+// them have a loss mask, which excludes two tokens of three and all of some documents.
+static void make_docs(const int *lengths, int n, int vocab, bool masked) {
+    for (int i = 0, used = 0; i < n; used += lengths[i++]) {
+        int32_t *tokens = pool + used, *targets = pool_targets + used;
+        const bool goes_on = i % 3 == 2 && lengths[i];
+        for (int k = 0; k < lengths[i] + goes_on; k++)
+            tokens[k] = (int32_t)test_rng_below((uint32_t)vocab);
+        for (int k = 0; k < lengths[i]; k++) {
+            const bool is_last = k + 1 == lengths[i] && !goes_on;
+            targets[k] = is_last || i % 4 == 2 || test_rng_below(3) > 0 ? -1 : tokens[k + 1];
         }
-        docs[i].targets = pool_targets + at;
+        docs[i] = (DocView){
+            tokens, lengths[i], goes_on ? tokens[lengths[i]] : -1, masked && i % 4 ? targets : NULL,
+            NULL,   0};
     }
 }
 
@@ -127,7 +105,37 @@ static double relative_l2(const real *a, const real *b, size_t n) {
 
 // ---- Shared prefixes and weights, in fp32 and in fp64 -------------------------------------------
 
-static float pool_weights[MAX_TOKENS];
+// Puts some documents that begin alike into `docs`: one begins as the last one that shares nothing
+// does, up to any token. Returns their number.
+static int make_alike(int vocab, bool masked, bool weighted) {
+    enum { LONGEST = MAX_TOKENS / ALIKE };
+    const int num = 1 + (int)test_rng_below(ALIKE);
+    int32_t most = 0;  // that the next one may share
+    const DocView *leader = docs;
+    for (int n = 0; n < num; n++) {
+        DocView *d = &docs[n];
+        int32_t *tokens = pool + n * LONGEST, *targets = pool_targets + n * LONGEST;
+        float *weights = pool_weights + n * LONGEST;
+        const int32_t length = 1 + (int32_t)test_rng_below(LONGEST - 1);
+        int32_t same = test_rng_below(4) ? (int32_t)test_rng_below(LONGEST) : 0;
+        if (same > length) same = length;
+        if (n == 0 || same > leader->length) same = n ? leader->length : 0;
+        *d = (DocView){tokens, length, test_rng_below(3) ? -1 : 5, NULL, NULL, 0};
+        for (int32_t k = 0; k < length; k++)
+            tokens[k] = k < same ? leader->tokens[k] : (int32_t)test_rng_below((uint32_t)vocab);
+        for (int32_t k = 0; k < length; k++) {
+            targets[k] = test_rng_below(3) ? -1 : k + 1 < length ? tokens[k + 1] : d->next_token;
+            weights[k] = (float)(int)test_rng_below(9) / 4 - 1;
+        }
+        if (masked && test_rng_below(3)) d->targets = targets;
+        if (weighted && test_rng_below(2)) d->weights = weights;
+        d->shared_len = same > 0 ? (same - 1) / 128 * 128 : 0;
+        if (d->shared_len > most) d->shared_len = most;
+        if (d->shared_len == 0) leader = d;
+        most = d->shared_len ? d->shared_len : LONGEST;
+    }
+    return num;
+}
 
 #ifndef GRADCHECK
 // Losses of all rows that a document has alone, bit for bit
@@ -151,14 +159,13 @@ static void check_losses(LlamaModel *m, const Batch *b, const Batch *packed) {
 static void check_shared(LlamaConfig c, bool masked, bool weighted) {
     static LlamaModel m[2];  // the second computes activations again
     const double most = sizeof(real) == 8 ? 1e-8 : 3e-6;
-    Batch b, packed;
+    BATCH b, packed;
     c.max_position_embeddings = 512;
     int n;
     batch_init(&b, MAX_TOKENS, MAX_DOCS);
     batch_init(&packed, MAX_TOKENS, MAX_DOCS);
     do {
-        n = make_alike(docs, ALIKE, MAX_TOKENS / ALIKE, c.vocab_size, masked, weighted, pool,
-                       pool_targets, pool_weights);
+        n = make_alike(c.vocab_size, masked, weighted);
         batch_fill(&b, LAYOUT_SHARED, docs, n, 0);
     } while (b.num_shared < 2);
     batch_pack(&packed, docs, n);
@@ -192,204 +199,185 @@ static void check_shared(LlamaConfig c, bool masked, bool weighted) {
     CHECK_MSG(d.loss == 0 && !packing_is_rounding(&d, false), "%g", d.grad_error);
 #endif
     for (int i = 0; i < 2; i++) llama_free(&m[i]);
-    batch_free(&b);
-    batch_free(&packed);
 }
 
 TEST(shared_prefixes_have_the_losses_and_gradients_of_packed) {
-    check_shared(tiny_config(3, 1, 4, true), false, false);
-    check_shared(tiny_config(4, 2, 6, false), true, false);
-    check_shared(variant_config(), true, true);
-    adapters = (LoraConfig){3, 5, {1, 1, 1, 1, 1, 1, 1}, false};
-    check_shared(variant_config(), true, false);
-    adapters = (LoraConfig){0};
+    for (int round = 0; round < 5; round++) {
+        check_shared(tiny_config(3, 1, 4, true), false, false);
+        check_shared(tiny_config(4, 2, 6, false), true, false);
+        check_shared(variant_config(), true, true);
+        adapters = (LoraConfig){3, 5, {1, 1, 1, 1, 1, 1, 1}, false};
+        check_shared(variant_config(), true, false);
+        adapters = (LoraConfig){0};
+    }
 }
 
 #ifndef GRADCHECK
 
 // ---- Goldens made by dev/reference/make_golden.py with transformers.LlamaForCausalLM ------------
 
-typedef struct {
+static struct {
     SafetensorsSet set;
     LlamaModel model;
     Batch batch;
     char dir[512];
-} Golden;
+} g;
 
 // n numbers; valid until the third call after this one
-static const float *golden_floats(Golden *g, const char *name, size_t n) {
+static const float *golden_floats(const char *name, size_t n) {
     static float *arrays[3];
     static int next;
     float **x = &arrays[next = (next + 1) % 3];
-    const TensorInfo *info = safetensors_find(&g->set, name);
+    const TensorInfo *info = safetensors_find(&g.set, name);
     CHECK_MSG(info && tensor_num_elements(info) == n, "%s of %zu", name, n);
     free(*x);
     *x = (float *)host_calloc(n, sizeof **x, name);
-    MUST(safetensors_read_f32(&g->set, info, *x, 0, n, &err));
+    MUST(safetensors_read_f32(&g.set, info, *x, 0, n, &err));
     return *x;
 }
 
 // NAME.safetensors of its directory, instead of another file
-static void open_expected(Golden *g, const char *name) {
-    safetensors_close(&g->set);
-    MUST(safetensors_open(&g->set, printed("%s/%s.safetensors", g->dir, name), &err));
+static void open_expected(const char *name) {
+    safetensors_close(&g.set);
+    MUST(safetensors_open(&g.set, printed("%s/%s.safetensors", g.dir, name), &err));
 }
 
 // chunk: rows of the head and elements of a tensor at a time; 0: as always, here all at once
-static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
+static void golden_open(const char *name, int chunk, bool muon) {
     LlamaConfig config;
     int32_t cu[MAX_DOCS + 1];
-    memset(g, 0, sizeof *g);
-    snprintf(g->dir, sizeof g->dir, "tests/golden/%s", name);
-    open_expected(g, "expected");
-    MUST(llama_config_read(&config, g->dir, &err));
-    const int num_tokens = read_ints(&g->set, "tokens", pool, MAX_TOKENS);
-    const int num_cu = read_ints(&g->set, "cu_seqlens", cu, MAX_DOCS + 1);
+    memset(&g, 0, sizeof g);
+    snprintf(g.dir, sizeof g.dir, "tests/golden/%s", name);
+    open_expected("expected");
+    MUST(llama_config_read(&config, g.dir, &err));
+    const int num_tokens = read_ints(&g.set, "tokens", pool, MAX_TOKENS);
+    const int num_cu = read_ints(&g.set, "cu_seqlens", cu, MAX_DOCS + 1);
     for (int d = 0; d + 1 < num_cu; d++)
         docs[d] = (DocView){pool + cu[d], cu[d + 1] - cu[d], -1, NULL, NULL, 0};
-    batch_init(&g->batch, num_tokens, num_cu);
-    batch_pack(&g->batch, docs, num_cu - 1);
+    batch_init(&g.batch, num_tokens, num_cu);
+    batch_pack(&g.batch, docs, num_cu - 1);
     // slack rows are NaN in a poison build
-    LlamaSettings settings = settings_of(num_tokens + 5, g->batch.max_seqlen);
+    LlamaSettings settings = settings_of(num_tokens + 5, g.batch.max_seqlen);
     settings.muon = muon, settings.lora = adapters;
     settings.head_chunk = chunk, settings.io_chunk = (size_t)chunk;
-    llama_plan(&g->model, &config, settings);
-    MUST(llama_allocate(&g->model, &err));
+    llama_plan(&g.model, &config, settings);
+    MUST(llama_allocate(&g.model, &err));
     if (adapters.rank > 0) {
-        MUST(parameters_load(llama_frozen_parameters(&g->model), false, g->dir, &err));
-        snprintf(g->dir, sizeof g->dir, "tests/golden/%s/lora", name);
-        open_expected(g, adapters.nf4 ? "nf4" : "expected");
+        MUST(parameters_load(llama_frozen_parameters(&g.model), false, g.dir, &err));
+        snprintf(g.dir, sizeof g.dir, "tests/golden/%s/lora", name);
+        open_expected(adapters.nf4 ? "nf4" : "expected");
     }
-    MUST(parameters_load(llama_parameters(&g->model), false, g->dir, &err));
+    MUST(parameters_load(llama_parameters(&g.model), false, g.dir, &err));
 }
 
-static void golden_close(Golden *g) {
-    safetensors_close(&g->set);
-    batch_free(&g->batch);
-    llama_free(&g->model);
+static void golden_close(void) {
+    safetensors_close(&g.set);
+    batch_free(&g.batch);
+    llama_free(&g.model);
 }
 
-static void golden_gradients(Golden *g) {
-    for (int i = 0; i < g->model.num_trained; i++) {
-        const Parameter *t = &g->model.tensors[i];
-        const float *expected = golden_floats(g, printed("grad.%s", t->name), t->count);
-        double e = relative_l2(g->model.grads + t->offset, expected, t->count);
-        CHECK_MSG(e <= 1e-5, "%s/%s: relative L2 %.3g", g->dir, t->name, e);
+static void golden_loss(double weight_sum) {
+    const double expected = (double)*golden_floats("loss", 1);
+    const double loss = forward_backward_of(&g.model, &g.batch, weight_sum) / weight_sum;
+    CHECK_MSG(fabs(loss - expected) <= 1e-6 * expected, "%s: loss %.9g, expected %.9g", g.dir, loss,
+              expected);
+    for (const Parameter *t = g.model.tensors; t < g.model.tensors + g.model.num_trained; t++) {
+        const float *grads = golden_floats(printed("grad.%s", t->name), t->count);
+        double e = relative_l2(g.model.grads + t->offset, grads, t->count);
+        CHECK_MSG(e <= 1e-5, "%s/%s: relative L2 %.3g", g.dir, t->name, e);
     }
 }
 
-static void golden_logits(Golden *g) {
-    const size_t n = (size_t)g->batch.total_tokens * (size_t)g->model.config.vocab_size;
+static void golden_logits(void) {
+    const size_t n = (size_t)g.batch.total_tokens * (size_t)g.model.config.vocab_size;
     AUTO_FREE float *logits = (float *)host_calloc(n, sizeof *logits, "logits");
-    llama_pass(&g->model, &g->batch, true, NULL, logits);
-    double e = relative_l2(logits, golden_floats(g, "logits", n), n);
-    CHECK_MSG(e <= 2e-6, "%s: logits relative L2 %.3g", g->dir, e);
+    llama_pass(&g.model, &g.batch, true, NULL, logits);
+    double e = relative_l2(logits, golden_floats("logits", n), n);
+    CHECK_MSG(e <= 2e-6, "%s: logits relative L2 %.3g", g.dir, e);
 }
 
 // Ten updates of torch.optim.AdamW, or Muon, with clip_grad_norm_(1.0)
-static void golden_training(Golden *g, const char *losses_name, const char *norms_name) {
-    const float *losses = golden_floats(g, losses_name, 10),
-                *norms = golden_floats(g, norms_name, 10);
+static void golden_training(const char *losses_name, const char *norms_name) {
+    const float *losses = golden_floats(losses_name, 10), *norms = golden_floats(norms_name, 10);
     for (int step = 0; step < 10; step++) {
         AdamW h = {3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1};  // make_golden.py's
-        double loss = forward_backward(&g->model, &g->batch);
-        zero_update(&g->model.zero, h, 1.0f);
-        double norm = (double)zero_read_step(&g->model.zero).grad_norm;
+        double loss = forward_backward(&g.model, &g.batch);
+        zero_update(&g.model.zero, h, 1.0f);
+        double norm = (double)zero_read_step(&g.model.zero).grad_norm;
         CHECK_MSG(fabs(loss - (double)losses[step]) <= 2e-5 * (double)losses[step],
-                  "%s step %d: loss %.8g, expected %.8g", g->dir, step, loss, (double)losses[step]);
+                  "%s step %d: loss %.8g, expected %.8g", g.dir, step, loss, (double)losses[step]);
         // the norm averages the errors of its gradients, 1e-5 each before the first update, and the
         // weights have drifted by as much after ten
         CHECK_MSG(fabs(norm - (double)norms[step]) <= 5e-5 * (double)norms[step],
-                  "%s step %d: norm %.8g, expected %.8g", g->dir, step, norm, (double)norms[step]);
+                  "%s step %d: norm %.8g, expected %.8g", g.dir, step, norm, (double)norms[step]);
     }
-}
-
-// Of make_muon_golden.py
-static void check_muon_golden(const char *name) {
-    static Golden g;
-    golden_open(&g, name, 0, true);
-    open_expected(&g, "muon");
-    golden_training(&g, "losses", "norms");
-    golden_close(&g);
-}
-
-static void golden_loss(Golden *g, double weight_sum) {
-    const double expected = (double)*golden_floats(g, "loss", 1);
-    const double loss = forward_backward_of(&g->model, &g->batch, weight_sum) / weight_sum;
-    CHECK_MSG(fabs(loss - expected) <= 1e-6 * expected, "%s: loss %.9g, expected %.9g", g->dir,
-              loss, expected);
-    golden_gradients(g);
 }
 
 // Of make_weighted_golden.py
 TEST(a_weighted_loss_is_pytorchs) {
-    static Golden g;
     double weight_sum = 0;
-    golden_open(&g, "gqa3_tied", 0, false);
-    open_expected(&g, "weighted");
-    const float *weights = golden_floats(&g, "weights", (size_t)g.batch.total_tokens);
+    golden_open("gqa3_tied", 0, false);
+    open_expected("weighted");
+    const float *weights = golden_floats("weights", (size_t)g.batch.total_tokens);
     const int num_docs = g.batch.num_segments;
     for (int d = 0; d < num_docs; d++) docs[d].weights = weights + (docs[d].tokens - pool);
     batch_pack(&g.batch, docs, num_docs);
     for (int i = 0; i < g.batch.total_tokens; i++) weight_sum += fabs((double)g.batch.weights[i]);
-    golden_loss(&g, weight_sum);
-    golden_close(&g);
+    golden_loss(weight_sum);
+    golden_close();
 }
 
-static void check_golden(const char *name, int chunk) {
-    static Golden g;
-    golden_open(&g, name, chunk, false);
-    CHECK(chunk == 0 || (g.model.settings.head_chunk == chunk && g.batch.total_tokens > 2 * chunk));
-    golden_loss(&g, g.batch.num_targets);
-    if (chunk == 0) golden_logits(&g);
-    if (chunk == 0) golden_training(&g, "train_losses", "grad_norms");
-    golden_close(&g);
-}
+// SHARDED: the same weights, all of them exact in bf16, in two files, as large models come. The
+// last three are of make_muon_golden.py, make_lora_golden.py and make_nf4_golden.py.
+enum { AT_ONCE, IN_CHUNKS, SHARDED, MUON, ADAPTERS, BESIDE_NF4 };
 
-// Of make_lora_golden.py, or make_nf4_golden.py
-static void check_golden_of_adapters(const char *name, bool nf4) {
+static void check_golden(const char *name, int how) {
+    const int chunk = how == IN_CHUNKS ? 64 : 0;
     char base[IO_PATH_MAX];
-    MUST(lora_config_read(&adapters, base, printed("tests/golden/%s/lora", name), &err));
-    CHECK(strcmp(base, "..") == 0);
-    adapters.nf4 = nf4;
-    check_golden(name, 0);
+    if (how >= ADAPTERS) {
+        MUST(lora_config_read(&adapters, base, printed("tests/golden/%s/lora", name), &err));
+        CHECK(strcmp(base, "..") == 0);
+        adapters.nf4 = how == BESIDE_NF4;
+    }
+    golden_open(name, chunk, how == MUON);
     adapters = (LoraConfig){0};
+    CHECK(chunk == 0 || (g.model.settings.head_chunk == chunk && g.batch.total_tokens > 2 * chunk));
+    if (how == SHARDED) {
+        weights_init(llama_parameters(&g.model), 1);
+        MUST(parameters_load(llama_parameters(&g.model), false,
+                             printed("tests/golden/%s_bf16_sharded", name), &err));
+    }
+    if (how == MUON) {
+        open_expected("muon");
+        golden_training("losses", "norms");
+    } else {
+        golden_loss(g.batch.num_targets);
+        if (chunk == 0) golden_logits();
+        if (chunk == 0) golden_training("train_losses", "grad_norms");
+    }
+    golden_close();
 }
-static void check_lora_golden(const char *name) { check_golden_of_adapters(name, false); }
-
-static void check_with_head_at_once(const char *name) { check_golden(name, 0); }
-static void check_in_chunks(const char *name) { check_golden(name, 64); }
 
 // Every golden that has this file
-static void check_goldens(const char *file, void (*check)(const char *name)) {
+static void check_goldens(const char *file, int how) {
     static const char *const names[] = {
         "gqa3_tied", "llama3_rope", "mha_untied", "mistral_linear_rope",
         "odd_sizes", "qwen2",       "qwen3",      "smollm3_yarn_rope"};
     int checked = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (path_exists(printed("tests/golden/%s/%s", names[i], file))) check(names[i]), checked++;
+        if (path_exists(printed("tests/golden/%s/%s", names[i], file)))
+            check_golden(names[i], how), checked++;
     CHECK_MSG(checked >= 2, "%d goldens found: run from the repository's root", checked);
 }
 
-TEST(goldens_of_transformers) { check_goldens("expected.safetensors", check_with_head_at_once); }
+TEST(goldens_of_transformers) { check_goldens("expected.safetensors", AT_ONCE); }
 TEST(goldens_with_the_head_and_the_weights_in_chunks) {
-    check_goldens("expected.safetensors", check_in_chunks);
+    check_goldens("expected.safetensors", IN_CHUNKS);
 }
-TEST(goldens_of_muon) { check_goldens("muon.safetensors", check_muon_golden); }
-TEST(goldens_of_peft) { check_goldens("lora/expected.safetensors", check_lora_golden); }
-TEST(golden_of_peft_beside_nf4) { check_golden_of_adapters("gqa3_tied", true); }
-
-// The same weights, all of them exact in bf16, in two files, like a download of a large model
-TEST(sharded_bf16_weights_are_the_same) {
-    static Golden g;
-    golden_open(&g, "mha_untied", 0, false);
-    weights_init(llama_parameters(&g.model), 1);
-    MUST(parameters_load(llama_parameters(&g.model), false,
-                         "tests/golden/mha_untied_bf16_sharded", &err));
-    forward_backward(&g.model, &g.batch);
-    golden_logits(&g);
-    golden_close(&g);
-}
+TEST(goldens_of_muon) { check_goldens("muon.safetensors", MUON); }
+TEST(goldens_of_peft) { check_goldens("lora/expected.safetensors", ADAPTERS); }
+TEST(golden_of_peft_beside_nf4) { check_golden("gqa3_tied", BESIDE_NF4); }
+TEST(golden_of_sharded_bf16_weights) { check_golden("mha_untied", SHARDED); }
 
 // ---- Layouts and isolation ----------------------------------------------------------------------
 
@@ -402,15 +390,9 @@ static void open_packed(LlamaModel *m, Batch *b, const LlamaConfig *c, LlamaSett
                         bool masked) {
     settings.micro_batch_tokens = 256, settings.max_seqlen = ROW, settings.train = true;
     start_model(m, c, settings);
-    make_docs(lengths, NUM_DOCS, c->vocab_size);
-    if (masked) mask_docs(NUM_DOCS);
+    make_docs(lengths, NUM_DOCS, c->vocab_size, masked);
     batch_init(b, 256, NUM_DOCS);
     batch_pack(b, docs, NUM_DOCS);
-}
-
-static void close_packed(LlamaModel *m, Batch *b) {
-    batch_free(b);
-    llama_free(m);
 }
 
 // A loss and all gradients of the same documents as those of the packed ones
@@ -423,12 +405,13 @@ static void check_like_packed(const LlamaModel *m, const char *what, double loss
 }
 
 static void check_layouts(const LlamaConfig *c, bool masked) {
-    static LlamaModel m;
+    MODEL m;
     const Layout layouts[] = {LAYOUT_PADDED, LAYOUT_REPAD};
-    Batch b;
-    make_model(&m, c, NUM_DOCS * ROW, ROW, true);
-    make_docs(lengths, NUM_DOCS, c->vocab_size);
-    if (masked) mask_docs(NUM_DOCS);
+    LlamaSettings settings = settings_of(NUM_DOCS * ROW, ROW);
+    BATCH b;
+    settings.repad = true;
+    start_model(&m, c, settings);
+    make_docs(lengths, NUM_DOCS, c->vocab_size, masked);
     batch_init(&b, NUM_DOCS * ROW, NUM_DOCS * ROW);
     AUTO_FREE float *grads = (float *)host_calloc(m.num_elements, sizeof *grads, "gradients");
     batch_pack(&b, docs, NUM_DOCS);
@@ -451,7 +434,6 @@ static void check_layouts(const LlamaConfig *c, bool masked) {
     const double bleed = forward_backward(&m, &b);
     CHECK_MSG(b.num_targets == targets && isfinite(bleed) && bleed != loss,
               "rows: loss %.9g, packed %.9g", bleed, loss);
-    close_packed(&m, &b);
 }
 
 TEST(packed_padded_repad_and_micro_batches_have_the_same_loss_and_gradients) {
@@ -469,20 +451,19 @@ static void row_losses(LlamaModel *m, const Batch *b, float *losses) {
 TEST(each_key_of_the_variant_changes_the_loss) {
     const LlamaConfig variant = variant_config();
     LlamaConfig configs[] = {variant, variant, variant, variant};
+    double loss = 0;
     configs[1].qkv_bias = configs[2].qk_norm = false;
     configs[3].no_rope_interval = 0;
-    const int lengths[] = {9, 12, 7};
-    double losses[sizeof configs / sizeof *configs];
-    make_docs(lengths, 3, variant.vocab_size);
-    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
-        static LlamaModel m;
-        Batch b;
-        make_model(&m, &configs[i], 64, 64, false);
-        batch_init(&b, 64, 64);
-        batch_pack(&b, docs, 3);
-        losses[i] = forward_backward(&m, &b);
-        CHECK_MSG(i == 0 || fabs(losses[i] - losses[0]) > 1e-5, "key %zu", i);
-        close_packed(&m, &b);
+    make_docs(lengths, NUM_DOCS, variant.vocab_size, false);
+    for (int i = 0; i < 4; i++) {
+        MODEL m;
+        BATCH b;
+        start_model(&m, &configs[i], settings_of(256, ROW));
+        batch_init(&b, 256, NUM_DOCS);
+        batch_pack(&b, docs, NUM_DOCS);
+        const double found = forward_backward(&m, &b);
+        CHECK_MSG(i == 0 || fabs(found - loss) > 1e-5, "key %d", i);
+        if (i == 0) loss = found;
     }
 }
 
@@ -504,13 +485,13 @@ static void check_same_losses(LlamaModel *m, Batch *b, const float *packed, cons
 }
 
 static void check_isolation(const LlamaConfig *c) {
-    static LlamaModel m;
-    Batch b;
     float packed[256];
     int32_t before[256];
     int order[NUM_DOCS], reversed[NUM_DOCS];
     for (int d = 0; d < NUM_DOCS; d++) order[d] = d, reversed[NUM_DOCS - 1 - d] = d;
     for (int round = 0; round < 4; round++) {
+        MODEL m;
+        BATCH b;
         open_packed(&m, &b, c, usual, round % 2);
         row_losses(&m, &b, packed);
         memcpy(before, pool, sizeof before);
@@ -523,7 +504,6 @@ static void check_isolation(const LlamaConfig *c) {
             check_same_losses(&m, &b, packed, order, NUM_DOCS, d, "beside others");
             memcpy(pool, before, sizeof before);
         }
-        close_packed(&m, &b);
     }
 }
 
@@ -540,7 +520,7 @@ static void check_recompute(LlamaConfig c) {
     enum { MODELS = 1 + LLAMA_NUM_RECOMPUTES };
     static LlamaModel m[MODELS];
     const Layout layouts[] = {LAYOUT_PACKED, LAYOUT_PADDED, LAYOUT_REPAD};
-    Batch b;
+    BATCH b;
     c.num_layers = 3;
     batch_init(&b, NUM_DOCS * ROW, NUM_DOCS * ROW);
     for (int i = 0; i < MODELS; i++) {
@@ -551,7 +531,7 @@ static void check_recompute(LlamaConfig c) {
         CHECK(i == 0 || llama_memory_total(&m[i]) < llama_memory_total(&m[i - 1]));
     }
     for (int k = 0; k < 3; k++) {
-        make_docs(lengths, NUM_DOCS, c.vocab_size);
+        make_docs(lengths, NUM_DOCS, c.vocab_size, false);
         batch_fill(&b, layouts[k], docs, NUM_DOCS, ROW);
         CHECK(k == 0 || b.total_tokens == NUM_DOCS * ROW);
         const double loss = forward_backward(&m[0], &b);
@@ -563,7 +543,6 @@ static void check_recompute(LlamaConfig c) {
         }
     }
     for (int i = 0; i < MODELS; i++) llama_free(&m[i]);
-    batch_free(&b);
 }
 
 TEST(recomputed_activations_and_full_models_have_the_same_bits) {
@@ -578,12 +557,12 @@ static PackingDelta packing_delta(LlamaModel *m, const Batch *b) {
 
 // --check-packing accepts differences due to rounding and nothing else.
 static void check_packing_check(bool masked) {
-    static LlamaModel m;
+    MODEL m;
     LlamaConfig c = tiny_config(3, 1, 4, false);
-    Batch b;
+    BATCH b;
     open_packed(&m, &b, &c, usual, false);
-    for (int i = 0; i < b.total_tokens; i++) pool[i] = i == lengths[0] ? 22 : pool[i] % 22;
-    if (masked) mask_docs(NUM_DOCS);
+    make_docs(lengths, NUM_DOCS, 22, masked);
+    pool[lengths[0]] = 22;
     batch_pack(&b, docs, NUM_DOCS);
     PackingDelta d = packing_delta(&m, &b);
     CHECK(d.loss == 0 && d.logit == 0 && d.grad < 1e-4 && packing_is_rounding(&d, false));
@@ -616,7 +595,6 @@ static void check_packing_check(bool masked) {
     batch_pack(&b, docs, NUM_DOCS);
     d = packing_delta(&m, &b);
     CHECK_MSG(!(d.logit <= 1) && !packing_is_rounding(&d, false), "%g", d.logit);
-    close_packed(&m, &b);
 }
 
 TEST(check_packing_tells_rounding_from_a_bug) {
@@ -627,11 +605,11 @@ TEST(check_packing_tells_rounding_from_a_bug) {
 // What the step before left of gradients, here NaN, shows neither in the next one's nor in a sum or
 // a leaf without a micro-batch, or with one without a document.
 static void check_left_over_gradients(bool tied) {
-    static LlamaModel m;
+    MODEL m;
     const LlamaConfig c = tiny_config(3, 1, 4, tied);
     const LlamaSettings in_order = {
         .head_chunk = 64, .ranks = {.deterministic = true, .num_leaves = 2, .num_losses = 2}};
-    Batch b;
+    BATCH b;
     open_packed(&m, &b, &c, in_order, false);
     const size_t bytes = m.num_elements * sizeof *m.grads;
     AUTO_FREE real *grads = host_calloc(1, bytes, "gradients");
@@ -653,7 +631,6 @@ static void check_left_over_gradients(bool tied) {
         CHECK(squares > 0 && step.norm_squared == (turn < 2 ? squares : 0));
         for (size_t i = 0; i < m.num_elements; i++) CHECK(m.grads[i] == (turn < 2 ? grads[i] : 0));
     }
-    close_packed(&m, &b);
 }
 
 TEST(gradients_left_over_never_show) {
@@ -689,14 +666,14 @@ static void check_initial_weights(const LlamaModel *m) {
 }
 
 TEST(initial_weights_have_their_spread_and_depend_only_on_the_seed) {
-    static LlamaModel a, b;
     LlamaConfig c = tiny_config(3, 1, 64, false);
     c.hidden_size = 192, c.vocab_size = 300;
     c.qk_norm = c.qkv_bias = true;
     for (int lora = 0; lora < 2; lora++) {
+        MODEL a, b;
         if (lora) adapters = (LoraConfig){16, 16, {true, false, false, true}, false};
-        make_model(&a, &c, 16, 16, false);
-        make_model(&b, &c, 32, 32, false);
+        start_model(&a, &c, settings_of(16, 16));
+        start_model(&b, &c, settings_of(32, 32));
         adapters.rank = 0;
         CHECK(a.num_trained == (lora ? 2 * 2 * c.num_layers : a.num_tensors));
         weights_init(llama_parameters(&a), 7);
@@ -705,18 +682,15 @@ TEST(initial_weights_have_their_spread_and_depend_only_on_the_seed) {
         CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof *a.weights) == 0);
         weights_init(llama_parameters(&b), 8);
         CHECK(a.weights[5] != b.weights[5]);
-        llama_free(&a);
-        llama_free(&b);
     }
 }
 
-// The weights of a into final/ in files of at most max_file_bytes
-static bool save_final(LlamaModel *a, ModelDtype dtype, uint64_t max_file_bytes, Error *err) {
+// Weights into final/ in files of at most max_file_bytes
+static bool save_final(Parameters p, ModelDtype dtype, uint64_t max_file_bytes, Error *err) {
     static Checkpoint ck;
-    const bool ok =
-        checkpoint_begin(&ck, scratch(""), 1, "final", err) &&
-        model_files_write_weights(llama_parameters(a), dtype, max_file_bytes, &ck, err) &&
-        checkpoint_publish(&ck, err);
+    const bool ok = checkpoint_begin(&ck, scratch(""), 1, "final", err) &&
+                    model_files_write_weights(p, dtype, max_file_bytes, &ck, err) &&
+                    checkpoint_publish(&ck, err);
     checkpoint_abort(&ck);
     return ok;
 }
@@ -732,8 +706,7 @@ static void count_elements(void *model, ParameterArena arena, size_t offset, flo
 
 // In host memory all at once, then 64 elements at a time
 TEST(weights_in_one_file_and_in_several_come_back) {
-    static LlamaModel a, b;
-    static Checkpoint ck;
+    MODEL a, b;
     int64_t step = 0;
     LlamaConfig c = variant_config();
     c.tie_word_embeddings = false;
@@ -747,14 +720,14 @@ TEST(weights_in_one_file_and_in_several_come_back) {
                  {MODEL_FP32, 4 * full, "model-00007-of-00007.safetensors"},
                  {MODEL_BF16, 2 * full, "model-00007-of-00007.safetensors"},
                  {MODEL_FP32, 1, "model-00031-of-00031.safetensors"}};
-    make_model(&a, &c, 16, 16, false);
-    make_model(&b, &c, 16, 16, false);
+    start_model(&a, &c, settings_of(16, 16));
+    start_model(&b, &c, settings_of(16, 16));
     const size_t whole = a.settings.io_chunk;
     for (size_t i = 0; i < 10; i++) {
         const ModelDtype dtype = cases[i / 2].dtype;
         const char *last_file = cases[i / 2].last_file;
         a.settings.io_chunk = b.settings.io_chunk = i % 2 ? 64 : whole;
-        MUST(save_final(&a, dtype, cases[i / 2].max_file_bytes, &err));
+        MUST(save_final(llama_parameters(&a), dtype, cases[i / 2].max_file_bytes, &err));
         MUST(checkpoint_verify(scratch("final"), &step, &err));
         CHECK_MSG(path_exists(scratch(printed("final/%s", last_file))), "%zu", i);
         CHECK(path_exists(scratch("final/model.safetensors.index.json")) == (i > 3));
@@ -769,28 +742,24 @@ TEST(weights_in_one_file_and_in_several_come_back) {
             CHECK_MSG(fabsf(found - saved) <= tolerance * fabsf(saved), "%zu: %zu", i, k);
         }
     }
-    llama_free(&b);
     // every weight is read even when a file fails: other ranks wait for it
     Parameters p = llama_parameters(&a);
     size_t elements = 0;
     for (int i = 0; i < p.num; i++) elements += p.list[i].count;
     get_weights = p.get, p.get = count_elements;
     a.weights[a.tensors[3].offset] = (real)NAN;
-    MUST(checkpoint_begin(&ck, scratch(""), 2, "final", &err));
-    REFUSED(EXIT_DIVERGED, "", model_files_write_weights(p, MODEL_BF16, 1000, &ck, &err));
+    REFUSED(EXIT_DIVERGED, "", save_final(p, MODEL_BF16, 1000, &err));
     CHECK(elements_read == elements);
-    checkpoint_abort(&ck);
     FileWriter w;
     MUST(parameters_save(llama_parameters(&a), true, "F32", scratch("moments"), &w, &err));
-    llama_free(&a);
     for (int i = 0; i < 2; i++) {
+        MODEL other;
         c.num_layers = 1 + i, c.intermediate_size = 24;
-        make_model(&b, &c, 16, 16, false);
+        start_model(&other, &c, settings_of(16, 16));
         REFUSED(EXIT_BAD_INPUT, i ? "shape" : "unknown: model.layers.1.",
-                parameters_load(llama_parameters(&b), false, scratch("final"), &err));
+                parameters_load(llama_parameters(&other), false, scratch("final"), &err));
         REFUSED(EXIT_CHECKPOINT_MISFIT, "",
-                parameters_load(llama_parameters(&b), true, scratch("moments"), &err));
-        llama_free(&b);
+                parameters_load(llama_parameters(&other), true, scratch("moments"), &err));
     }
 }
 
@@ -847,33 +816,27 @@ TEST(shards_are_equal_in_work_and_cut_no_matrix) {
 
 // Blocks that begin and end inside of rows
 TEST(merged_weights_have_the_losses_of_adapters) {
-    static LlamaModel m, merged;
+    MODEL m, merged;
     const LlamaConfig c = variant_config();
-    float adapted[256], losses[256], values[37];
-    Batch b;
+    float adapted[256], losses[256];
+    BATCH b;
     Parameters p;
-    make_model(&merged, &c, 256, ROW, false);
-    MUST(save_final(&merged, MODEL_FP32, MODEL_FILE_BYTES, &err));
+    start_model(&merged, &c, settings_of(256, ROW));
+    MUST(save_final(llama_parameters(&merged), MODEL_FP32, MODEL_FILE_BYTES, &err));
     adapters = (LoraConfig){4, 6, {true, false, true, true, true, false, true}, false};
     open_packed(&m, &b, &c, usual, false);
     adapters.rank = 0;
     row_losses(&m, &b, adapted);
     LoraMerge merge = {llama_frozen_parameters(&m), llama_parameters(&m), &m.settings.lora, {0}};
     MUST(lora_merge_open(&merge, scratch("final"), &p, &err));
-    CHECK(p.num == merged.num_tensors);
-    for (int i = 0; i < p.num; i++)
-        for (size_t first = 0, n; first < p.list[i].count; first += n) {
-            n = p.list[i].count - first < 37 ? p.list[i].count - first : 37;
-            p.get(p.context, ARENA_WEIGHTS, p.list[i].offset + first, values, n);
-            memcpy(merged.weights + merged.tensors[i].offset + first, values, n * sizeof *values);
-        }
+    p.block = 37;
+    MUST(save_final(p, MODEL_FP32, MODEL_FILE_BYTES, &err));
+    MUST(parameters_load(llama_parameters(&merged), false, scratch("final"), &err));
     safetensors_close(&merge.files);
     row_losses(&merged, &b, losses);
     for (int t = 0; t < b.total_tokens; t++)
         CHECK_MSG(fabsf(losses[t] - adapted[t]) <= 1e-5f * (1 + adapted[t]), "%d: %g, expected %g",
                   t, (double)losses[t], (double)adapted[t]);
-    llama_free(&merged);
-    close_packed(&m, &b);
 }
 
 TEST(adapters_keep_the_promises_of_a_model) {
@@ -901,13 +864,14 @@ static double loss_of(LlamaModel *m, const Batch *b) {
 
 // Every element of every tensor: fourth-order central differences, relative L2 per tensor.
 static void check_model_gradient(const LlamaConfig *c, Layout layout, bool masked) {
-    static LlamaModel m;
+    MODEL m;
     const int lengths[] = {5, 1, 0, 9, 2, 7};
     const double h = 5e-4;  // truncation ~ h^4, rounding ~ 1e-16 / h: both far below 1e-8
-    Batch b;
-    make_model(&m, c, 64, 10, true);
-    make_docs(lengths, 6, c->vocab_size);
-    if (masked) mask_docs(6);
+    LlamaSettings settings = settings_of(64, 10);
+    BATCH b;
+    settings.repad = true;
+    start_model(&m, c, settings);
+    make_docs(lengths, 6, c->vocab_size, masked);
     batch_init(&b, 64, 64);
     batch_fill(&b, layout, docs, 6, 10);
     forward_backward(&m, &b);
@@ -924,8 +888,6 @@ static void check_model_gradient(const LlamaConfig *c, Layout layout, bool maske
         }
         CHECK_MSG(sqrt(error / norm) <= 1e-8, "%s: relative L2 %.3g", t->name, sqrt(error / norm));
     }
-    batch_free(&b);
-    llama_free(&m);
 }
 
 static LlamaConfig smaller(LlamaConfig c, int layers, int intermediate_size) {

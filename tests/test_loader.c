@@ -6,8 +6,7 @@
 
 enum { NUM_DOCS = 300, VOCAB = 1000, CAPACITY = 300 };
 
-static char dir[64];  // of the data set
-static int masked;    // it has a loss mask
+static int masked;  // the data set has a loss mask
 static int32_t lengths[NUM_DOCS];
 static int64_t bad_doc = -1;  // its token 1 is not in the vocabulary
 
@@ -20,14 +19,13 @@ static bool is_target(int64_t doc, int64_t i) {
 }
 
 // Mostly short documents, a few far longer than max_seqlen.
-static void write_shard(void) {
+static Dataset make_data(void) {
     const ShardVocabulary vocabulary = {VOCAB, -1, -1, 0};
+    const DatasetOptions options = {.boundary_token = -1};
+    const char *dir = scratch("data");
+    Dataset ds;
     ShardWriter w;
-    if (dir[0])
-        MUST(dir_remove_tree(dir, &err));
-    else
-        snprintf(dir, sizeof dir, "%s", scratch("data"));
-    MUST(dir_create_all(dir, &err));
+    MUST(dir_remove_tree(dir, &err) && dir_create_all(dir, &err));
     shard_writer_init(&w, dir, "train", &vocabulary);
     for (int d = 0; d < NUM_DOCS; d++) {
         uint16_t tokens[512];
@@ -42,24 +40,15 @@ static void write_shard(void) {
     }
     MUST(shard_writer_close(&w, &err));
     shard_writer_free(&w);
-}
-
-static Dataset open_data(void) {
-    Dataset ds;
-    const DatasetOptions options = {.boundary_token = -1};
-    write_shard();
     MUST(dataset_open(&ds, dir, &options, &err));
     return ds;
 }
-#define OPEN_DATA(ds_) __attribute__((cleanup(dataset_close))) Dataset ds_ = open_data()
+#define OPEN_DATA(ds_) __attribute__((cleanup(dataset_close))) Dataset ds_ = make_data()
 
 static LoaderSettings settings_of(Layout layout) {
-    return (LoaderSettings){.plan = {.fill_ppm = 970000,
-                                     .max_seqlen = 64,
-                                     .micro_batch_tokens = CAPACITY,
-                                     .num_micro = 4},
-                            .layout = layout,
-                            .num_ranks = 1};
+    const PlanSettings plan = {
+        .max_seqlen = 64, .micro_batch_tokens = CAPACITY, .num_micro = 4, .fill_ppm = 970000};
+    return (LoaderSettings){.plan = plan, .layout = layout, .num_ranks = 1};
 }
 
 static const PlanState START = {0};
@@ -154,15 +143,15 @@ static void check_steps(Dataset *ds) {
     step_data_free(&d);
 }
 
-// Steps from `from` on; *middle: the state before the last ones.
-static void check_thread(Dataset *ds, const LoaderSettings *s, int from, PlanState *middle) {
+// Steps from a state on. Returns the one before the last ten.
+static PlanState check_thread(Dataset *ds, const LoaderSettings *s, PlanState state) {
     enum { STEPS = 20 };
     Loader loader;
     Error err = {0};
     StepData plain = {0};
-    PlanState state = *middle;
+    PlanState middle = state;
     MUST(loader_start(&loader, ds, s, state, &err));
-    for (int step = from; step < STEPS; step++) {
+    for (int64_t step = state.step; step < STEPS; step++) {
         MUST(loader_load_step(&plain, ds, s, state, &err));
         const StepData *d = loader_next(&loader, &err);
         CHECK_MSG(d != NULL, "%s", err.what);
@@ -171,10 +160,11 @@ static void check_thread(Dataset *ds, const LoaderSettings *s, int from, PlanSta
         for (int32_t m = 0; m < d->num_micro; m++) CHECK(same_batch(&d->micro[m], &plain.micro[m]));
         state = d->plan.cursor_after;
         CHECK(memcmp(&state, &plain.plan.cursor_after, sizeof state) == 0);
-        if (step + 1 == STEPS / 2) *middle = state;
+        if (step + 1 == STEPS / 2) middle = state;
     }
     loader_stop(&loader);
     step_data_free(&plain);
+    return middle;
 }
 
 TEST(steps_are_their_plans_with_a_thread_and_without) {
@@ -183,9 +173,7 @@ TEST(steps_are_their_plans_with_a_thread_and_without) {
         check_steps(&ds);
         for (int layout = 0; layout < 4; layout++) {
             const LoaderSettings s = settings_of((Layout)layout);
-            PlanState middle = START;
-            check_thread(&ds, &s, 0, &middle);
-            check_thread(&ds, &s, 10, &middle);
+            check_thread(&ds, &s, check_thread(&ds, &s, START));
         }
     }
     masked = 0;

@@ -104,24 +104,12 @@ TEST(lines_of_steps) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         RunTotals t = {.pauses_ms = 61600};
         const Options o = {.steps = 4, .log_every = cases[i].every};
-        const StepReport r = {.o = &o,
-                              .step = cases[i].step,
-                              .ms = 500,
-                              .loss = 2.5,
-                              .grad_norm = 0.5,
-                              .skipped = cases[i].skipped,
-                              .spike = cases[i].spike,
-                              .balance = {1.125, 1.25, 1},
-                              .pauses = cases[i].pauses};
-        const StepPlan p = {.num_stream = 2,
-                            .real_tokens = 90,
-                            .computed_tokens = 90,
-                            .num_targets = 45,
-                            .buffer_tokens = 100,
-                            .attention_pairs = 1,
-                            .padded_pairs = 4,
-                            .masked = true,
-                            .sources = &one};
+        StepReport r = {.o = &o, .ms = 500, .loss = 2.5, .grad_norm = 0.5};
+        StepPlan p = {.num_stream = 2, .num_targets = 45, .masked = true, .sources = &one};
+        p.real_tokens = p.computed_tokens = 90, p.buffer_tokens = 100;
+        p.attention_pairs = 1, p.padded_pairs = 4;
+        r.step = cases[i].step, r.balance = (StepBalance){1.125, 1.25, 1};
+        r.pauses = cases[i].pauses, r.skipped = cases[i].skipped, r.spike = cases[i].spike;
         capture_begin();
         report_step(&log, &t, &r, &p);
         const char *line = capture_end();

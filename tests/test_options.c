@@ -25,9 +25,7 @@ static Option table[] = {
     OPTION("lr", OPTION_FLOAT, &o.lr, "3e-4", NULL, 0, 1, "learning rate at the peak"),
     OPTION("resume", OPTION_STRING, &o.resume, NULL, "newest", 0, 0,
            "continue from a checkpoint; without a directory from the newest one in the output "
-           "directory "
-           "that is "
-           "found to be intact, and from the start if there is none"),
+           "directory that is found to be intact, and from the start if there is none"),
     OPTION("out", OPTION_STRING, &o.out, "out", NULL, 0, 0, "output directory"),
     OPTION("deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0,
            "the same bits every time"),
@@ -69,10 +67,7 @@ static bool parse(const char *line, Error *err) {
     return ok;
 }
 
-static void must_parse(const char *line) {
-    Error err;
-    CHECK_MSG(parse(line, &err), "%s: %s", line, err.what);
-}
+#define must_parse(line_) MUST(parse(line_, &err))
 
 // What a command line leaves in the options, as they are stored; of those that it does not name the
 // defaults

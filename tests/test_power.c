@@ -13,13 +13,8 @@
 // No room for a snapshot: a save beside training would make its calls in another order each time.
 size_t __wrap_host_memory_free(void) { return 0; }
 
-enum {
-    PARTS = 40,
-    MAX_EVENTS = 1 << 13,
-    MAX_BYTES = 1 << 26,
-    MAX_STATES = 1 << 20,
-    MAX_WORDS = 512
-};
+enum { PARTS = 40, MAX_WORDS = 512 };
+enum { MAX_EVENTS = 1 << 13, MAX_BYTES = 1 << 26, MAX_STATES = 1 << 20 };
 
 // before: what makes `out`, in which `damaged` is then cut short. reader: must lead to the results
 // of the command; to overwrite the run that is there may need the command again. saved: the step of

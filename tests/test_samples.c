@@ -7,18 +7,10 @@
 #include "scratch.h"
 
 enum { MAX_TEXTS = 8, NEW_TOKENS = 12 };
+static const TokenIds none;
 
 static Options greedy(int32_t max_seqlen) {
     return (Options){.sample_tokens = NEW_TOKENS, .max_seqlen = max_seqlen, .top_p = 1};
-}
-
-static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t max_seqlen) {
-    LlamaConfig config;
-    const LlamaSettings settings = {
-        .micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .cache_tokens = capacity};
-    MUST(llama_config_read(&config, dir, &err));
-    llama_plan(m, &config, settings);
-    MUST(llama_allocate(m, &err) && parameters_load(llama_parameters(m), false, dir, &err));
 }
 
 static int most_docs;  // of one batch
@@ -35,23 +27,27 @@ static void count_docs(LlamaModel *m, const Batch *b, const int32_t *rows, int32
 #define MODEL __attribute__((cleanup(llama_free))) LlamaModel
 #define WRITER __attribute__((cleanup(texts_free))) TextWriter
 
-static ModelFace face_of(LlamaModel *m) {
+// Its texts end at these tokens, or (NULL) at its own.
+static ModelFace open_model(LlamaModel *m, const char *name, int32_t capacity, int32_t max_seqlen,
+                            const TokenIds *ends) {
+    const char *dir = printed("tests/golden/%s", name);
+    LlamaConfig config;
+    const LlamaSettings settings = {
+        .micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .cache_tokens = capacity};
+    MUST(llama_config_read(&config, dir, &err));
+    llama_plan(m, &config, settings);
+    MUST(llama_allocate(m, &err) && parameters_load(llama_parameters(m), false, dir, &err));
     ModelFace face = llama_face(m);
     face.next_logits = count_docs;
+    if (ends) face.text_ends = ends;
     return face;
 }
 
-// Writes one text, with this number, that the caller frees.
-static Text write_text(TextWriter *w, ModelFace face, int number, int64_t step) {
-    w->num_texts = 0;
+// Writes one text, with this number.
+static const Text *write_text(TextWriter *w, ModelFace face, int number, int64_t step) {
     text_add(w, 1)->number = number;
     texts_write(w, face, step);
-    return w->texts[0];
-}
-
-static void writer_free(TextWriter *w) {  // whose texts are freed
-    w->num_texts = 0;
-    texts_free(w);
+    return w->texts;
 }
 
 // ---- Greedy decoding, against transformers' generate() on each document alone -------------------
@@ -62,8 +58,7 @@ static void check_greedy(const char *name, const TokenIds *ends, bool tight) {
     SafetensorsSet set;
     MODEL m;
     int32_t tokens[256], cu[MAX_TEXTS + 1], expected[MAX_TEXTS * NEW_TOKENS];
-    const char *dir = printed("tests/golden/%s", name);
-    MUST(safetensors_open(&set, printed("%s/expected.safetensors", dir), &err));
+    MUST(safetensors_open(&set, printed("tests/golden/%s/expected.safetensors", name), &err));
     read_ints(&set, "tokens", tokens, 256);
     read_ints(&set, "cu_seqlens", cu, MAX_TEXTS + 1);
     const int n = read_ints(&set, "greedy", expected, MAX_TEXTS * NEW_TOKENS) / NEW_TOKENS;
@@ -71,13 +66,11 @@ static void check_greedy(const char *name, const TokenIds *ends, bool tight) {
     for (int i = 0; i < n; i++) longest = cu[i + 1] - cu[i] > longest ? cu[i + 1] - cu[i] : longest;
     const Options o = greedy(tight ? longest : 96);
     WRITER w = {.o = &o};
-    open_model(&m, dir, tight ? longest : 256, o.max_seqlen);
+    const ModelFace model = open_model(&m, name, tight ? longest : 256, o.max_seqlen, ends);
     for (int i = 0; i < n; i++) {
         const Text *text = text_add(&w, cu[i + 1] - cu[i]);
         memcpy(text->tokens, tokens + cu[i], (size_t)text->length * sizeof(int32_t));
     }
-    ModelFace model = face_of(&m);
-    if (ends) model.text_ends = ends;
     most_docs = 0;
     texts_write(&w, model, 1);
     int num_ended = 0;
@@ -122,11 +115,9 @@ static void later_is_likelier(LlamaModel *m, const Batch *b, const int32_t *rows
 }
 
 static ModelFace fake_model(int32_t vocab_size, int32_t cache_tokens, const TokenIds *ends) {
-    return (ModelFace){.vocab_size = vocab_size,
-                       .text_ends = ends,
-                       .cache_tokens = cache_tokens,
-                       .max_rows = 8,
-                       .next_logits = later_is_likelier};
+    ModelFace face = {.vocab_size = vocab_size, .text_ends = ends, .max_rows = 8};
+    face.cache_tokens = cache_tokens, face.next_logits = later_is_likelier;
+    return face;
 }
 
 TEST(padding_and_special_tokens_are_never_sampled) {
@@ -136,41 +127,32 @@ TEST(padding_and_special_tokens_are_never_sampled) {
                          .offset = offset,
                          .bytes = (unsigned char *)"a$b.",
                          .special = special};
-    const TokenIds none = {0}, end = {1, 1, {END}};
+    const TokenIds end = {1, 1, {END}};
     Options o = greedy(96);
-    TextWriter w = {.o = &o, .printer.tokenizer = &t};
-    for (int i = 0; i < 40; i++) {
-        const Text text = write_text(&w, fake_model(ROW, 96, &none), i, 1);
-        for (int32_t k = 1; k < text.length; k++)
-            CHECK_MSG(text.tokens[k] == TEXT_B || (text.tokens[k] == TEXT_A && i > 0), "token %d",
-                      text.tokens[k]);
-        free(text.tokens);
-        o.temperature = 5;
+    for (int i = 0; i < 41; i++) {
+        WRITER w = {.o = &o, .printer.tokenizer = &t};
+        o.temperature = i % 40 ? 5 : 0;
+        const Text *text = write_text(&w, fake_model(ROW, 96, i < 40 ? &none : &end), i, 1);
+        for (int32_t k = 1; k < text->length && i < 40; k++)
+            CHECK_MSG(text->tokens[k] == TEXT_B || (text->tokens[k] == TEXT_A && i > 0), "token %d",
+                      text->tokens[k]);
+        CHECK(i < 40 || (text->ended && text->length == 2 && text->tokens[1] == END));
     }
-    o.temperature = 0;
-    const Text text = write_text(&w, fake_model(ROW, 96, &end), 0, 1);
-    CHECK(text.ended && text.length == 2 && text.tokens[1] == END);
-    free(text.tokens);
-    writer_free(&w);
 }
 
 // Of one prompt at one step, each text has its own random numbers, and other ones at another step.
 TEST(texts_of_a_prompt_differ) {
     enum { N = 4, LENGTH = 40 };
-    const TokenIds none = {0};
     const Options o = {.sample_tokens = LENGTH, .max_seqlen = LENGTH, .temperature = 9, .top_p = 1};
     int32_t first[N][LENGTH];
-    for (int step = 0; step < 2; step++) {
-        TextWriter w = {.o = &o};
+    for (int step = 0; step < 2; step++)
         for (int i = 0; i < N; i++) {
-            const Text text = write_text(&w, fake_model(ROW, LENGTH, &none), i, step);
-            CHECK(step == 0 || memcmp(text.tokens, first[i], sizeof first[i]) != 0);
-            if (step == 0) memcpy(first[i], text.tokens, sizeof first[i]);
+            WRITER w = {.o = &o};
+            const Text *text = write_text(&w, fake_model(ROW, LENGTH, &none), i, step);
+            CHECK(step == 0 || memcmp(text->tokens, first[i], sizeof first[i]) != 0);
+            if (step == 0) memcpy(first[i], text->tokens, sizeof first[i]);
             for (int k = 0; k < i; k++) CHECK(memcmp(first[i], first[k], sizeof first[i]) != 0);
-            free(text.tokens);
         }
-        writer_free(&w);
-    }
 }
 
 enum { BYTES = 256, SPECIAL_TOKEN = BYTES, UNKNOWN };
@@ -191,7 +173,6 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
     for (int i = 0; i <= BYTES; i++) offset[i + 1] = (uint32_t)i + 1, bytes[i] = (unsigned char)i;
     const Tokenizer t = {
         .vocab_size = UNKNOWN, .offset = offset, .bytes = bytes, .special = special};
-    const TokenIds none = {0};
     RunLog log = {0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int32_t n = (int32_t)strlen(cases[i][0]);
@@ -216,13 +197,10 @@ TEST(texts_are_shown_as_utf8_without_control_characters) {
 // token is that of the whole beginning in one batch.
 TEST(a_continued_text_is_that_of_its_whole_beginning) {
     const int32_t more[] = {5, 61, 17, 30, 8};
-    const TokenIds none = {0};
     MODEL m;
     const Options o = greedy(96);
     WRITER w = {.o = &o}, other = {.o = &o};
-    open_model(&m, "tests/golden/gqa3_tied", 96, 96);
-    ModelFace model = face_of(&m);
-    model.text_ends = &none;
+    const ModelFace model = open_model(&m, "gqa3_tied", 96, 96, &none);
     Text *text = text_add(&w, 7);
     for (int32_t k = 0; k < 7; k++) text->tokens[k] = 3 * k + 1;
     texts_write(&w, model, 1);
@@ -241,14 +219,11 @@ TEST(a_continued_text_is_that_of_its_whole_beginning) {
 // differs in one text, and one that is longer in one. Each text is that of its prompt alone.
 TEST(samples_of_a_prompt_share_its_cache) {
     enum { N = 8, PROMPT = 9 };
-    const TokenIds none = {0};
     MODEL m;
     Options o = greedy(96);
     WRITER w = {.o = &o}, other = {.o = &o};
     o.temperature = 2;
-    open_model(&m, "tests/golden/gqa3_tied", 3 * (PROMPT + NEW_TOKENS), 96);
-    ModelFace model = face_of(&m);
-    model.text_ends = &none;
+    const ModelFace model = open_model(&m, "gqa3_tied", 3 * (PROMPT + NEW_TOKENS), 96, &none);
     for (int i = 0; i < 2 * N; i++) {
         Text *text = text_add(i < N ? &w : &other, PROMPT + (i % N == 7));
         for (int32_t k = 0; k < text->length; k++)

@@ -28,12 +28,9 @@ TEST(learning_rates_warm_up_and_decay) {  // from 0.5 to 0.05
                  {SCHEDULE_WSD, 0, 1, 0, 1, 0.5}};        // one step
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int kind = SCHEDULE_CONSTANT; kind <= SCHEDULE_WSD_SQRT; kind++) {
-            const Options o = {.schedule = kind,
-                               .steps = cases[i].steps,
-                               .warmup_steps = cases[i].warmup,
-                               .lr = 0.5f,
-                               .min_lr_frac = 0.1f,
-                               .decay_frac = cases[i].decay_frac};
+            Options o = {.schedule = kind, .lr = 0.5f, .min_lr_frac = 0.1f};
+            o.steps = cases[i].steps, o.warmup_steps = cases[i].warmup;
+            o.decay_frac = cases[i].decay_frac;
             const double found = learning_rate(&o, cases[i].at), expected = cases[i].expected;
             if (cases[i].kind == ALL || cases[i].kind == kind)
                 CHECK_MSG(fabs(found - expected) <= 1e-7 * expected, "case %zu, kind %d: %g", i,
@@ -43,40 +40,27 @@ TEST(learning_rates_warm_up_and_decay) {  // from 0.5 to 0.05
 
 TEST(options_that_decide_together) {
     static const struct {
-        const char *model, *resume, *adapter, *at;
-        int lora;
-        bool from_scratch, overwrite;
-        const char *weights;  // NULL: random ones
-        bool replaces;
+        Options o;
+        ResumePoint at;
+        const char *weights;  // "": random ones
     } cases[] = {
-        {"demo", NULL, NULL, "", 0, false, false, NULL, false},
-        {"dir", NULL, NULL, "", 0, false, true, "dir", true},
-        {"dir", NULL, NULL, "", 0, true, false, NULL, false},
-        {"dir", "newest", NULL, "run/step-00000002", 0, true, false, "run/step-00000002", false},
-        {"dir", NULL, NULL, "", 8, false, false, NULL, false},
-        {"dir", NULL, "adapter", "", 0, false, false, "adapter", false},
+        {{.model = "demo"}, {.dir = ""}, ""},
+        {{.model = "dir", .overwrite = true}, {.dir = ""}, "dir"},
+        {{.model = "dir", .from_scratch = true}, {.dir = ""}, ""},
+        {{.model = "dir", .from_scratch = true, .resume = "newest"}, {.dir = "a/step"}, "a/step"},
+        {{.model = "dir", .lora = 8}, {.dir = ""}, ""},
+        {{.model = "dir", .adapter = "adapter"}, {.dir = ""}, "adapter"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const Options o = {.steps = 1,
-                           .model = cases[i].model,
-                           .resume = cases[i].resume,
-                           .adapter = cases[i].adapter,
-                           .lora = cases[i].lora,
-                           .from_scratch = cases[i].from_scratch,
-                           .overwrite = cases[i].overwrite};
-        ResumePoint at = {0};
-        snprintf(at.dir, sizeof at.dir, "%s", cases[i].at);
-        const char *weights = weights_dir(&o, &at);
-        CHECK_MSG(!weights == !cases[i].weights && (!weights || !strcmp(weights, cases[i].weights)),
-                  "case %zu: %s", i, weights ? weights : "random");
-        CHECK(replaces_run(&o) == cases[i].replaces);
+        Options o = cases[i].o;
+        const char *found = weights_dir(&o, &cases[i].at), *weights = found ? found : "";
+        o.steps = 1;
+        CHECK_MSG(strcmp(weights, cases[i].weights) == 0, "case %zu: %s", i, weights);
+        CHECK(replaces_run(&o) == o.overwrite);
     }
     for (int bits = 0; bits < 16; bits++) {
-        const Options o = {.steps = bits & 1,
-                           .dry_run = bits & 2,
-                           .compare = bits & 4,
-                           .check_packing = bits & 8 ? "" : NULL,
-                           .deterministic = true};
+        Options o = {.steps = bits & 1, .dry_run = bits & 2, .deterministic = true};
+        o.compare = bits & 4, o.check_packing = bits & 8 ? "" : NULL;
         CHECK(run_trains(&o) == (bits == 1) && reduces_deterministically(&o) == (bits < 4));
     }
     for (int steps = 100; steps <= 500; steps += 400)  // not on a terminal

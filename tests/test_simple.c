@@ -64,31 +64,19 @@ static real *find_tensor(Weights *w, const Config *c, const char *name) {
     return NULL;
 }
 
-static const char *const texts[] = {
-    "Five.",
-    "!",
-    "Hi",
-    "",
-    "of sixteen chars",
-    "!",
-    "A much longer one, of more than seventy characters: seventy-six, as it is."};
+#define LONG_TEXT "A much longer one, of more than seventy characters: seventy-six, as it is."
+static const char *const texts[] = {"Five.", "!", "Hi", "", "of sixteen chars", "!", LONG_TEXT};
 enum { NUM_TEXTS = sizeof texts / sizeof *texts };
 
 // Random weights, those of the norms too, and the same documents for both
 static Simple *make_both(LlamaModel *llama, LlamaBatch *batch, Config c) {
     static Simple s;
-    const LlamaConfig config = {.vocab_size = (int)c.vocab_size,
-                                .hidden_size = (int)c.hidden_size,
-                                .intermediate_size = (int)c.intermediate_size,
-                                .num_layers = (int)c.num_layers,
-                                .num_heads = (int)c.num_heads,
-                                .num_kv_heads = (int)c.num_kv_heads,
-                                .head_dim = (int)c.head_dim,
-                                .max_position_embeddings = MAX_TOKENS,
-                                .rms_norm_eps = (float)c.rms_norm_eps,
-                                .rope_theta = c.rope_theta,
-                                .tie_word_embeddings = c.tie_word_embeddings,
-                                .initializer_range = 0.2f};
+    LlamaConfig config = {.max_position_embeddings = MAX_TOKENS, .initializer_range = 0.2f};
+    config.vocab_size = (int)c.vocab_size, config.hidden_size = (int)c.hidden_size;
+    config.intermediate_size = (int)c.intermediate_size, config.num_layers = (int)c.num_layers;
+    config.num_heads = (int)c.num_heads, config.num_kv_heads = (int)c.num_kv_heads;
+    config.head_dim = (int)c.head_dim, config.tie_word_embeddings = c.tie_word_embeddings;
+    config.rms_norm_eps = (float)c.rms_norm_eps, config.rope_theta = c.rope_theta;
     const LlamaSettings settings = {
         .micro_batch_tokens = MAX_TOKENS, .max_seqlen = MAX_TOKENS, .train = true};
     DocView docs[NUM_TEXTS];

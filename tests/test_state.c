@@ -2,6 +2,8 @@
 #include "../data/runs/checkpoint_files.h"
 #include "scratch.h"
 
+static const Option none[] = {OPTION_END};
+
 // Numbers that must be the same in a resumed run.
 typedef struct {
     PlanSettings plan;
@@ -10,20 +12,15 @@ typedef struct {
 
 static const struct {
     const char *name;
-    size_t offset;  // in Same
-    int size;
-} fields[] = {
-#define FIELD(name_, at_) \
-    { name_, offsetof(Same, at_), (int)sizeof((Same *)0)->at_ }
-    FIELD("data_fingerprint", train.fingerprint),
-    FIELD("token_fingerprint", train.token_fingerprint),
-    FIELD("seed", plan.seed),
-    FIELD("max_seqlen", plan.max_seqlen),
-    FIELD("micro_batch_tokens", plan.micro_batch_tokens),
-    FIELD("num_micro_batches", plan.num_micro),
-    FIELD("fill_ppm", plan.fill_ppm),
-    FIELD("long_docs", plan.long_docs),
-};
+    size_t byte;  // in Same; fingerprints are compared without their 12 lowest bits
+} fields[] = {{"data_fingerprint", offsetof(Same, train.fingerprint) + 3},
+              {"token_fingerprint", offsetof(Same, train.token_fingerprint) + 3},
+              {"seed", offsetof(Same, plan.seed)},
+              {"max_seqlen", offsetof(Same, plan.max_seqlen)},
+              {"micro_batch_tokens", offsetof(Same, plan.micro_batch_tokens)},
+              {"num_micro_batches", offsetof(Same, plan.num_micro)},
+              {"fill_ppm", offsetof(Same, plan.fill_ppm)},
+              {"long_docs", offsetof(Same, plan.long_docs)}};
 
 // Result of state_read for this text.
 static int read_text(const char *text, const Same *same, TrainingState *s) {
@@ -54,12 +51,10 @@ static int read_without(const char *text, const Same *same, const char *field) {
     return code;
 }
 
-static Same usual(void) {
-    Same same = {.plan = {.num_micro = 1}, .train.sources.n = 1};
-    same.train.fingerprint = 0x123456789abcdefull;
-    same.train.token_fingerprint = 0xfedcba987654321ull;
-    return same;
-}
+static const Same usual = {.plan = {.num_micro = 1},
+                           .train = {.sources = {.n = 1},
+                                     .fingerprint = 0x123456789abcdefull,
+                                     .token_fingerprint = 0xfedcba987654321ull}};
 
 // The contents of state_write's file; the caller frees them.
 static char *written_state(const Same *same, const Option *options, Error *err) {
@@ -82,16 +77,14 @@ static char *written_state(const Same *same, const Option *options, Error *err) 
 
 TEST(missing_fields_are_refused_and_other_values_do_not_fit) {
     Error err = {0};
-    const Option none[] = {OPTION_END};
-    Same same = usual();
-    AUTO_FREE char *text = written_state(&same, none, &err);
+    AUTO_FREE char *text = written_state(&usual, none, &err);
     CHECK_MSG(text, "%s", err.what);
-    CHECK(read_without(text, &same, "") == 0);
+    CHECK(read_without(text, &usual, "") == 0);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        const int code = read_without(text, &same, fields[i].name);
+        const int code = read_without(text, &usual, fields[i].name);
         CHECK_MSG(code == EXIT_BAD_INPUT, "%s: %d", fields[i].name, code);
-        Same other = same;  // fingerprints are compared without their 12 lowest bits
-        ((unsigned char *)&other)[fields[i].offset + (fields[i].size == 8 && i < 2 ? 3 : 0)] ^= 1;
+        Same other = usual;
+        ((unsigned char *)&other)[fields[i].byte] ^= 1;
         CHECK_MSG(read_without(text, &other, "") == EXIT_CHECKPOINT_MISFIT, "%s", fields[i].name);
     }
 }
@@ -100,21 +93,19 @@ TEST(missing_fields_are_refused_and_other_values_do_not_fit) {
 TEST(long_options_are_saved_or_refused) {
     enum { MIB = 1 << 20 };
     Error err = {0};
-    const Same same = usual();
     AUTO_FREE char *value = calloc(MIB + 1, 1);
     const char *train = value;
     const Option options[] = {TEXT("train", train, "", ""), OPTION_END};
     memset(value, 'x', MIB / 2);
-    AUTO_FREE char *text = written_state(&same, options, &err);
+    AUTO_FREE char *text = written_state(&usual, options, &err);
     CHECK_MSG(text && strlen(text) > MIB / 2, "%s", err.what);
     memset(value, 'x', MIB);
-    REFUSED(EXIT_USAGE, "", written_state(&same, options, &err));
+    REFUSED(EXIT_USAGE, "", written_state(&usual, options, &err));
 }
 
 // Of web:7,code:3; then of a run of the sources `now`, after `from` in the file has become `to`.
 static int read_mixture(const char *now, const char *from, const char *to, PlanState *found) {
-    const Option none[] = {OPTION_END};
-    Same wrote = usual(), reads = usual();
+    Same wrote = usual, reads = usual;
     TrainingState s;
     Error err = {0};
     char edited[4096];

@@ -8,7 +8,11 @@
 
 #include "fault.c"
 #include "scratch.h"
-#include "trainer.h"
+
+#define main train_llama_main
+#define UNPAD_VERSION "of a test"
+#include "../train_llama.cu"
+#undef main
 
 #define SMALL "--max-seqlen 32 --micro-batch-tokens 64 --batch-tokens 64 --threads 1 "
 #define TRAIN \
@@ -85,8 +89,8 @@ static uint64_t tree_hash(const char *path, const char *name, bool strict, uint6
         if (!older && (strict || !left) && strcmp(at, ".") != 0 && strcmp(at, "..") != 0 &&
             strcmp(at, ".lock") != 0)
             hash = tree_hash(below, at, strict, hash);
+        free(list[i]);
     }
-    for (int i = 0; i < n; i++) free(list[i]);
     if (n >= 0) free(list);
     for (size_t i = 0; i < sizeof vary / sizeof *vary; i++)
         if (n >= 0 || strcmp(name, vary[i]) == 0) return hash;
