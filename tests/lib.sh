@@ -121,9 +121,10 @@ lacks() {
     judge "$1" "$(for f in "${@:3}"; do [ -s "$f" ] || echo "$f is missing or empty"; done
         ! grep -aqE -e "$2" "${@:3}" 2> /dev/null || echo "a line matches $2")"
 }
-# same_files NAME DIR DIR: of two runs or checkpoints, but for the log and what names their directories
+# same_files NAME DIR DIR: of two runs or checkpoints, but for the log, and how and where they were started
 same_files() {
-    judge "$1" "$(diff -r -x manifest.json -x log.jsonl -x .lock -I '"log_bytes"' -I '"out"' "$2" "$3" 2>&1)"
+    judge "$1" "$(diff -r -x manifest.json -x log.jsonl -x .lock -I '"log_bytes"' -I '"out"' -I '"resume"' \
+        "$2" "$3" 2>&1)"
 }
 # same_state NAME CHECKPOINT CHECKPOINT: weights, or adapters, and optimizer state
 same_state() {

@@ -36,6 +36,8 @@ of() { run "$train" --model "$1" --from-scratch --generate --sample-tokens 12 "$
 greedy() { of tiny --temperature 0 "$@"; }
 # text NAME COMMAND...: it succeeds; its standard output is NAME.txt
 text() { "${@:2}" > "$1.txt" 2> err.txt < /dev/null || { cp err.txt out.txt; bad "$1" "exit code $?"; }; }
+# writes NAME EXPECTED COMMAND...: and it is that of the file EXPECTED
+writes() { text "$1" "${@:3}" && same "$1_as_expected" "$1.txt" "$2"; }
 # ---- where prompts come from ---------------------------------------------------------------------------
 text line greedy --prompt 'line 7'
 lacks the_prompt_is_not_repeated 'line 7' line.txt
