@@ -188,16 +188,17 @@ ranks_can_run() {
 ranks() { within "${mpi[@]}" -n "$@" || bad "${*: -4}" "$(exit_code $?)"; }    # ranks N COMMAND...
 
 # prepare TEXTS --out DIR [--val-frac SHARE]: shards in bytes of a file or the files of a directory, that
-# share of them, evenly spread, for validation
+# share of them, chosen by content, for validation
 prepare() {
-    rm -rf "$work/.texts" "$work/.shards" "$3"
-    python "$1" "${5:-0}" "$work/.texts" > "$work/out.txt" 2>&1 << 'PY' &&
-source, share, out = sys.argv[1], float(sys.argv[2]), sys.argv[3]
-os.mkdir(out)
+    rm -rf "$work/.texts" "$work/.shards" "$3" && mkdir "$work/.texts"
+    python "$1" "${5:-0.01}" "$work/.texts" > "$work/out.txt" 2>&1 << 'PY' &&
+import hashlib
+source, share, out = sys.argv[1:]
 train, val = (open("%s/%s.jsonl" % (out, split), "w") for split in ("train", "val"))
-for i, path in enumerate(sorted(glob.glob(source + "/*")) or [source]):
-    chosen = val if int(i * share) < int((i + 1) * share) else train
-    print(json.dumps({"text": open(path, newline="").read()}), file=chosen)
+for path in sorted(glob.glob(source + "/*")) or [source]:
+    text = open(path, "rb").read()
+    chosen = val if int(hashlib.sha256(text).hexdigest()[:16], 16) < float(share) * 2**64 else train
+    print(json.dumps({"text": text.decode()}), file=chosen)
 PY
         "$release" --train "$work/.texts" --out "$work/.shards" --steps 0 --val-every 0 \
             --num-samples 0 >> "$work/out.txt" 2>&1 &&
