@@ -166,12 +166,8 @@ expect get_model_refuses_a_directory_that_is_there 2 'there: exists already' \
 
 [ -z "${server:-}" ] || kill $server
 # ---- the README's commands, as printed, on a small model ------------------------------------------------
-mkdir -p readme/smollm2 readme/bin && cd readme && uneven_texts my_texts 9 && tiny_model small 24 40 8
-cp "$root/tests/golden/chat/"tokenizer*.json smollm2
-cp "$root/tests/golden/chat/templates/qwen2.5.jinja" smollm2/chat_template.jinja
-sed 's/"vocab_size": 264/"vocab_size": 384/' small/config.json > smollm2/config.json
-for i in 1 2 3 4 5 6 7 8; do echo '{"instruction": "How many, '$i'?", "output": "Many."}'; done > chats.jsonl
-cp -r "$root/scripts" .
+mkdir -p readme/bin && cd readme && uneven_texts my_texts 9 && tiny_model small 24 40 8
+cp -r ../tree/chat smollm2 && cp -r "$root/scripts" ../tree/chats.jsonl .
 cat > train_llama <<SH
 #!/bin/sh
 case "\$*" in
