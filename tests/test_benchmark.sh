@@ -67,10 +67,7 @@ files=plain.jsonl,joined.jsonl,contexts.jsonl
 has shared_contexts_are_whole 'header.jsonl:9 . answer' header8192.txt
 check none_is_cut test ! -s warning.header8192.txt
 same shared_contexts_score_as_each_alone header512.txt header8192.txt
-python << 'PY'
-texts = ["one two three four five, " * 12 + f"and {i} " * (1 + i) for i in range(9)]
-open("alike.jsonl", "w").write("".join(json.dumps({"text": t}) + "\n" for t in texts))
-PY
+sed 's/"context"/"text"/' header.jsonl > alike.jsonl
 for tokens in 512 8192; do
     "$train" --model model --eval --val alike.jsonl --max-seqlen 512 --micro-batch-tokens $tokens | grep '^all ' > all$tokens.txt
 done

@@ -74,15 +74,15 @@ assert pairs["packed"] == pairs["repad"] < pairs["padded"], pairs
 PY
 expect check_packing 0 'packing does not change the result' "${run[@]}" --check-packing
 has check_packing_is_bit_for_bit 'max .delta. of a logit .*bit for bit' out.txt
-# a kit: a batch and its losses, which weights of records scale
+# a kit: a batch and its losses, which weights of records scale; one document is cut into pieces
 cat > weighted.jsonl << 'JSONL'
 {"text": "twice, as if it were there again", "weight": 2}
-{"text": "minus once, and it is longer than those before and behind it", "weight": -1}
+{"text": "mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm", "weight": -1}
 {"text": "half, the third", "weight": 0.5}
 {"messages": [{"role": "user", "content": "is it?"}, {"role": "assistant", "content": "maybe", "weight": -0.5}], "weight": 3}
 JSONL
 sed 's/, "weight": [-0-9.]*//g' weighted.jsonl > plain.jsonl
-weigh=("$train" --model a/final --micro-batch-tokens 512 --max-seqlen 128 --val weighted.jsonl)
+weigh=("$train" --model a/final --micro-batch-tokens 512 --max-seqlen 80 --val weighted.jsonl)
 expect a_kit_without_weights 0 'packing does not' "${weigh[@]}" --train plain.jsonl --out wp --check-packing=plain.json
 expect check_packing_with_weights 0 'packing does not' "${weigh[@]}" --train weighted.jsonl --out ww --check-packing
 has the_summary_shows_weights '^train .* targets with weights$' out.txt
