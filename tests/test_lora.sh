@@ -16,14 +16,8 @@ run=(--model base "${common[@]}" --lora 8 --lr 1e-2 --steps 4 --val-every 4)
 # ---- adapters alone are trained, in PEFT's files -----------------------------------------------------
 check trains "$train" "${run[@]}" --save-every 2 --out full
 same the_base_is_as_it_was base/model.safetensors base.safetensors
-check_python the_files_are_those_of_peft <<'PY'
-shapes = {name: shape for name, (_, shape, _) in tensors("full/final/adapter_model.safetensors").items()}
-sizes = {"self_attn.q_proj": (192, 64), "self_attn.k_proj": (64, 64), "self_attn.v_proj": (64, 64),
-         "self_attn.o_proj": (64, 192), "mlp.gate_proj": (96, 64), "mlp.up_proj": (96, 64),
-         "mlp.down_proj": (64, 96)}
-name = "base_model.model.model.layers.%d.%s.lora_%s.weight"
-assert shapes == {name % (l, t, x): [8, cols] if x == "A" else [rows, 8]
-                  for l in range(2) for t, (rows, cols) in sizes.items() for x in "AB"}
+# names of tensors: the goldens of test_llama.c
+check_python the_config_is_that_of_peft <<'PY'
 config = json.load(open("full/final/adapter_config.json"))
 assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 8, 16)
 assert config["base_model_name_or_path"] == "base" and len(config["target_modules"]) == 7
