@@ -80,24 +80,23 @@ assert skipped[-5:] == [True] * 5 and not any(skipped[:-5]), skipped
 assert all(l["spike"] for l in steps("skips") if l["loss"] is None)
 PY
 # ---- weights with other names or shapes ------------------------------------------------------------------
+# other NAME CODE PATTERN ARGUMENTS...: the model `other`
+other() { expect "$1" "$2" "$3" "${quiet[@]/#model/other}" --out n --steps 1 "${@:4}"; }
+cp -r model other
 for prefix in '' 'base_model.model.model.'; do
-    rm -rf other && mkdir other && cp model/config.json other
     python "$prefix" << 'PY'
 put_tensors("other/model.safetensors", {re.sub(r"^model\.", sys.argv[1], name): t
                                         for name, t in tensors("model/model.safetensors").items()})
 PY
-    expect "prefix_$prefix" 3 \
-        "other: tensors have another prefix: expected model.embed_tokens.weight, found ${prefix}embed" \
-        "${quiet[@]/#model/other}" --out n --steps 1
+    other "prefix_$prefix" 3 "other: tensors have another prefix: expected model.embed_tokens.weight, found ${prefix}embed"
 done
 cp model/model.safetensors other
 printf '\0\0\300\177' | dd of=other/model.safetensors bs=1 seek=$(($(stat -c %s other/model.safetensors) - 4)) \
     conv=notrunc status=none
-expect nan_weights 7 'other: expected finite weights' "${quiet[@]/#model/other}" --out n --steps 1
-cp model/model.safetensors other && sed 's/"intermediate_size": 40/"intermediate_size": 48/' \
-    model/config.json > other/config.json
-expect dry_run_checks_shapes 3 'wrong shape: model.layers.0.mlp.gate_proj' "${quiet[@]/#model/other}" --dry-run
-expect dry_run_checks_weights 3 'error: empty' "${quiet[@]/#model/empty}" --dry-run
+other nan_weights 7 'other: expected finite weights'
+cp model/model.safetensors other && edit other/config.json 'j["intermediate_size"] = 48'
+other dry_run_checks_shapes 3 'wrong shape: model.layers.0.mlp.gate_proj' --dry-run
+other dry_run_checks_weights 3 'error: empty' --model empty --dry-run
 check nothing_is_written_for_bad_weights test ! -e n
 # ---- the command line ------------------------------------------------------------------------------------
 # other trainers' options have a hint, which names options that exist
@@ -114,7 +113,6 @@ for option in compile batch save-total-limit sample_packing val_set_size wandb_p
     done
 done > unknown.txt
 check options_of_other_trainers_have_a_hint test ! -s unknown.txt
-expect steps_with_an_exponent 0 'step +1/20 ' "${quiet[@]}" --out exponent --steps 2e1 --val-every 0
 outcome low_fill_is_reported 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro-batch-tokens' \
     "${quiet[@]}" --dry-run
 has steps_per_epoch_are_reported '^epochs  [0-9.]+ in [0-9]+ steps: about [12][0-9] steps an epoch$' out.txt
