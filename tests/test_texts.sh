@@ -120,8 +120,6 @@ has then_nothing_else_is_validated '^texts   lines.jsonl -> .* 2001 documents, 0
 mkdir away
 check dry_run env TMPDIR="$work/away" "${run[@]}" --train tree --out dry --dry-run
 check dry_run_writes_nothing eval 'rmdir away && test ! -e dry'
-check dry_run_again "${run[@]}" --train tree --out out-tree --dry-run
-lacks dry_run_takes_the_tokens_that_are_there '^texts' out.txt
 mkdir split && cp notes.txt split && cp parts.jsonl split/val.jsonl && cp lines.jsonl split/train.jsonl
 makes validation_file_is_all_of_it '^texts .* 2005 documents, 3 for validation' --train split --out split.run
 # ---- a tokenizer of Hugging Face ----------------------------------------------------------------------
