@@ -56,9 +56,7 @@ with open("header.jsonl", "w") as f:
         choices = [f" is {i + k} or {'so ' * k}" for k in range(4)]
         f.write(json.dumps({"context": "one two three four five, " * 12 + f"what {i} " * (3 * i), "choices": choices, "answer": i % 4}) + "\n")
 PY
-files=header.jsonl
-for tokens in 512 8192; do score header$tokens.txt model 512 --micro-batch-tokens $tokens; done
-files=plain.jsonl,joined.jsonl,contexts.jsonl
+for tokens in 512 8192; do files=header.jsonl score header$tokens.txt model 512 --micro-batch-tokens $tokens; done
 has shared_contexts_are_whole 'header.jsonl:9 . answer' header8192.txt
 check none_is_cut test ! -s warning.header8192.txt
 same shared_contexts_score_as_each_alone header512.txt header8192.txt

@@ -106,7 +106,7 @@ for option in compile batch save-total-limit sample_packing val_set_size wandb_p
     lr_scheduler_type optim dropout save_steps eval-steps logging_steps resume_from_checkpoint use_peft load_in_4bit \
     packing dtype bf16 job.config_file training.steps layers quiet log_interval gpus; do
     case $option in -*) ;; *) option=--$option ;; esac
-    "$train" $option 1 > out.txt 2>&1
+    "$release" $option 1 > out.txt 2>&1
     [ $? -eq 2 ] && grep '^hint: ' out.txt | grep -v 'lists all options' > hint.txt || echo "$option"
     for word in $(grep -oE -e '--[a-z][a-z-]*' hint.txt); do
         grep -qE -e "^  $word( |$)" help.txt || echo "$option: $word"
