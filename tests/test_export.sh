@@ -35,20 +35,19 @@ family smollm3 '{"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"
 # RoPE scaled so that it matters in a short text
 family llama3 '{"rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
     "original_max_position_embeddings": 32, "rope_type": "llama3"}}'
-for name in smollm2 llama3 qwen; do
-    cp -r llama/final "merges_$name" && cp "$root/tests/golden/tokenizers/$name/tokenizer.json" "merges_$name"
-    printf '%s' '{"bos_token": "<|im_start|>", "eos_token": {"content": "<|endoftext|>"}, "pad_token": "<|endoftext|>",
-        "unk_token": "<|endoftext|>", "chat_template": "of tokenizer_config.json"}' > "merges_$name/tokenizer_config.json"
-    python "merges_$name" << 'PY'
-d = sys.argv[1]
-config, weights = json.load(open(d + "/config.json")), tensors(d + "/model.safetensors")
-config["vocab_size"], config["eos_token_id"] = 408, [0, 5]  # ids that the tokenizer does not have
-json.dump({"eos_token_id": [7, 5]}, open(d + "/generation_config.json", "w"))
+cp -r llama/final merges
+printf '%s' '{"bos_token": "<|im_start|>", "eos_token": {"content": "<|endoftext|>"}, "pad_token": "<|endoftext|>",
+    "unk_token": "<|endoftext|>", "chat_template": "of tokenizer_config.json"}' > merges/tokenizer_config.json
+edit merges/config.json 'j.update(vocab_size=408, eos_token_id=[0, 5])'     # ids that the tokenizer does not have
+echo '{"eos_token_id": [7, 5]}' > merges/generation_config.json
+python << 'PY'
+weights = tensors("merges/model.safetensors")
 data = weights.pop("model.embed_tokens.weight")[2] * 2     # again, as the last one
-weights["model.embed_tokens.weight"] = ["BF16", [408, config["hidden_size"]], data[:408 * config["hidden_size"] * 2]]
-put_tensors(d + "/model.safetensors", weights)
-json.dump(config, open(d + "/config.json", "w"))
+weights["model.embed_tokens.weight"] = ["BF16", [408, 64], data[:408 * 64 * 2]]
+put_tensors("merges/model.safetensors", weights)
 PY
+for name in smollm2 llama3 qwen; do
+    cp -r merges "merges_$name" && cp "$root/tests/golden/tokenizers/$name/tokenizer.json" "merges_$name"
 done
 printf '%s' "{{ 'ä' }} of its own file" > merges_llama3/chat_template.jinja
 # ---- read back by gguf ----------------------------------------------------------------------------
@@ -132,9 +131,8 @@ def load(directory):
 weights, config, tokenizer, roles = load("merges_smollm2")
 weights_back, config_back, tokenizer_back, roles_back = load("hf")
 assert weights_back == weights
-for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps",
-            "num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "tie_word_embeddings"):
-    assert config_back[key] == config[key], key
+changed = {key for key, value in config_back.items() if value != config.get(key)}
+assert changed <= {"initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"}, changed
 assert tokenizer_back["model"]["merges"] == [m if isinstance(m, str) else " ".join(m)
                                              for m in tokenizer["model"]["merges"]]
 assert tokenizer["model"]["vocab"].items() <= tokenizer_back["model"]["vocab"].items()
