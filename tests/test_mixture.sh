@@ -59,8 +59,8 @@ done
 # ---- ranks ------------------------------------------------------------------------------------------
 if with_ranks ranks_draw_the_same "$release"; then
     exact=("$release" "${common[@]}" --steps 4 --train $shards)
-    for n in 1 2 4; do check "runs_on_$n" "${mpi[@]}" -n $n "${exact[@]}" --out r$n; done
-    for n in 2 4; do same_files "the_same_on_$n" {r1,r$n}/step-00000004; done
+    for n in 1 4; do check "runs_on_$n" "${mpi[@]}" -n $n "${exact[@]}" --out r$n; done
+    same_files the_same_on_4 {r1,r4}/step-00000004
 fi
 # ---- modes, and what is refused ---------------------------------------------------------------------
 for mode in '--compare 1' '--check-packing' '--dry-run --val-tokens 3000'; do

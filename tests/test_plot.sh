@@ -131,11 +131,10 @@ expect follow_without_a_run 3 'expected the --out directory' "${follow[@]}" noth
 mkdir no_package && echo 'raise ImportError' > no_package/tensorboard.py
 PYTHONPATH=no_package expect no_tensorboard 2 'tensorboard is not installed' "${follow[@]}" odd --once
 if with_package tensorboard_reads_it tensorboard; then
-    mkdir events && python3 log.py events/log.jsonl
-    check tensorboard "${follow[@]}" events --once
+    check tensorboard "${follow[@]}" odd --once
     check_python tensorboard_reads_it <<'PY'
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-events = EventAccumulator("events/tensorboard")
+events = EventAccumulator("odd/tensorboard")
 events.Reload()
 loss = events.Scalars("train/loss")
 assert [e.step for e in loss] == [s for s in range(1, 31) if s != 15], [e.step for e in loss]
