@@ -84,24 +84,18 @@ writes chat_is_the_template plain.txt of plain --temperature 0 --prompt "$turn"
 expect another_template 3 'error: other/tokenizer_config.json: expected the chat template' of other --chat --prompt a
 expect no_template 3 'error: tiny/tokenizer_config.json: .* found none' of tiny --chat --prompt a
 
-# models that have learned to answer "ok" and to end the turn: of tokens,
-python << 'PY'
-turns = [258, *b"user\nhi", 259, *b"\n", 258, *b"assistant\nok", 259]
-shards.write("answers", [turns] * 50)
-PY
-# and bytes, from chats: there the turn ends with what is several tokens
+# models that have learned to answer "ok" and to end the turn; among bytes its end is several tokens
 mkdir bytes && cp tiny/config.json corpus/tokenizer*.json bytes
 for _ in $(seq 50); do echo '{"prompt": "hi", "completion": "ok"}'; done > answers.jsonl
-for learned in plain:answers.bin:learned bytes:answers.jsonl:taught; do
-    IFS=: read -r model answers out <<< "$learned"
-    run "$train" --model "$model" --from-scratch --train "$answers" --max-seqlen 64 --micro-batch-tokens 128 --out "$out" \
-        --steps 60 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad "$out" "exit code $?"
-    writes "an_answer_ends_its_turn_$out" <(echo ok) run "$train" --model "$out/final" --generate --temperature 0 \
+for model in plain bytes; do
+    run "$train" --model $model --from-scratch --train answers.jsonl --max-seqlen 64 --micro-batch-tokens 128 --out $model-run \
+        --steps 60 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad $model "exit code $?"
+    writes an_answer_ends_its_turn_$model <(echo ok) run "$train" --model $model-run/final --generate --temperature 0 \
         --sample-tokens 40 --chat --prompt hi
 done
 # generation ends at every end token: of a list in config.json, and of generation_config.json
 ended() {       # ended NAME TEXT SED_OF_CONFIG GENERATION_CONFIG
-    rm -rf ends && cp -r learned/final ends && sed -i "$3" ends/config.json && echo "$4" > ends/generation_config.json
+    rm -rf ends && cp -r plain-run/final ends && sed -i "$3" ends/config.json && echo "$4" > ends/generation_config.json
     writes "an_end_$1" <(echo "$2") run "$train" --model ends --generate --temperature 0 --sample-tokens 9 --prompt "$turn"
 }
 ended of_the_config ok 's/"eos_token_id": 257/"eos_token_id": [257, 107]/' '{}'
@@ -122,7 +116,7 @@ if with_terminals terminals; then
     text kind_conversation terminal --model kind --chat
     has a_conversation_is_the_template '^68 prompt tokens' err.txt
     # an answer that has ended its turn: the end of its line only
-    text learned_conversation ask --model learned/final --chat
+    text learned_conversation ask --model plain-run/final --chat
     has a_turn_ends_once '^50 prompt tokens' err.txt
     # Ctrl-C ends an answer, not the conversation, and at the prompt it says how to leave
     # (without an end of text, the answer is as long as it may be)
