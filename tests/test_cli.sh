@@ -59,7 +59,8 @@ expect a_pointer_of_git_lfs 3 'found a pointer of Git LFS' "$train" --model lfs 
 same_losses and_logs_each_step_once 0 0 11 a b
 expect resume_from_a_run 0 'start +b/step-00000008' "${run[@]}" --resume=b --out branch --steps 9
 expect resume_from_a_model 3 'a/final/trainer_state.json: cannot open' "${run[@]}" --resume=a/final --out branch2
-expect resume_from_its_own_newest_checkpoint 0 'start +b/step-00000008' "${run[@]}" --resume=b/step-00000008 --out b --steps 9 --dry-run
+expect resume_from_its_own_newest_checkpoint 0 'start +branch/step-00000009' "${run[@]}" --out branch --steps 10 \
+    --resume=branch/step-00000009
 expect compare 0 '^repad ' "${run[@]}" --compare 2
 check_python compare_table_is_consistent <<'PY'
 rows = [l.split() for l in open("out.txt", errors="replace") if l.split(" ")[0] in ("packed", "shared", "padded", "rows", "repad")]
