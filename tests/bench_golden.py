@@ -24,28 +24,24 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_
           "tie_word_embeddings": True, "torch_dtype": "float32", "bos_token_id": 0, "eos_token_id": 2}
 
 
-def tensors():
+def shapes():
     layer = {"self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN), "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
              "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
              "mlp.gate_proj": (FFN, HIDDEN), "mlp.up_proj": (FFN, HIDDEN), "mlp.down_proj": (HIDDEN, FFN),
              "input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,)}
-    yield "model.embed_tokens.weight", (VOCAB, HIDDEN)
-    yield "model.norm.weight", (HIDDEN,)
-    for i in range(LAYERS):
-        for name, shape in layer.items():
-            yield "model.layers.%d.%s.weight" % (i, name), shape
+    return {"embed_tokens": (VOCAB, HIDDEN), "norm": (HIDDEN,),
+            **{"layers.%d.%s" % (i, name): shape for i in range(LAYERS) for name, shape in layer.items()}}
 
 
 def write_model(directory, bos):
     """bos: the tokenizer begins every text with BOS."""
     rng, weights = random.Random(1), {}
-    for name, shape in tensors():
+    for name, shape in shapes().items():
         numbers = (rng.gauss(0, 0.3) + (len(shape) == 1) for _ in range(math.prod(shape)))
-        weights[name] = "BF16", shape, b"".join(struct.pack("<f", x)[2:] for x in numbers)  # cut to bf16
+        data = b"".join(struct.pack("<f", x)[2:] for x in numbers)  # cut to bf16
+        weights["model.%s.weight" % name] = "BF16", shape, data
     os.makedirs(directory)
     put_tensors(directory + "/model.safetensors", weights)
-    with open(directory + "/config.json", "w") as f:
-        json.dump(CONFIG, f)
     shutil.copy(HERE + "/golden/chat/tokenizer_config.json", directory)
     with open(HERE + "/golden/chat/tokenizer.json") as f:
         tokenizer = json.load(f)
@@ -56,8 +52,9 @@ def write_model(directory, bos):
             "type": "TemplateProcessing", "single": [first, a],
             "pair": [first, a, {"Sequence": {"id": "B", "type_id": 0}}],
             "special_tokens": {name: {"id": name, "ids": [0], "tokens": [name]}}}
-    with open(directory + "/tokenizer.json", "w") as f:
-        json.dump(tokenizer, f)
+    for name, content in ("config", CONFIG), ("tokenizer", tokenizer):
+        with open("%s/%s.json" % (directory, name), "w") as f:
+            json.dump(content, f)
 
 
 def questions():
@@ -91,13 +88,9 @@ def questions():
     return {"plain": plain, "joined": [dict(record, delimiter="") for record in joined], "contexts": contexts}
 
 
-def write(root):
-    write_model(root + "/model", False)
-    write_model(root + "/model_bos", True)
-    for name, records in questions().items():
-        with open("%s/%s.jsonl" % (root, name), "w") as f:
-            f.writelines(json.dumps(record) + "\n" for record in records)
-
-
 if __name__ == "__main__":
-    write(sys.argv[1])
+    write_model(sys.argv[1] + "/model", False)
+    write_model(sys.argv[1] + "/model_bos", True)
+    for name, records in questions().items():
+        with open("%s/%s.jsonl" % (sys.argv[1], name), "w") as f:
+            f.writelines(json.dumps(record) + "\n" for record in records)

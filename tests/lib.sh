@@ -105,6 +105,8 @@ check_python() {
     bad "$1" 'the script failed'
 }
 
+# edit FILE CODE: a JSON file, j for this Python
+edit() { python "$@" <<< 'j = json.load(open(sys.argv[1])); exec(sys.argv[2]); json.dump(j, open(sys.argv[1], "w"))'; }
 same() { judge "$1" "$(cmp "$2" "$3" 2>&1)"; }  # same NAME FILE FILE
 # differ NAME FILE FILE: both exist and are not the same
 differ() { judge "$1" "$(cmp -s "$2" "$3"; [ $? -eq 1 ] || echo "$2 and $3 are the same, or cannot be read")"; }
@@ -118,6 +120,11 @@ has() {
 lacks() {
     judge "$1" "$(for f in "${@:3}"; do [ -s "$f" ] || echo "$f is missing or empty"; done
         ! grep -aqE -e "$2" "${@:3}" 2> /dev/null || echo "a line matches $2")"
+}
+# same_files NAME DIR DIR: of two runs or checkpoints, but for the log, and how and where they were started
+same_files() {
+    judge "$1" "$(diff -r -x manifest.json -x log.jsonl -x .lock -I '"log_bytes"' -I '"out"' -I '"resume"' \
+        "$2" "$3" 2>&1)"
 }
 # same_state NAME CHECKPOINT CHECKPOINT: weights, or adapters, and optimizer state
 same_state() {
@@ -183,22 +190,17 @@ ranks() { within "${mpi[@]}" -n "$@" || bad "${*: -4}" "$(exit_code $?)"; }    #
 # prepare TEXTS --out DIR [--val-frac SHARE]: shards in bytes of a file or the files of a directory, that
 # share of them, chosen by content, for validation
 prepare() {
-    local maker
-    for maker in "$root"/build/{cpu,asan}/train_llama "${TRAIN:-}"; do [ -x "$maker" ] && break; done
-    rm -rf "$work/.texts" "$work/.shards" "$3"
-    python3 -S - "$1" "${5:-0.01}" "$work/.texts" > "$work/out.txt" 2>&1 << 'PY' &&
-import hashlib, json, os, sys
+    rm -rf "$work/.texts" "$work/.shards" "$3" && mkdir "$work/.texts"
+    python "$1" "${5:-0.01}" "$work/.texts" > "$work/out.txt" 2>&1 << 'PY' &&
+import hashlib
 source, share, out = sys.argv[1:]
-paths = sorted(os.fsencode(os.path.join(d, n)) for d, _, names in os.walk(source) for n in names) or [source]
-os.mkdir(out)
 train, val = (open("%s/%s.jsonl" % (out, split), "w") for split in ("train", "val"))
-for path in paths:
+for path in sorted(glob.glob(source + "/*")) or [source]:
     text = open(path, "rb").read()
-    first = int(hashlib.sha256(text).hexdigest()[:16], 16) / 2.0**64
-    line = json.dumps({"text": text.decode("utf-8", "replace")}) + "\n"
-    (val if first < float(share) else train).write(line)
+    chosen = val if int(hashlib.sha256(text).hexdigest()[:16], 16) < float(share) * 2**64 else train
+    print(json.dumps({"text": text.decode()}), file=chosen)
 PY
-        "$maker" --train "$work/.texts" --out "$work/.shards" --steps 0 --val-every 0 \
+        "$release" --train "$work/.texts" --out "$work/.shards" --steps 0 --val-every 0 \
             --num-samples 0 >> "$work/out.txt" 2>&1 &&
         mv "$work/.shards/tokens" "$3" || bad "prepare $*" "exit code $?"
 }

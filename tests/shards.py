@@ -14,15 +14,9 @@ import sys
 from runs import tensors
 
 BLOCK = 4096  # tokens that share a checksum
-
-
-def table_entry(i):
-    for _ in range(8):
-        i = i >> 1 ^ (0x82f63b78 if i & 1 else 0)
-    return i
-
-
-TABLE = [table_entry(i) for i in range(256)]
+TABLE = list(range(256))
+for _ in range(8):
+    TABLE = [i >> 1 ^ 0x82f63b78 * (i & 1) for i in TABLE]
 
 
 def crc32c(data):

@@ -4,13 +4,20 @@
 . "$(dirname "$0")/lib.sh"
 with_package chat jinja2 || finish
 run() { python3 "$root/data/prepare.py" --chat "$@"; }
-tokenize() { "$train" --model "$1" --from-scratch --train "$2" --out "$3" "${@:4}" --overwrite --steps 0 --val-every 0 --num-samples 0; }
+# tokenize MODEL FILE OUT ARGUMENTS...: all of it for training
+tokenize() {
+    "$train" --model "$1" --from-scratch --train "$2" --val text.jsonl --out "$3" --overwrite --steps 0 --val-every 0 \
+        --num-samples 0 "${@:4}"
+}
+echo '{"text": "plain"}' > text.jsonl
+export -f tokenize
+export train
 
 # What transformers trains, but for tokens that straddle the boundary: through prepare.py and the trainer
 golden() {      # golden TOKENIZER FORM MODEL
-    check_python "golden_$1_$2" "$root/tests/golden/chat" "$root/data/prepare.py" "$train" "$@" << 'PY'
+    check_python "golden_$1_$2" "$root/tests/golden/chat" "$root/data/prepare.py" "$@" << 'PY'
 import subprocess
-golden_dir, prepare, trainer, tokenizer, form, model = sys.argv[1:]
+golden_dir, prepare, tokenizer, form, model = sys.argv[1:]
 golden, compared = json.load(open(golden_dir + "/golden.json")), 0
 with open("samples.jsonl", "w") as f:
     f.writelines(json.dumps({"messages": m}) + "\n" for m in golden["samples"])
@@ -21,10 +28,7 @@ for name, forms in golden["templates"].items():
     open("template.jinja", "w").write(template)
     subprocess.run([sys.executable, prepare, "--chat", "samples.jsonl", "--out", "golden.jsonl", "--chat-template",
                     "template.jinja", *(["--model", model] if model != "demo" else [])], check=True)
-    os.makedirs("split", exist_ok=True)
-    os.replace("golden.jsonl", "split/train.jsonl"), open("split/val.jsonl", "w").close()
-    subprocess.run([trainer, "--model", model, "--from-scratch", "--train", "split", "--out", "golden", "--overwrite",
-                    *"--steps 0 --val-every 0 --num-samples 0".split()], check=True)
+    subprocess.run(["bash", "-c", 'tokenize "$0" golden.jsonl golden', model], check=True)
     found = iter(shards.read("golden/tokens"))
     for case in golden["cases"]:
         mask = [int(c) for c in case["mask"]]
@@ -43,7 +47,8 @@ PY
 }
 tiny_model bpe 24 40 8 512
 cp "$root"/tests/golden/chat/tokenizer*.json bpe
-# turns: by rendering prefixes; marked: by {% generation %}
+# turns: by rendering prefixes; marked: by {% generation %}. Without sanitizers, which the smaller files below meet
+sanitized=$train train=$release
 for form in turns marked; do
     golden byte $form demo
     golden bpe $form bpe
@@ -56,6 +61,7 @@ check_python chats_are_those_of_transformers "$root/tests/golden/chat" "$train" 
 import hashlib, shutil, subprocess
 golden_dir, trainer = sys.argv[1:]
 golden, wrong = json.load(open(golden_dir + "/models.json")), 0
+open("chats.jsonl", "w").writelines(json.dumps({"messages": m}) + "\n" for m in golden["samples"])
 os.environ.update(SOURCE_DATE_EPOCH=str(golden["day"]), TZ="UTC")
 tokenizer = json.load(open("bpe/tokenizer.json"))
 for i, name in enumerate(golden["added"], len(tokenizer["model"]["vocab"])):
@@ -68,15 +74,8 @@ for name, model in golden["models"].items():
         template = model["template"] or open("%s/templates/%s.jinja" % (golden_dir, name)).read()
         json.dump({"bos_token": model["bos"], "eos_token": model["eos"], "chat_template": template},
                   open(name + "/tokenizer_config.json", "w"))
-    os.makedirs(name + ".data")
-    open(name + ".data/val.jsonl", "w").close()
-    with open(name + ".data/train.jsonl", "w") as f:
-        f.writelines(json.dumps({"messages": m}) + "\n" for m in golden["samples"])
-    run = subprocess.run([trainer, "--model", "demo" if demo else name, "--from-scratch", "--train", name + ".data", "--out",
-                          name + ".out", *"--steps 0 --val-every 0 --num-samples 0".split()], capture_output=True, text=True)
-    if run.returncode:
-        sys.exit("%s: %s" % (name, run.stderr))
-    found = shards.read(name + ".out/tokens")
+    subprocess.run(["bash", "-c", 'tokenize "$0" chats.jsonl chats.out', "demo" if demo else name], check=True)
+    found = shards.read("chats.out/tokens")
     for i, digest in ((i, d) for i, d in enumerate(model["digests"]) if d):
         ids, bits = found.pop(0)
         got = [ids[1:-1], bits[1:-1]] if demo else [ids, bits]
@@ -93,6 +92,7 @@ for name, model in golden["models"].items():
 sys.exit(wrong > 0)
 PY
 
+train=$sanitized
 python << 'PY'
 user, answer = {"role": "user", "content": "Add\n\n1 2"}, {"role": "assistant", "content": "3"}
 same = [{"messages": [user, answer]}, {"conversations": [{"from": "human", "value": "Add\n\n1 2"}, {"from": "gpt", "value": "3"}]},
@@ -112,19 +112,17 @@ apart = [one("9"), one("3", weight=2), one("4", weight=-1), one([answer], weight
 several = [apart[0], {"prompt": one(0)["prompt"], "completions": ["3", {"completion": "4", "weight": -0.5}, [answer]], "weight": 2}, apart[4]]
 many = [{"prompt": "%d?" % i, "completions": [str(k) for k in range(3)]} for i in range(400)]
 open("many.jsonl", "w").writelines(json.dumps(r) + "\n" for r in many)
-for name, records in ("apart", apart), ("several", several), ("same", same), ("text", [{"text": "plain"}, {"text": "plain", "instruction": "x"}]), ("ends", [{"messages": [user, answer, user]}]), *(("bad%d" % i, [b]) for i, b in enumerate(bad)):
-    os.mkdir(name)
-    open(name + "/val.jsonl", "w").close()
-    open(name + "/train.jsonl", "w").writelines(json.dumps(r) + "\n" for r in records)
+for name, records in ("apart", apart), ("several", several), ("same", same), ("both", [{"text": "plain"}, {"text": "plain", "instruction": "x"}]), ("ends", [{"messages": [user, answer, user]}]), *(("bad%d" % i, [b]) for i, b in enumerate(bad)):
+    open(name + ".jsonl", "w").writelines(json.dumps(r) + "\n" for r in records)
 json.dump(same, open("same.json", "w"), indent=1)
 PY
-check kinds_of_chats tokenize demo same same.out
+check kinds_of_chats tokenize demo same.jsonl same.out
 has kinds_are_counted '^records 2 of messages, 1 of conversations, 3 of prompt, 2 of instruction; chats by .* ChatML, .*answers$' out.txt
-check apart tokenize demo apart apart.out
-check several_completions tokenize demo several several.out
+check apart tokenize demo apart.jsonl apart.out
+check several_completions tokenize demo several.jsonl several.out
 has records_of_several_are_counted '^records 2 of prompt, 1 of completions; chats by' out.txt
 has targets_are_counted '^train .*5 documents, .* 60 of them targets with weights' out.txt
-check many_completions tokenize demo many.jsonl many.out
+check many_completions "$train" --train many.jsonl --out many.out --steps 0 --val-every 0 --num-samples 0
 check_python completions_are_documents_of_one_record << 'PY'
 found, alone = shards.read("several.out/tokens"), shards.read("apart.out/tokens")
 assert [weights[0] for _, weights in found] == [0, 0, 1, 1, 0] and {w for _, weights in found for w in weights} == {0, 1, 2, -1}
@@ -134,7 +132,7 @@ for split, least in ("train", 1000), ("val", 3):   # a record is on one side
     assert len(marks) >= least and marks == [0, 1, 1] * (len(marks) // 3), (split, marks)
 PY
 check chats_in_an_array tokenize demo same.json array.out
-check on_every_turn tokenize demo same all.out --train-on all
+check on_every_turn tokenize demo same.jsonl all.out --train-on all
 check_python all_are_the_same_document << 'PY'
 text = b"<|im_start|>user\nAdd\n\n1 2<|im_end|>\n<|im_start|>assistant\n3<|im_end|>"
 found, everything = shards.read("same.out/tokens"), shards.read("all.out/tokens")
@@ -146,15 +144,15 @@ for i in '0 without tools' '1 expected system, user or assistant' '2 an answer t
     '5 a list of messages' '6 expected text, messages, .*found question' '7 an answer that is trained' '8 an answer that' '9 without tools' \
     '10 without tools' '11 message 2: weight: expected a number' \
     '12 message 2: .*without tools' '13 completions: expected a list' '14 completion 2: expected a list'; do
-    expect "bad_chat_${i%% *}" 3 "error: bad${i%% *}/train.jsonl:1: .*${i#* }" tokenize demo "bad${i%% *}" refused
+    expect "bad_chat_${i%% *}" 3 "error: bad${i%% *}.jsonl:1: .*${i#* }" tokenize demo "bad${i%% *}.jsonl" refused
 done
-check every_turn_needs_no_answer tokenize demo bad2 turns.out --train-on all
+check every_turn_needs_no_answer tokenize demo bad2.jsonl turns.out --train-on all
 cp -r bpe foreign
 echo '{% for m in messages %}{{ m.content }}{% endfor %}' > foreign/chat_template.jinja
-expect an_unknown_template 3 'error: foreign/chat_template.jinja: expected the chat template of .*another' tokenize foreign same refused
-has the_hint_renders_it '^hint: python3 data/prepare.py --chat same/train.jsonl --model foreign --out parts.jsonl' out.txt
-check texts_need_no_template tokenize foreign text text.out
-check a_question_may_be_the_last tokenize demo ends ends.out
+expect an_unknown_template 3 'error: foreign/chat_template.jinja: expected the chat template of .*another' tokenize foreign same.jsonl refused
+has the_hint_renders_it '^hint: python3 data/prepare.py --chat same.jsonl --model foreign --out parts.jsonl' out.txt
+check texts_need_no_template tokenize foreign both.jsonl text.out
+check a_question_may_be_the_last tokenize demo ends.jsonl ends.out
 
 python << 'PY'
 import gzip

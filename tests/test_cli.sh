@@ -28,7 +28,7 @@ PY
 cp -r a b && rm -r b/step-00000008 b/step-00000006 b/final
 resume=("${run[@]}" --resume)
 expect resume_from_step_3 0 'start +b/step-00000003' "${resume[@]}" --out b --steps 8 --save-every 3 --keep 0
-same_state resumed_run_has_the_same_bits {a,b}/step-00000008
+same_files resumed_run_has_the_same_bits {a,b}/step-00000008
 same final_is_the_last_checkpoint a/final/model.safetensors b/step-00000008/model.safetensors
 cp -r b reached
 expect a_step_already_reached 0 '^step 8 of --steps 3 .*: nothing to train' eval '"${resume[@]}" --out reached --steps 3 && cmp {b,reached}/log.jsonl'
@@ -56,21 +56,11 @@ done
 mkdir lfs && cp a/final/*.json lfs
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n' > lfs/model.safetensors
 expect a_pointer_of_git_lfs 3 'found a pointer of Git LFS' "$train" --model lfs "${data[@]}" --out none --steps 1
-check_python resumed_run_knows_its_losses <<'PY'
-a, b = ([json.load(open(f"{run}/step-00000008/trainer_state.json"))[key] for key in
-         ("num_losses", "loss_mean", "loss_deviation")] for run in "ab")
-assert a == b and a[0] == 8, (a, b)
-PY
-same_losses and_logs_each_once 0 0 11 a b
-cp -r a named && rm -r named/step-00000006 named/step-00000008 named/final
-expect resume_from_a_run 0 'start +named/step-00000003' "${run[@]}" --resume=named --out branch --steps 4
+same_losses and_logs_each_step_once 0 0 11 a b
+expect resume_from_a_run 0 'start +b/step-00000008' "${run[@]}" --resume=b --out branch --steps 9
 expect resume_from_a_model 3 'a/final/trainer_state.json: cannot open' "${run[@]}" --resume=a/final --out branch2
-expect resume_from_a_named_checkpoint 0 'start +named/step-00000003' "${run[@]}" --resume=named/step-00000003 \
-    --out named --steps 8 --save-every 3 --keep 0
-same_state a_named_checkpoint_has_the_same_bits {a,named}/step-00000008
-expect final_loads_as_a_model 0 'start +weights of --model' "$train" --model a/final "${data[@]}" --out c \
-    --steps 1 --val-every 0 --num-samples 0
-same a_loaded_model_keeps_its_tokenizer a/final/tokenizer.json c/final/tokenizer.json
+expect resume_from_its_own_newest_checkpoint 0 'start +branch/step-00000009' "${run[@]}" --out branch --steps 10 \
+    --resume=branch/step-00000009
 expect compare 0 '^repad ' "${run[@]}" --compare 2
 check_python compare_table_is_consistent <<'PY'
 rows = [l.split() for l in open("out.txt", errors="replace") if l.split(" ")[0] in ("packed", "shared", "padded", "rows", "repad")]
@@ -85,47 +75,34 @@ assert pairs["packed"] == pairs["repad"] < pairs["padded"], pairs
 PY
 expect check_packing 0 'packing does not change the result' "${run[@]}" --check-packing
 has check_packing_is_bit_for_bit 'max .delta. of a logit .*bit for bit' out.txt
-# the kit: its losses are those of a step of the same documents
-kit=("$train" --model a/final "${data[@]}" --batch-tokens 512)
-expect kit_is_written 0 'packing does not change' "${kit[@]}" --check-packing=kit.json
-check loss_of_its_batch "${kit[@]}" --compare 1
-check_python kit_has_the_losses_of_the_batch <<'PY'
-kit = json.load(open("kit.json"))
-ends, ids, labels = kit["document_ends"], kit["input_ids"], kit["labels"]
-assert len(ids) == len(labels) == ends[-1] and len(kit["loss_sums"]) == len(ends) > 3
-for first, end in zip([0] + ends, ends):
-    assert labels[first] == -100 and labels[first + 1:end] == ids[first + 1:end]
-loss = sum(kit["loss_sums"]) / sum(label >= 0 for label in labels)
-compared = re.search(r"^packed.* ([0-9.]+)$", open("out.txt", errors="replace").read(), re.M).group(1)
-assert abs(loss - float(compared)) < 2e-6, (loss, compared)
-assert 0 < kit["grad_norm"] < 1e3 and kit["neighbour_changes_loss_by"] == 0
-PY
-# weights of records scale the losses that a kit has without them; the validation set has none
-python - <<'PY'
-for name, weights in ("plain", (1, 1, 1)), ("weighted", (2, -1, 0.5)):
-    with open(name + ".jsonl", "w") as f:
-        for text, w in zip(("a first text", "another one, which is longer", "the third"), weights):
-            f.write(json.dumps({"text": text * 3} | ({} if name == "plain" else {"weight": w})) + "\n")
-        turn, record = ({}, {}) if name == "plain" else ({"weight": -0.5}, {"weight": 3})
-        f.write(json.dumps({"messages": [{"role": "user", "content": "is it?"},
-                                         {"role": "assistant", "content": "maybe"} | turn]} | record) + "\n")
-PY
-weigh=("$train" --model a/final --micro-batch-tokens 512 --max-seqlen 128 --val weighted.jsonl)
+# a kit: a batch and its losses, which weights of records scale; one document is cut into pieces
+cat > weighted.jsonl << 'JSONL'
+{"text": "twice, as if it were there again", "weight": 2}
+{"text": "mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm", "weight": -1}
+{"text": "half, the third", "weight": 0.5}
+{"messages": [{"role": "user", "content": "is it?"}, {"role": "assistant", "content": "maybe", "weight": -0.5}], "weight": 3}
+JSONL
+sed 's/, "weight": [-0-9.]*//g' weighted.jsonl > plain.jsonl
+weigh=("$train" --model a/final --micro-batch-tokens 512 --max-seqlen 80 --val weighted.jsonl)
 expect a_kit_without_weights 0 'packing does not' "${weigh[@]}" --train plain.jsonl --out wp --check-packing=plain.json
 expect check_packing_with_weights 0 'packing does not' "${weigh[@]}" --train weighted.jsonl --out ww --check-packing
 has the_summary_shows_weights '^train .* targets with weights$' out.txt
 expect compare_with_weights 0 '^repad' "${weigh[@]}" --train weighted.jsonl --out wc --compare 1
 check_python weights_scale_losses_and_their_sum <<'PY'
 kit = json.load(open("plain.json"))
-first, loss, count = 0, 0, 0
+first, loss, count, ids, labels = 0, 0, 0, kit["input_ids"], kit["labels"]
+assert len(ids) == kit["document_ends"][-1] and len(kit["loss_sums"]) == len(kit["document_ends"]) > 3
+assert all(label in (-100, i) for i, label in zip(ids, labels, strict=True))
+assert 0 < kit["grad_norm"] < 1e3 and kit["neighbour_changes_loss_by"] == 0
 for end, total in zip(kit["document_ends"], kit["loss_sums"]):
-    targets = sum(label >= 0 for label in kit["labels"][first:end])
-    weight = {12 * 3: 2, 28 * 3: -1, 9 * 3: 0.5}.get(targets - targets % 3, -1.5)
+    targets = sum(label >= 0 for label in labels[first:end])
+    assert labels[first] == -100 and targets > 5
+    weight = {"t": 2, "m": -1, "h": 0.5}.get(chr(ids[first + 1]), -1.5)
     loss, count, first = loss + weight * total, count + abs(weight) * targets, end
 rows = re.findall(r"^(?:packed|shared|padded|repad) .* (-?[0-9.]+)$", open("out.txt", errors="replace").read(), re.M)
 assert len(rows) == 4 and all(abs(float(r) - loss / count) < 2e-6 for r in rows), (rows, loss / count)
 PY
-expect a_kit_is_not_overwritten 4 'kit.json' "${kit[@]}" --check-packing=kit.json
+expect a_kit_is_not_overwritten 4 'plain.json' "${weigh[@]}" --train plain.jsonl --out wp --check-packing=plain.json
 # a weight that makes every logit NaN: no two logits are equal
 cp -r a/final poisoned
 python <<'PY'
@@ -155,7 +132,6 @@ for more in 1.01 0.99; do
     expect "plan_for_${more}_times_half" 0 "^warning: .* MiB do not fit into .* MiB: $hint" "${plan[@]}" "${card[@]}"
     expect "start_with_${more}_times_half" 5 "^hint: $hint" "${huge[@]}" "${card[@]}"
 done
-check dry_run_writes_nothing test ! -e nothing
 expect help 0 '^  --micro-batch-tokens' "$train" --help
 expect version 0 '^unpad.c [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?[a-z]+ backend\)$' "$train" --version
 # ---- damaged and foreign checkpoints ----------------------------------------------------------------------
@@ -183,9 +159,9 @@ expect batch_is_not_a_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000
 expect out_holds_another_run 2 'found a run' "${run[@]}" --out a
 expect out_is_a_file 2 'hint: give another directory' "${resume[@]}" --out tiny/config.json
 # more memory than any machine has, of few tokens: a batch of 500 million takes a minute to plan
-expect too_big_for_the_machine 5 'tokens [0-9]+ fits|does not fit' "${run[@]/#tiny/smollm2-135m}" --out big \
+expect too_big_for_the_machine 5 'tokens [0-9]+ fits|does not fit' "${run[@]/#tiny/smollm2-135m}" --out nothing \
     --micro-batch-tokens 20000000 --batch-tokens 0 --val-every 0 --num-samples 0
-check nothing_written_when_too_big test ! -e big
+check what_does_not_start_writes_nothing test ! -e nothing
 # the sanitizer needs more address space than that; bash: the limit is its own
 limited() { bash -c 'ulimit -v 1500000 && exec "$@"' limited "$release" "$@"; }
 expect optimizer_does_not_fit 5 '^error: memory: [0-9]+ MiB for (gradients|optimizer) refused' limited \
@@ -224,9 +200,7 @@ FAULT=hold:0:save:3 expect save_beside_training 0 '^  host snapshot' "${saves[@]
 check steps_go_on test "$(first)" = 'step     4/'
 NO_ROOM=1 expect save_without_room 0 '^done' "${saves[@]}" --out waits
 check steps_wait test "$(first)" = 'saved waits/step-00000003'
-for save in beside waits; do
-    check "same_files_$save" diff -r -x manifest.json -x log.jsonl -x .lock -I '"log_bytes"' -I '"out"' whole $save
-done
+for save in beside waits; do same_files "same_files_$save" whole $save; done
 same_losses steps_and_losses 0 0 8 whole beside waits
 with_terminals saved_between_pauses && FAULT='hold:0:save:3 quiet:0:backward:5' SLOW_MS=1500 TERM=xterm \
     outcome saved_between_pauses 0 '\[Ksaved .*-00000003 in [0-2]\.' in_terminal 120 '[]' "${saves[@]}" --log-every 9 --out line

@@ -6,32 +6,28 @@ python3 -c 'import numpy' 2> /dev/null || PATH=/usr/bin:$PATH  # the system's Py
 with_package convert numpy || finish
 golden=$root/tests/golden/shards
 convert() { python3 "$root/data/convert.py" "$@"; }
-# sample FILE END ARGUMENTS...: a file whose documents end with token END
-sample() {
-    check "converts_$1${3:-}" convert "$golden/$1" --out "out/$1" --vocab-size 130000 "${@:3}"
-    check_python "documents_of_$1${3:-}" "$1" "$2" << 'PY'
-file, end, lengths = sys.argv[1], int(sys.argv[2]), [4, 1, 9, 2, 6]
-documents = [[100 * i + j + 1 for j in range(n - 1)] + [end] for i, n in enumerate(lengths)]
-masks = [[int(j >= n // 2 and j > 0) for j in range(n)] for n in lengths]  # the second half is trained
-masked = file in ("datatrove_wide.ds", "llmq_mask.bin")
-wanted = [(d, m if masked else None) for d, m in zip(documents, masks)]
-if file == "llmq_mask.bin":  # samples are padded to 7 tokens by zeros, which are documents without a target
-    wanted = [x for d, m in wanted for x in [(d, m)] + [([0] * (7 - len(d)), [0] * (7 - len(d)))] * (len(d) < 7)]
-assert shards.read("out/" + file) == wanted, (shards.read("out/" + file), wanted)
+# samples NAME 'FILE:END ...' ARGUMENTS...: files whose documents end with token END
+samples() {
+    local list=($2)
+    check "converts_$1" convert "${list[@]%:*}" --out "$1" --vocab-size 130000 "${@:3}"
+    plain=-S check_python "documents_of_$1" "$1" "${list[@]}" << 'PY'
+lengths, wanted = [4, 1, 9, 2, 6], []
+for file, end in (name.split(":") for name in sys.argv[2:]):
+    masked = file.endswith(("datatrove_wide.ds", "llmq_mask.bin"))
+    for i, n in enumerate(lengths):
+        mask = [int(j >= n // 2 and j > 0) for j in range(n)]  # the second half is trained
+        wanted.append(([100 * i + j + 1 for j in range(n - 1)] + [int(end)], mask if masked else None))
+        if "llmq_mask" in file and n < 7:  # samples are padded by zeros, which are documents without a target
+            wanted += [([0] * (7 - n), [0] * (7 - n))]
+assert shards.read(sys.argv[1]) == wanted, (shards.read(sys.argv[1]), wanted)
 PY
 }
-sample datatrove.ds 50256
-sample datatrove_wide.ds 70000
-sample megatron.bin 50256
-sample megatron_wide.bin 128255
-sample olmo.npy 50279
-sample olmo_wide.npy 100257
-sample llmq.bin 50256 --boundary-token 50256
-sample llmq_mask.bin 50256 --boundary-token 50256
-sample numpy.npy 50256 --boundary-token 50256
-cp "$golden"/olmo*.npy . && rm -r out
-golden=. sample olmo.npy 50279 --boundary-token 50279
-golden=. sample olmo_wide.npy 100257 --boundary-token 100257
+cp -r "$golden" made && mkdir bare && cp "$golden"/olmo*.npy bare
+samples formats 'made/datatrove.ds:50256 made/datatrove_wide.ds:70000 made/megatron.bin:50256
+    made/megatron_wide.bin:128255 made/olmo.npy:50279 made/olmo_wide.npy:100257'
+samples tokens_alone 'made/llmq.bin:50256 made/llmq_mask.bin:50256 made/numpy.npy:50256' --boundary-token 50256
+samples olmo_alone bare/olmo.npy:50279 --boundary-token 50279
+samples olmo_wide_alone bare/olmo_wide.npy:100257 --boundary-token 100257
 # ---- large files, again, and for the trainer ---------------------------------------------------------------
 python3 - << 'PY'
 import numpy as np

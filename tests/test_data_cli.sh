@@ -2,26 +2,28 @@
 # Data, end to end: damaged and changed shards, shards of another tokenizer, documents and tokens that
 # are never trained on.
 . "$(dirname "$0")/lib.sh"
-# by a path without spaces: functions below print command lines
-ln -s "${TRAIN:-$root/build/asan/train_llama}" train_llama && train=./train_llama
-
 tiny_model tiny 24 40 8
 corpus 31 0.2
 options=(--model tiny --from-scratch --max-seqlen 128 --micro-batch-tokens 512 --num-samples 0
          --val-every 0 --threads 1)
-# on DATA ARGUMENTS...: command that trains the tiny model on these shards
-on() { echo "$train" "${options[@]}" --train "$@"; }
+# trains NAME CODE PATTERN DATA ARGUMENTS...: the tiny model on these shards
+trains() { said "$1" "$2" "$3" "$train" "${options[@]}" --train "${@:4}"; }
+# evaluates NAME CODE PATTERN DATA ARGUMENTS...: the tiny model
+evaluates() {
+    expect "$1" "$2" "$3" "$train" --model tiny --from-scratch --eval --max-seqlen 128 --micro-batch-tokens 512 \
+        --threads 1 --val "${@:4}"
+}
 # ---- damaged and changed tokens --------------------------------------------------------------------
 for split in train val; do
     cp -r corpus flipped && shards flip flipped/${split}_00000.bin 1500
-    expect flipped_bit_in_${split}_tokens 3 "error: flipped/${split}_00000.bin: bytes 1024 to [0-9]+: expected checksum" \
-        $(on flipped --steps 40 --out $split.run)
+    trains flipped_bit_in_${split}_tokens 3 "error: flipped/${split}_00000.bin: bytes 1024 to [0-9]+: expected checksum" \
+        flipped --steps 40 --out $split.run
     rm -r flipped
 done
 
 cp -r corpus cut && truncate -s -2 cut/val_00000.bin   # never "no validation"
-expect cut_validation 3 'error: cut/val_00000.bin' $(on cut --steps 1 --out cut.run)
-expect cut_validation_of_eval 3 'error: cut/val_00000.bin' $train --model tiny --from-scratch --eval --val cut
+trains cut_validation 3 'error: cut/val_00000.bin' cut --steps 1 --out cut.run
+evaluates cut_validation_of_eval 3 'error: cut/val_00000.bin' cut
 
 # llm.c's format: no index at all
 mkdir llmc
@@ -30,31 +32,27 @@ data = open("corpus/train_00000.bin", "rb").read()
 tokens = struct.unpack_from("<i", data, 8)[0]
 open("llmc/train_00000.bin", "wb").write(struct.pack("<256i", 20240520, 1, tokens, *[0] * 253) + data[1024:])
 PY
-expect unchecked_tokens_are_reported 0 'index built by scanning for token 256, tokens unchecked' \
-    $(on llmc --boundary-token 256 --steps 2 --out llmc.run)
+llmc=(llmc --boundary-token 256)
+trains unchecked_tokens_are_reported 0 'scanning for token 256, tokens unchecked' "${llmc[@]}" --steps 2 --out llmc.run
 
-# shards changed before --resume: rebuilt from other texts of the same lengths, or edited in place
-cp -r text edited
-sed -i 's/^line 1 of/LINE 1 of/' "edited/doc 1.txt" && cp -r corpus remade
-prepare edited --out remade --val-frac 0.2
-expect train_before_the_edit 0 '^done' $(on corpus --steps 2 --out corpus.run)
+# shards changed before --resume: as if rebuilt from other texts of the same lengths, or edited in place
+cp -r corpus remade && shards flip remade/train_00000.bin 1500 && shards seal remade/train_00000
+trains train_before_the_edit 0 '^done' corpus --steps 2 --out corpus.run
 mv corpus corpus.aside && mv remade corpus
-expect resume_on_rebuilt_shards 9 'error: .*data_fingerprint \(was' \
-    $(on corpus --steps 4 --out corpus.run --resume)
+trains resume_on_rebuilt_shards 9 'error: .*data_fingerprint \(was' corpus --steps 4 --out corpus.run --resume
 rm -r corpus && mv corpus.aside corpus
-expect resume_on_the_same_shards 0 '^done' $(on corpus --steps 4 --out corpus.run --resume)
+trains resume_on_the_same_shards 0 '^done' corpus --steps 4 --out corpus.run --resume
 shards flip llmc/train_00000.bin 20000
-expect resume_on_edited_llmc_shards 9 'error: .*token_fingerprint \(was' \
-    $(on llmc --boundary-token 256 --steps 4 --out llmc.run --resume)
+trains resume_on_edited_llmc_shards 9 'error: .*token_fingerprint \(was' "${llmc[@]}" --steps 4 --out llmc.run --resume
 # ---- documents and tokens that are never trained on --------------------------------------------------
 # three documents of 12, 52 and 102 tokens including BOS and EOS
 mkdir lengths
 for n in 10 50 100; do printf "%${n}s" ' ' | tr ' ' x > lengths/$n.txt; done
 prepare lengths --out few --val-frac 0
-few() { echo "$train" "${options[@]}" --train few --steps 2 --overwrite --out few.run "$@"; }
+few() { trains "$1" "$2" "$3" few --steps 2 --overwrite --out few.run "${@:4}"; }
 # left_out NAME LINE ARGUMENTS...: said at the start, and again at the end
 left_out() {
-    said "$1" 0 "^ +$2$" $(few "${@:3}")
+    few "$1" 0 "^ +$2$" "${@:3}"
     has "$1_at_the_end" "^left out: $2" <(tail -n 3 said.txt)
 }
 left_out truncated_documents '1 document longer than 100 tokens truncated: 2 of 166 tokens \(1.2 %\) never trained' \
@@ -66,19 +64,17 @@ assert log("few.run")[0]["data"] == {"train": {
     "shards": 1, "unchecked_shards": 0, "documents": 3, "tokens": 166, "empty_documents": 0,
     "long_documents": 2, "tokens_left_out": 154}, "val": None}
 PY
-expect long_documents_as_an_error 3 'error: data: document [0-9] has (52|102) tokens, expected at most 40' \
-    $(few --max-seqlen 40 --long-docs error --out long.run)
+few long_documents_as_an_error 3 'error: data: document [0-9] has (52|102) tokens, expected at most 40' \
+    --max-seqlen 40 --long-docs error --out long.run
 check refused_run_creates_no_directory test ! -e long.run
-expect all_documents_dropped 3 'all 3 documents are longer than max_seqlen 11' \
-    $(few --max-seqlen 11 --long-docs drop --out long.run)
+few all_documents_dropped 3 'all 3 documents are longer than max_seqlen 11' --max-seqlen 11 --long-docs drop
 # ---- loss masks -------------------------------------------------------------------------------------
 rule='d % 4 > 0 and (i // 5 + d) % 3 == 0' rest='not (d % 4 > 0 and (i // 5 + d) % 3 == 0)'
 for name in masked unmasked empty; do cp -r corpus $name; done
 shards mask masked "$rule" && shards mask unmasked "$rest" && shards mask empty False
-masked() { echo "$train" "${options[@]}" --train masked --batch-tokens 1024 --keep 0 "$@"; }
-said targets_are_counted 0 \
-    '^train +1 unpad.c shard, [0-9]+ documents, [0-9]+ tokens, [0-9]+ of them targets$' \
-    $(masked --steps 4 --save-every 2 --val-every 4 --val-tokens 100000 --out masked.run)
+masked() { trains "$1" "$2" "$3" masked --batch-tokens 1024 --keep 0 --val-tokens 100000 "${@:4}"; }
+masked targets_are_counted 0 '^train +1 unpad.c shard, [0-9]+ documents, [0-9]+ tokens, [0-9]+ of them targets$' \
+    --steps 4 --save-every 2 --val-every 4 --out masked.run
 has documents_without_a_target_are_counted \
     '^ +[0-9]+ documents longer than 128 tokens split, [0-9]+ documents without a target: [0-9]+ of [0-9]+ tokens \(' said.txt
 has trained_tokens_in_the_step_line '^step +4/4 .* tok/s \([0-9]+ targets/s\) \| fill ' said.txt
@@ -104,8 +100,7 @@ assert 0.99 * trained / 1024 < epoch < 0.93 * data["tokens"] / 1024, (epoch, dat
 PY
 # every target is in one of the two masks: the sums of the losses add up
 for name in corpus unmasked; do
-    said "validation_of_$name" 0 '^val after step 0' \
-        $(masked --train $name --steps 1 --val-every 1 --val-tokens 100000 --out $name.val)
+    masked "validation_of_$name" 0 '^val after step 0' --train $name --steps 1 --val-every 1 --out $name.val
 done
 check_python masked_losses_add_up << 'PY'
 (na, a), (nb, b), (n, all) = ((v["targets"], v["targets"] * v["loss"]) for v in (
@@ -114,77 +109,64 @@ assert na > 100 and nb > 100 and na + nb == n, (na, nb, n)
 assert abs(a + b - all) < 1e-6 * all and abs(a / na - all / n) > 1e-4 * all / n, (a, b, all)
 PY
 # --eval reads masks without the loader that training and validation use
-expect eval_under_a_mask 0 '^all ' $train --model tiny --from-scratch --eval --val masked --max-seqlen 128 \
-    --micro-batch-tokens 512 --threads 1
+evaluates eval_under_a_mask 0 '^all ' masked
 check_python eval_under_a_mask_is_validation << 'PY'
 val = events("masked.run", "val")[0]
 docs, targets, loss = next(l.split()[1:4] for l in open("out.txt") if l.startswith("all "))
 assert int(targets) == val["targets"] and abs(float(loss) - val["loss"]) < 1e-4, (targets, loss, val)
 PY
 cp masked/train_00000.mask aside && shards mask masked "$rest"
-expect resume_under_another_mask 9 'error: .*token_fingerprint \(was' \
-    $(masked --steps 6 --resume --out masked.run)
+masked resume_under_another_mask 9 'error: .*token_fingerprint \(was' --steps 6 --resume --out masked.run
 shards mask masked "$rule" && same masks_are_made_again aside masked/train_00000.mask
-expect masks_without_a_target 3 'error: data: expected targets, found none in the masks of' \
-    $(on empty --out unmade)
+trains masks_without_a_target 3 'error: data: expected targets, found none in the masks of' empty --out unmade
 check refused_masks_create_no_directory test ! -e unmade
 # ---- a model and shards of different tokenizers -----------------------------------------------------
-# with MODEL ARGUMENTS...: command for another model on the same shards
-with() { echo "$train" "${options[@]}" --train corpus --dry-run --model "$@"; }
-one_warning() { [ "$(grep -c '^warning: ' said.txt)" -eq 1 ]; }
-# warns NAME PATTERN MODEL ARGUMENTS...: one warning, and it matches
-warns() {
-    said "$1" 0 "^warning: corpus: $2" $(with "${@:3}")
-    check "one_warning_for_$1" one_warning
-}
-silent() {      # silent NAME MODEL
-    said "$1" 0 '^model +' $(with "$2")
-    lacks "no_warning_for_$1" '^warning: ' said.txt
+# with NAME CODE PATTERN MODEL ARGUMENTS...: another model on the same shards
+with() { trains "$1" "$2" "$3" corpus --dry-run --model "${@:4}"; }
+# warned NAME COUNT PATTERN MODEL ARGUMENTS...: with so many warnings
+warned() {
+    with "$1" 0 "$3" "${@:4}"
+    check "$1_gives_$2" test "$(grep -c '^warning: ' said.txt)" -eq "$2"
 }
 cp -r tiny same && cp corpus/tokenizer.json same
-silent the_same_tokenizer same
+warned the_same_tokenizer 0 '^model' same
 cp -r same other && echo >> other/tokenizer.json
-said model_with_another_tokenizer 9 \
-    'error: corpus: expected the tokenizer of other/tokenizer.json \(SHA-256 [0-9a-f]{16}\.\.\.\), found [0-9a-f]{16}' \
-    $(with other)
-expect eval_with_another_tokenizer 9 'expected the tokenizer of other' $train --model other --from-scratch --eval --val corpus
-expect eval_of_training_shards 0 '^all ' $train --model tiny --from-scratch --eval --val llmc --boundary-token 256 \
-    --max-seqlen 128
-check shards_of_an_unknown_tokenizer $(with same --train llmc --boundary-token 256)
-expect no_validation_data 3 'nowhere' $(with same --val nowhere)
-warns another_tokenizer_allowed '.*other/tokenizer.json' other --allow-other-tokenizer
+with model_with_another_tokenizer 9 \
+    'error: corpus: expected the tokenizer of other/tokenizer.json \(SHA-256 [0-9a-f]{16}\.\.\.\), found [0-9a-f]{16}' other
+evaluates eval_with_another_tokenizer 9 'expected the tokenizer of other' corpus --model other
+evaluates eval_of_training_shards 0 '^all ' "${llmc[@]}"
+with shards_of_an_unknown_tokenizer 0 '^model' same --train "${llmc[@]}"
+with no_validation_data 3 'nowhere' same --val nowhere
+warned another_tokenizer_allowed 1 '^warning: corpus: .*other/tokenizer.json' other --allow-other-tokenizer
 # validation shards of another tokenizer than the training shards; the model has no tokenizer.json
 cp -r corpus retagged
 shards flip retagged/val_00000.bin 64 && shards seal retagged/val_00000
-expect validation_of_another_tokenizer 9 'error: retagged: expected the tokenizer of corpus' \
-    $(with tiny --val retagged)
-expect validation_of_another_tokenizer_than_the_model 9 'error: retagged: expected the tokenizer of same/tok' \
-    $(with same --val retagged)
-# BOS and EOS of the model: NAME | sed of config.json | generation_config.json | a warning
-while IFS='|' read -r name config generation warning; do
+with validation_of_another_tokenizer 9 'error: retagged: expected the tokenizer of corpus' tiny --val retagged
+with val_of_another_tokenizer_than_the_model 9 'error: retagged: expected the tokenizer of same/tok' same --val retagged
+# BOS and EOS of the model: NAME | sed of config.json | generation_config.json | warnings | a line
+while IFS='|' read -r name config generation count line; do
     rm -rf ends && cp -r tiny ends && sed -i "$config" ends/config.json && echo "$generation" > ends/generation_config.json
-    if [ -n "$warning" ]; then warns "$name" "$warning" ends; else silent "$name" ends; fi
+    warned "$name" "$count" "$line" ends
 done << 'MODELS'
-another_eos|s/257/5/|{"eos_token_id": [6, 7]}|documents end with token 257, but eos_token_id of ends is 5, 6, 7$
-an_eos_of_several|s/257/5/|{"eos_token_id": [6, 257], "bos_token_id": 256}|
-an_eos_of_several_in_the_config|s/257/[5, 257]/|{}|
-another_bos|s/256/1/|{"bos_token_id": 3}|documents begin with token 256, but bos_token_id of ends is 1, 3$
-a_bos_that_is_an_eos|s/256/1/; s/257/[257, 256]/|{"bos_token_id": 3}|
-a_model_without_eos|s/257/null/|{}|
+another_eos|s/257/5/|{"eos_token_id": [6, 7]}|1|^warning: corpus: documents end with token 257, but eos_token_id of ends is 5, 6, 7$
+an_eos_of_several|s/257/5/|{"eos_token_id": [6, 257], "bos_token_id": 256}|0|^model
+an_eos_of_several_in_the_config|s/257/[5, 257]/|{}|0|^model
+another_bos|s/256/1/|{"bos_token_id": 3}|1|^warning: corpus: documents begin with token 256, but bos_token_id of ends is 1, 3$
+a_bos_that_is_an_eos|s/256/1/; s/257/[257, 256]/|{"bos_token_id": 3}|0|^model
+a_model_without_eos|s/257/null/|{}|0|^model
 MODELS
 echo '{' > ends/generation_config.json
-expect a_damaged_generation_config 3 'error: ends/generation_config.json' $(with ends)
-expect shards_of_more_ids 9 'vocabulary of 258, the model has 64' $(with tiny) --model "$root/tests/golden/mha_untied"
-silent byte_shards_for_demo demo
-said byte_shards_for_smollm2 0 \
-    '^warning: corpus: made for a vocabulary of 258, smollm2-135m has 49152: ' $(with smollm2-135m)
+with a_damaged_generation_config 3 'error: ends/generation_config.json' ends
+with shards_of_more_ids 9 'vocabulary of 258, the model has 64' "$root/tests/golden/mha_untied"
+warned byte_shards_for_demo 0 '^model' demo
+with byte_shards_for_smollm2 0 '^warning: corpus: made for a vocabulary of 258, smollm2-135m has 49152: ' smollm2-135m
 has another_eos_of_a_built_in_model \
     '^warning: corpus: documents end with token 257, but eos_token_id of smollm2-135m is 0$' said.txt
 # ---- ranks ---------------------------------------------------------------------------------------------
 if with_ranks ranks "$release"; then
     said another_tokenizer_allowed_on_two_ranks 0 '^warning: corpus: .*other/tokenizer.json' "${mpi[@]}" -n 2 \
         "$release" "${options[@]}" --train corpus --batch-tokens 1024 --epochs 2 --dry-run --model other --allow-other-tokenizer
-    check one_warning_of_two_ranks one_warning
+    check one_warning_of_two_ranks test "$(grep -c '^warning: ' said.txt)" -eq 1
 fi
 
 finish

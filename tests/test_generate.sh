@@ -36,6 +36,8 @@ of() { run "$train" --model "$1" --from-scratch --generate --sample-tokens 12 "$
 greedy() { of tiny --temperature 0 "$@"; }
 # text NAME COMMAND...: it succeeds; its standard output is NAME.txt
 text() { "${@:2}" > "$1.txt" 2> err.txt < /dev/null || { cp err.txt out.txt; bad "$1" "exit code $?"; }; }
+# writes NAME FILE COMMAND...: and it is that of the file
+writes() { text "$1" "${@:3}" && same "$1" "$1.txt" "$2"; }
 # ---- where prompts come from ---------------------------------------------------------------------------
 text line greedy --prompt 'line 7'
 lacks the_prompt_is_not_repeated 'line 7' line.txt
@@ -61,53 +63,40 @@ BOS
 printf '\xef\xbb\xbfline 7\r\nä\n\nof the\n' > prompts.txt
 text two greedy --prompt 'ä'
 text three greedy --prompt 'of the'
-text together greedy --prompt @prompts.txt
-{ for f in 1:line 2:two 3:three; do echo "--- ${f%:*}" && cat "${f#*:}.txt"; done; } > expected.txt
-same prompts_of_a_file_are_those_alone together.txt expected.txt
+for f in 1:line 2:two 3:three; do echo "--- ${f%:*}" && cat "${f#*:}.txt"; done > expected.txt
+writes prompts_of_a_file_are_those_alone expected.txt greedy --prompt @prompts.txt
 # ---- the text ------------------------------------------------------------------------------------------
 text half greedy --prompt 'line 7' --sample-tokens 5
 has max_new_tokens 'then 4 tokens' err.txt
 text seqlen greedy --prompt 'line 7' --max-seqlen 9
 has ends_at_max_seqlen 'then 2 tokens' err.txt
-text hot1 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200
-text hot2 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200
-same a_seed_repeats_the_text hot1.txt hot2.txt
-text hot3 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200 --seed 2
-differ another_seed_is_another_text hot1.txt hot3.txt
+hot() { of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200 "$@"; }
+text hot hot
+writes a_seed_repeats_the_text hot.txt hot
+text seed2 hot --seed 2
+differ another_seed_is_another_text hot.txt seed2.txt
 # ---- chat ----------------------------------------------------------------------------------------------
-turn='<|im_start|>user
-hi<|im_end|>
-<|im_start|>assistant'
+turn=$'<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n'
 # without BOS, as the template is
 sed -i 's/"bos_token": "<|bos|>"/"bos_token": "<|im_start|>"/' {kind,plain}/tokenizer_config.json
 text plain of plain --temperature 0 --chat --prompt hi
-text plain_written of plain --temperature 0 --prompt "$turn
-"
-same chat_is_the_template plain.txt plain_written.txt
+writes chat_is_the_template plain.txt of plain --temperature 0 --prompt "$turn"
 expect another_template 3 'error: other/tokenizer_config.json: expected the chat template' of other --chat --prompt a
 expect no_template 3 'error: tiny/tokenizer_config.json: .* found none' of tiny --chat --prompt a
 
-# models that have learned to answer "ok" and to end the turn: of tokens,
-python << 'PY'
-turns = [258, *b"user\nhi", 259, *b"\n", 258, *b"assistant\nok", 259]
-shards.write("answers", [turns] * 50)
-PY
-# and bytes, from chats: there the turn ends with what is several tokens
+# models that have learned to answer "ok" and to end the turn; among bytes its end is several tokens
 mkdir bytes && cp tiny/config.json corpus/tokenizer*.json bytes
 for _ in $(seq 50); do echo '{"prompt": "hi", "completion": "ok"}'; done > answers.jsonl
-for learned in plain:answers.bin:learned bytes:answers.jsonl:taught; do
-    IFS=: read -r model answers out <<< "$learned"
-    run "$train" --model "$model" --from-scratch --train "$answers" --max-seqlen 64 --micro-batch-tokens 128 --out "$out" \
-        --steps 60 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad "$out" "exit code $?"
-    text "$out" run "$train" --model "$out/final" --generate --temperature 0 --sample-tokens 40 --chat --prompt hi
-    same "an_answer_ends_its_turn_$out" "$out.txt" <(echo ok)
+for model in plain bytes; do
+    run "$train" --model $model --from-scratch --train answers.jsonl --max-seqlen 64 --micro-batch-tokens 128 --out $model-run \
+        --steps 60 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad $model "exit code $?"
+    writes an_answer_ends_its_turn_$model <(echo ok) run "$train" --model $model-run/final --generate --temperature 0 \
+        --sample-tokens 40 --chat --prompt hi
 done
 # generation ends at every end token: of a list in config.json, and of generation_config.json
 ended() {       # ended NAME TEXT SED_OF_CONFIG GENERATION_CONFIG
-    rm -rf ends && cp -r learned/final ends && sed -i "$3" ends/config.json && echo "$4" > ends/generation_config.json
-    text "$1" run "$train" --model ends --generate --temperature 0 --sample-tokens 9 --prompt "$turn
-"
-    same "an_end_$1" "$1.txt" <(echo "$2")
+    rm -rf ends && cp -r plain-run/final ends && sed -i "$3" ends/config.json && echo "$4" > ends/generation_config.json
+    writes "an_end_$1" <(echo "$2") run "$train" --model ends --generate --temperature 0 --sample-tokens 9 --prompt "$turn"
 }
 ended of_the_config ok 's/"eos_token_id": 257/"eos_token_id": [257, 107]/' '{}'
 ended of_generation_config o '' '{"eos_token_id": [257, 111]}'
@@ -117,20 +106,17 @@ two_lines='"> ", b"line 7\n", "line 7\r\n", "!\r\n> ", b"of the\n", "of the\r\n"
 ask() { talk "$two_lines" "$@"; }
 terminal() { ask --from-scratch "$@"; }
 if with_terminals terminals; then
-    text terminal terminal --model tiny
-    cat line.txt three.txt > expected.txt
-    same a_terminal_is_asked_line_by_line terminal.txt expected.txt
+    writes a_terminal_is_asked_line_by_line <(cat line.txt three.txt) terminal --model tiny
     text conversation terminal --model plain --chat
     text first of plain --temperature 0 --chat --prompt 'line 7'
     text second of plain --temperature 0 --chat --prompt 'of the'
-    cat first.txt second.txt > expected.txt
     check a_conversation_begins_as_a_chat cmp -n "$(stat -c %s first.txt)" first.txt conversation.txt
-    differ a_conversation_remembers conversation.txt expected.txt
+    differ a_conversation_remembers conversation.txt <(cat first.txt second.txt)
     # system message 17 tokens, turn 24, end of the answer and of its line 2, turn 25
     text kind_conversation terminal --model kind --chat
     has a_conversation_is_the_template '^68 prompt tokens' err.txt
     # an answer that has ended its turn: the end of its line only
-    text learned_conversation ask --model learned/final --chat
+    text learned_conversation ask --model plain-run/final --chat
     has a_turn_ends_once '^50 prompt tokens' err.txt
     # Ctrl-C ends an answer, not the conversation, and at the prompt it says how to leave
     # (without an end of text, the answer is as long as it may be)
@@ -140,11 +126,9 @@ if with_terminals terminals; then
     has statistics_after_all '^[0-9]+ prompt tokens in .*tokens/s' err.txt
     # lines that are pasted are one message; /reset begins again, with /system too
     pasted='"> ", b"of\nthe\n", "the\r\n", "!\r\n[cut off: --sample-tokens", "> ", '
-    text pasted talk "$pasted b'/reset\n', $pasted b'/system Be kind\n', $pasted b'\4'" --model plain --from-scratch --chat
-    text two_lines of plain --temperature 0 --chat --prompt $'of\nthe'
-    text kind_lines of kind --temperature 0 --chat --prompt $'of\nthe'
-    cat two_lines.txt two_lines.txt kind_lines.txt > expected.txt
-    same pasted_lines_are_one_message pasted.txt expected.txt
+    for model in plain kind; do text "${model}_lines" of $model --temperature 0 --chat --prompt $'of\nthe'; done
+    writes pasted_lines_are_one_message <(cat plain_lines.txt plain_lines.txt kind_lines.txt) talk \
+        "$pasted b'/reset\n', $pasted b'/system Be kind\n', $pasted b'\4'" --model plain --from-scratch --chat
     # Ctrl-D during an answer leaves after it
     text ctrl_d talk '"> ", b"go\n", "go\r\n", 9, b"\4"' --model endless --from-scratch --sample-tokens 400
     has after_its_answer '^[0-9]+ prompt tokens' err.txt
@@ -152,9 +136,8 @@ if with_terminals terminals; then
     script='"> ", b"/help\n", "/system TEXT: start over", "> ", b"/clear now\n", "/clear: no such command. Ctrl-C", "> ", '
     script+='b"/system Be kind\n", "[a new conversation; system: Be kind]\r\n> ", b"/reset\n", "system: Be kind]\r\n> ", '
     script+='b"/etc/x\n", "/etc/x\r\n", "!\r\n[cut off", "> ", b"/quit\n"'
-    text commands talk "$script" --model plain --from-scratch --chat
     text path of kind --temperature 0 --chat --prompt /etc/x
-    same a_path_is_a_message commands.txt path.txt
+    writes a_path_is_a_message path.txt talk "$script" --model plain --from-scratch --chat
     text no_chat talk '"the text; Ctrl-D, /exit: leave", "> ", b"/reset\n", "/reset: no such command", "> ", b"\4"' --model tiny --from-scratch
     lacks nothing_was_measured 'prompt tokens' err.txt
     text too_long talk '"> ", b"'"$(seq -s ' ' 40)"'\n", "raise --max-seqlen", "> ", b"\4"' --model tiny --from-scratch --max-seqlen 32
@@ -204,14 +187,15 @@ PY
 }
 text eval eval_golden
 table eval 7 124 loss.txt
-text eval_small eval_golden --micro-batch-tokens 10     # which takes 96
-same eval_in_any_micro_batches eval.txt eval_small.txt
-text eval_split eval_golden --max-seqlen 32 --micro-batch-tokens 32
-table eval_split 7 124
-text eval_drop eval_golden --max-seqlen 32 --long-docs drop
-table eval_drop 5 29
-text eval_cut eval_golden --max-seqlen 32 --long-docs truncate
-table eval_cut 7 91
+writes eval_in_any_micro_batches eval.txt eval_golden --micro-batch-tokens 10     # which takes 96
+while read -r docs targets options; do
+    text "eval $options" eval_golden --max-seqlen 32 $options
+    table "eval $options" "$docs" "$targets"
+done << 'LONG'
+7 124 --micro-batch-tokens 32
+5 29 --long-docs drop
+7 91 --long-docs truncate
+LONG
 expect eval_refuses_long_documents 3 'expected at most 32' eval_golden --max-seqlen 32 --long-docs error
 expect eval_and_steps 2 '--eval and --steps' eval_golden --steps 3
 check eval_writes_nothing test ! -e out

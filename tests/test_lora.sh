@@ -16,19 +16,10 @@ run=(--model base "${common[@]}" --lora 8 --lr 1e-2 --steps 4 --val-every 4)
 # ---- adapters alone are trained, in PEFT's files -----------------------------------------------------
 check trains "$train" "${run[@]}" --save-every 2 --out full
 same the_base_is_as_it_was base/model.safetensors base.safetensors
-check_python the_files_are_those_of_peft <<'PY'
-shapes = {name: shape for name, (_, shape, _) in tensors("full/final/adapter_model.safetensors").items()}
-sizes = {"self_attn.q_proj": (192, 64), "self_attn.k_proj": (64, 64), "self_attn.v_proj": (64, 64),
-         "self_attn.o_proj": (64, 192), "mlp.gate_proj": (96, 64), "mlp.up_proj": (96, 64),
-         "mlp.down_proj": (64, 96)}
-name = "base_model.model.model.layers.%d.%s.lora_%s.weight"
-assert shapes == {name % (l, t, x): [8, cols] if x == "A" else [rows, 8]
-                  for l in range(2) for t, (rows, cols) in sizes.items() for x in "AB"}
+check_python it_learns_and_starts_from_the_base <<'PY'
 config = json.load(open("full/final/adapter_config.json"))
 assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 8, 16)
 assert config["base_model_name_or_path"] == "base" and len(config["target_modules"]) == 7
-PY
-check_python it_learns_and_starts_from_the_base <<'PY'
 def val(run): return [v["loss"] for v in events(run, "val")]
 before, after = val("full")
 assert before == val("base-run")[-1] and after < before - 0.005, (before, after)
@@ -49,21 +40,28 @@ outcome an_alpha_is_taken 0 'rank 8, scale 1,' "$train" "${run[@]}" --lora-alpha
 check merges "$train" "${run[@]}" --lora-merge --out merged
 same merged_trains_alike {full,merged}/step-00000004/adapter_model.safetensors
 greedy=(--generate --prompt 'line 1' --temperature 0 --sample-tokens 40 --threads 1 --max-seqlen 96)
-generate() { within "$train" "${greedy[@]}" "${@:2}" || bad "$1" 'failed'; grep -av ' tokens/s' out.txt > "$1.txt"; }
-generate plain --model base
-generate adapted --adapter full/final
-generate named --model base --adapter full/final
-generate whole --model merged/final
-same merged_writes_the_same_text adapted.txt whole.txt
-same the_adapter_names_its_base adapted.txt named.txt
-differ the_adapter_matters adapted.txt plain.txt
-loss() { within "$train" "${@:2}" --eval --val corpus --max-seqlen 96 --threads 1; grep -a '^all' out.txt > "$1.txt"; }
-loss adapted-loss --adapter full/final
-loss whole-loss --model half/final
-same merged_has_the_same_loss adapted-loss.txt whole-loss.txt
+text_of() { within "$train" "${greedy[@]}" "${@:2}" || bad "$1" 'failed'; grep -av ' tokens/s' out.txt > "$1"; }
+loss_of() {
+    within "$train" "${@:2}" --eval --val corpus --max-seqlen 96 --threads 1 || bad "$1" 'failed'
+    grep -a '^all' out.txt > "$1"
+}
+# same_by HOW NAME FILE ARGUMENTS...: text_of or loss_of, with these, gives what is in the file
+same_by() { "$1" found "${@:4}"; same "$2" "$3" found; }
+text_of plain-text --model base
+text_of adapted-text --adapter full/final
+same_by text_of merged_writes_the_same_text adapted-text --model merged/final
+same_by text_of the_adapter_names_its_base adapted-text --model base --adapter full/final
+differ the_adapter_matters adapted-text plain-text
+loss_of adapted-loss --adapter full/final
+same_by loss_of merged_has_the_same_loss adapted-loss --model half/final
 # ---- beside a base in NF4 ----------------------------------------------------------------------------
 check trains_beside_nf4 "$train" "${run[@]}" --base nf4 --save-every 2 --out nf4
 has nf4_shows_in_the_plan '^lora .*frozen model in NF4' out.txt
+resumes nf4_to_merge nf4 nf4-half --lora-merge
+check nf4_packed_is_alone "$train" "${run[@]}" --base nf4 --check-packing
+check recomputes_nf4 "$train" "${run[@]}" --base nf4 --recompute full --out nf4-recomputed
+same recomputed_nf4_has_the_same_bits {nf4,nf4-recomputed}/final/adapter_model.safetensors
+loss_of nf4-loss --adapter nf4/final
 check_python nf4_is_another_base_and_learns <<'PY'
 def val(run): return [v["loss"] for v in events(run, "val")]
 (full, _), (before, after) = val("full"), val("nf4")
@@ -71,25 +69,14 @@ assert 0 < abs(before - full) < 0.02 and after < before - 0.005, (full, before, 
 said = json.load(open("nf4/final/adapter_config.json"))["quantization_config"]
 assert said == {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
                 "bnb_4bit_use_double_quant": False}, said
+assert open("nf4-loss").read().split()[3] == "%.4f" % after      # --eval takes the base of the run
 PY
-resumes nf4_to_merge nf4 nf4-half --lora-merge
-check nf4_packed_is_alone "$train" "${run[@]}" --base nf4 --check-packing
-check recomputes_nf4 "$train" "${run[@]}" --base nf4 --recompute full --out nf4-recomputed
-same recomputed_nf4_has_the_same_bits {nf4,nf4-recomputed}/final/adapter_model.safetensors
-loss nf4-loss --adapter nf4/final
-check_python eval_takes_the_base_of_the_run <<'PY'
-after = [v["loss"] for v in events("nf4", "val")][-1]
-assert open("nf4-loss.txt").read().split()[3] == "%.4f" % after, after
-PY
-loss asked-loss --adapter nf4/final --base nf4
-loss full-loss --adapter nf4/final --base full
-loss nf4-merged-loss --model nf4-half/final
-same nf4_can_be_asked_for nf4-loss.txt asked-loss.txt
-differ it_matters nf4-loss.txt full-loss.txt
-same nf4_is_merged_into_the_weights_as_they_are full-loss.txt nf4-merged-loss.txt
-generate nf4-text --adapter nf4/final
-generate nf4-asked --adapter nf4/final --base nf4
-same nf4_writes_texts nf4-text.txt nf4-asked.txt
+loss_of full-loss --adapter nf4/final --base full
+same_by loss_of nf4_can_be_asked_for nf4-loss --adapter nf4/final --base nf4
+differ it_matters nf4-loss full-loss
+same_by loss_of nf4_is_merged_into_the_weights_as_they_are full-loss --model nf4-half/final
+text_of nf4-text --adapter nf4/final
+same_by text_of nf4_writes_texts nf4-text --adapter nf4/final --base nf4
 # ---- a rank that is no multiple of 8; adapters that are merged, and trained further ----------------
 twelve=(--model base "${common[@]}" --lora 12 --lora-targets q,down --lr 1e-2 --val-every 4)
 check rank_12_trains "$train" "${twelve[@]}" --steps 4 --save-every 2 --out twelve
@@ -106,15 +93,10 @@ config = json.load(open("twelve/final/adapter_config.json"))
 assert (config["r"], config["lora_alpha"]) == (12, 24)
 json.dump({**config, "r": 16, "lora_alpha": 32}, open("sixteen/adapter_config.json", "w"))
 PY
-loss twelve-loss --adapter twelve/final
-loss sixteen-loss --adapter sixteen
-same zeros_change_nothing {twelve,sixteen}-loss.txt
-for n in twelve sixteen; do
-    check "${n}_is_merged" "$train" --adapter $n$([ $n = sixteen ] || echo /final) --lora-merge --out $n-merged
-done
-same merged_alike {twelve,sixteen}-merged/final/model.safetensors
-loss twelve-merged-loss --model twelve-merged/final
-same merging_alone_has_the_loss twelve{,-merged}-loss.txt
+loss_of twelve-loss --adapter twelve/final
+same_by loss_of zeros_change_nothing twelve-loss --adapter sixteen
+check it_is_merged "$train" --adapter twelve/final --lora-merge --out twelve-merged
+same_by loss_of merging_alone_has_the_loss twelve-loss --model twelve-merged/final
 more=(--adapter twelve/final "${common[@]}" --lr 1e-2 --steps 3 --val-every 3 --save-every 1)
 check adapters_are_trained_further "$train" "${more[@]}" --out more
 check_python they_start_where_they_were <<'PY'
@@ -147,7 +129,7 @@ check a_gpu_resumes "${cuda[@]}" --resume --out gpu --steps 3
 if with_ranks ranks "$train"; then
     for n in 1 2; do
         check "on_$n" "${mpi[@]}" -n $n "$train" "${run[@]}" --deterministic --out ranks$n --lora-targets q,v,up
-        check "nf4_on_$n" "${mpi[@]}" -n $n "$train" "${run[@]}" --deterministic --out nf4-ranks$n --base nf4
+        check "nf4_on_$n" "${mpi[@]}" -n $n "$train" "${run[@]}" --deterministic --out nf4-ranks$n --base nf4 --lora-merge
     done
     same_state ranks_beside_nf4_have_the_same_bits nf4-ranks{1,2}/step-00000004
     mkdir here there && cp -r base here/b && cp -r base-run/step-00000008 there/b
@@ -155,9 +137,7 @@ if with_ranks ranks "$train"; then
     expect ranks_beside_other_codes 9 'codes of NF4 \(rank 1\), scales of NF4 \(rank 1\)$' \
         "${mpi[@]}" -n 1 --wdir here "$train" "${same[@]}" : -n 1 --wdir there "$train" "${same[@]}"
     same_state ranks_have_the_same_bits ranks{1,2}/step-00000004
-    check on_2_merged "${mpi[@]}" -n 2 "$train" "${run[@]}" --deterministic --out merged2 --lora-merge
-    check on_1_merged "$train" "${run[@]}" --deterministic --out merged1 --lora-merge
-    same ranks_merge_alike merged{1,2}/final/model.safetensors
+    same ranks_merge_alike nf4-ranks{1,2}/final/model.safetensors
 fi
 # ---- refused ----------------------------------------------------------------------------------------
 no() { expect "$1" "$2" "$3" "$train" "${common[@]}" --out refused "${@:4}"; }
@@ -193,8 +173,7 @@ expect a_given_model_is_taken 3 'nowhere' "$train" --model nowhere --adapter ful
 expect a_model_instead_of_adapters 3 'adapter_config.json' "$train" --adapter base "${greedy[@]}"
 while read -r key value; do
     rm -rf foreign && cp -r full/final foreign
-    python "$key" "$value" <<< 'path = "foreign/adapter_config.json"
-changed = {**json.load(open(path)), sys.argv[1]: json.loads(sys.argv[2])}; json.dump(changed, open(path, "w"))'
+    edit foreign/adapter_config.json "j['$key'] = json.loads('$value')"
     expect "foreign_$key" 3 "adapter_config.json: $key" "$train" --adapter foreign "${greedy[@]}"
 done << 'KEYS'
 use_dora true

@@ -30,8 +30,7 @@ head -n 1 odd/log.jsonl > none/log.jsonl
 lines_of() { python3 -c 'import json, log; print("\n".join(json.dumps(r) for r in '"$1"'))'; }
 # ---- the report -----------------------------------------------------------------------------------
 report() { python3 "$scripts/report.py" "$@"; }
-outcome one_run 0 '^wrote odd/report.html: odd/log.jsonl: 30 steps, loss 4.990 to 3.700, validation 3.500' \
-    report odd
+outcome one_run 0 '^wrote odd/report.html: odd/log.jsonl: 30 steps, loss 4.990 to 3.700, validation 3.500' report odd
 has bad_lines_are_named '^warning: odd/log.jsonl: .*: line 4, 5, 6$' out.txt
 has skipped_steps_and_spikes_are_marked '>×</text>.*>▾</text>|>▾</text>.*>×</text>' odd/report.html
 has packing_is_measured 'rows padded to 64 would have 3\.08 times the tokens and 5\.00 times' odd/report.html
@@ -45,7 +44,7 @@ PY
 lines_of '[log.start("start", 0), dict(log.step(1), loss=None, grad_norm=None)]' > diverged/log.jsonl
 outcome diverged_at_once 0 '1 steps, loss not finite' report diverged
 # one/log.jsonl has one of 40 steps: its page reloads itself until the last one is there
-python3 "$scripts/report.py" one --follow > followed.txt & follower=$!
+report one --follow > followed.txt & follower=$!
 await_line $follower '1 steps' followed.txt
 has a_page_that_reloads '<meta http-equiv="refresh"' one/report.html
 lines_of '[log.start("start", 0)] + [log.step(s) for s in range(1, 41)]' > one/next && mv one/next one/log.jsonl
@@ -83,8 +82,9 @@ def init(**what):
     print("init", what["project"], what["name"], what["config"].get("steps"), flush=True)
     return Run()
 PY
-follow() { PYTHONPATH=stand_in exec timeout "$limit_s" python3 -u "$scripts/follow_run.py" "$@"; }
-follow live --wandb project > followed.txt 2>&1 & pid=$!
+export PYTHONPATH=$work/stand_in
+follow=(python3 -u "$scripts/follow_run.py")
+timeout "$limit_s" "${follow[@]}" live --wandb project > followed.txt 2>&1 & pid=$!
 lines_of '[log.start("start", 0), log.step(1), log.step(2), {"event": "val", "step": 2, "loss": 4.5}]' \
     > live/log.jsonl
 check follows await_line $pid '^copied .* step 2$' followed.txt
@@ -108,8 +108,7 @@ assert len(lines) == 2, lines
 steps = [line.split()[1] for line in lines[1].splitlines() if line.startswith("log")]
 assert steps == ["1", "2", "3", "4"] and "4.98" not in lines[1], lines[1]
 PY
-outcome follow_names_bad_lines 0 "^warning: odd/log.jsonl: not a record: b'garbage" \
-    env PYTHONPATH=stand_in python3 "$scripts/follow_run.py" odd --wandb p --once
+outcome follow_names_bad_lines 0 "^warning: odd/log.jsonl: not a record: b'garbage" "${follow[@]}" odd --wandb p --once
 lacks half_a_line_waits 'not a record.*31' out.txt
 # every key of every record with values of other types
 mkdir others && python > others/log.jsonl <<'PY'
@@ -126,18 +125,16 @@ for record in (log.step(1, read_ms=1.5, imbalance_measured=1), start, {**start, 
 print("[" * 100000, json.dumps(log.step(1)), sep="\n")
 PY
 outcome report_values_of_other_types 0 '^wrote others/report.html' report others
-outcome follow_values_of_other_types 0 '^copied ' env PYTHONIOENCODING=utf-8:backslashreplace \
-    PYTHONPATH=stand_in python3 "$scripts/follow_run.py" others --wandb p --once
-expect follow_without_a_run 3 'expected the --out directory' python3 "$scripts/follow_run.py" nothing --once
+export PYTHONIOENCODING=utf-8:backslashreplace
+outcome follow_values_of_other_types 0 '^copied ' "${follow[@]}" others --wandb p --once
+expect follow_without_a_run 3 'expected the --out directory' "${follow[@]}" nothing --once
 mkdir no_package && echo 'raise ImportError' > no_package/tensorboard.py
-expect no_tensorboard 2 'tensorboard is not installed' env PYTHONPATH=no_package \
-    python3 "$scripts/follow_run.py" odd --once
+PYTHONPATH=no_package expect no_tensorboard 2 'tensorboard is not installed' "${follow[@]}" odd --once
 if with_package tensorboard_reads_it tensorboard; then
-    mkdir events && python3 log.py events/log.jsonl
-    check tensorboard python3 "$scripts/follow_run.py" events --once
+    check tensorboard "${follow[@]}" odd --once
     check_python tensorboard_reads_it <<'PY'
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-events = EventAccumulator("events/tensorboard")
+events = EventAccumulator("odd/tensorboard")
 events.Reload()
 loss = events.Scalars("train/loss")
 assert [e.step for e in loss] == [s for s in range(1, 31) if s != 15], [e.step for e in loss]

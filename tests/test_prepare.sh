@@ -25,15 +25,12 @@ open("lines.ndjson.gz", "wb").write(gzip.compress(b"\xef\xbb\xbf" + lines))
 open("cut.jsonl.gz", "wb").write(gzip.compress(lines)[:4000])
 open("expected.jsonl", "w").writelines(json.dumps({"text": r["text"]}) + "\n" for r in rows)
 open("other.jsonl", "wb").write(lines.replace(b'"text"', b'"body"'))
-for name, delimiter in ("lines.csv", ","), ("lines.tsv", "\t"):
-    with open(name, "w", newline="") as f:
-        w = csv.DictWriter(f, ["id", "text"], delimiter=delimiter)
-        w.writeheader(), w.writerows(rows)
 alpaca = [{"instruction": "Add \u20ac", "input": "1, 2", "output": "3"}, {"instruction": "Hi", "input": "", "output": "Hello"}]
-with open("alpaca.csv", "w", newline="") as f:
-    w = csv.DictWriter(f, ["id", *alpaca[0]])
-    w.writeheader(), w.writerows({"id": 1, **row} for row in alpaca)
 open("alpaca.expected", "w").writelines(json.dumps(row) + "\n" for row in alpaca)
+for name, delimiter, table in ("lines.csv", ",", rows), ("lines.tsv", "\t", rows), ("alpaca.csv", ",", alpaca):
+    with open(name, "w", newline="") as f:
+        w = csv.DictWriter(f, {"id": 1, **table[0]}, delimiter=delimiter)
+        w.writeheader(), w.writerows({"id": 1, **row} for row in table)
 open("bad.jsonl", "w").write('{"text": "good"}\n\n{"text": "cut\n{"text": 3}\n[1]\n{"text": ""}\n')
 PY
 like lines lines.jsonl
@@ -50,7 +47,6 @@ refused a_cut_file 3 'cut.jsonl.gz: cannot read' cut.jsonl.gz
 refused no_such_file 3 'absent.jsonl: cannot read: No such file' absent.jsonl
 touch notes.txt
 refused text 3 'notes.txt: expected JSONL, CSV or Parquet' notes.txt
-refused nothing_good 3 'lines.jsonl:1: expected a string "body", found id, text' lines.jsonl --text-key body
 refused strict 3 'bad.jsonl:3: expected JSON' bad.jsonl --strict
 check bad_lines run bad.jsonl --out bad.out.jsonl
 has bad_line 'left out: bad.jsonl:4: expected a string "text", found a number' out.txt

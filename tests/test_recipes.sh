@@ -14,13 +14,12 @@ for f in scripts/*.sh scripts/slurm.sbatch; do
     check "$(basename "$f")_is_executable" test -x "$f"
 done
 # ---- a tree with the recipes, the trainer and stand-ins -----------------------------------------------
-mkdir -p "$work/tree/scripts" "$work/tree/later/step-00000003" "$work/bin"
+mkdir -p "$work/tree/"{scripts,data,later/step-00000003} "$work/bin"
 cp "${recipes[@]}" "$work/tree/scripts"
 cp "$train" "$work/tree/train_llama"
 dev/bench.py --write "$work/tree/tiny" --dist r65 --tokens 20000 > "$work/out.txt"
 (cd "$work" && tiny_model tiny 24 40 8 && mv tiny/config.json tree)
-: > "$work/launched.txt"
-cat > "$work/bin/launch" <<'SH'
+cat > "$work/bin/srun" <<'SH'
 #!/usr/bin/env bash
 # srun or mpirun: records how it was called, then runs the command as one process
 echo "$(basename "$0") $*" | sed 's, \./train_llama .*,,' >> "$LAUNCHED"
@@ -30,8 +29,7 @@ status=$?
 exit "${PLAY_STATUS:-$status}"
 SH
 printf '#!/bin/sh\necho "scontrol $*" >> "$LAUNCHED"\n' > "$work/bin/scontrol"
-chmod +x "$work/bin/"*
-for name in srun mpirun; do cp "$work/bin/launch" "$work/bin/$name"; done
+cp "$work/bin/srun" "$work/bin/mpirun" && chmod +x "$work/bin/"*
 export LAUNCHED=$work/launched.txt
 small=(--model . --from-scratch --train tiny --boundary-token 0 --dry-run)
 in_cluster() {  # in_cluster [VARIABLE=VALUE ...] SCRIPT
@@ -40,47 +38,41 @@ in_cluster() {  # in_cluster [VARIABLE=VALUE ...] SCRIPT
         SLURM_JOB_NODELIST=n "$@" "${small[@]}")
 }
 plan='plan +packed, 32 micro-batches of 32768'
-# NAME | exit code | a line | variables | what a stand-in is asked
-while IFS='|' read -r name code pattern variables call; do
-    outcome "$name" "$code" "$pattern" in_cluster $variables scripts/slurm.sbatch
+# NAME | exit code | a line | variables and the script | what a stand-in is asked
+while IFS='|' read -r name code pattern recipe call; do
+    outcome "$name" "$code" "$pattern" in_cluster ${recipe/slurm/scripts/slurm.sbatch}
     has "${name}_launches" "$call" "$LAUNCHED"
 done << CASES
-slurm_with_pmix|0|$plan||^srun --mpi=pmix --kill-on-bad-exit=0$
-slurm_with_mpirun|0|$plan|LAUNCH=mpirun|^mpirun --bind-to none$
-slurm_out_of_time|75|$plan|PLAY_STATUS=75|^scontrol requeue 4711$
-slurm_lost_rank|8|$plan|PLAY_STATUS=8|^scontrol requeue 4711$
+slurm_with_pmix|0|$plan|slurm|^srun --mpi=pmix --kill-on-bad-exit=0$
+slurm_with_mpirun|0|$plan|LAUNCH=mpirun slurm|^mpirun --bind-to none$
+slurm_out_of_time|75|$plan|PLAY_STATUS=75 slurm|^scontrol requeue 4711$
+slurm_lost_rank|8|$plan|PLAY_STATUS=8 slurm|^scontrol requeue 4711$
+eight_gpus|0|$plan|scripts/run_8gpu.sh|^mpirun -n 8 --bind-to none$
 CASES
 outcome slurm_other_launch 2 'expected pmix or mpirun' in_cluster LAUNCH=x scripts/slurm.sbatch
 outcome slurm_after_too_many_restarts 8 "$plan" in_cluster PLAY_STATUS=8 SLURM_RESTART_COUNT=20 scripts/slurm.sbatch
 lacks slurm_does_not_requeue requeue "$LAUNCHED"
-expect eight_gpus 0 "$plan" in_cluster scripts/run_8gpu.sh
-has eight_ranks '^mpirun -n 8 --bind-to none$' "$LAUNCHED"
 expect another_run_is_continued 3 'absent/step-00000002' in_cluster scripts/run_8gpu.sh --resume=absent/step-00000002
 expect then_its_own_checkpoint 3 'error: later: expected a good checkpoint' in_cluster scripts/run_8gpu.sh --out later --resume=absent/step-00000002
 expect unknown_options_are_refused 2 'error: --no-such-option: unknown option' in_cluster scripts/run_8gpu.sh --no-such-option
 # ---- one process ----------------------------------------------------------------------------------------
-mkdir -p "$work/tree/data"
 cp data/prepare.py "$work/tree/data"
-continued=(scripts/continue_pretraining.sh . tiny)
-outcome continued_pretraining 0 'plan +packed, 16 micro-batches of 16384' in_cluster "${continued[@]}"
+in_tree() { (cd "$work/tree" && "$@"); }
+outcome continued_pretraining 0 'plan +packed, 16 micro-batches of 16384' in_cluster scripts/continue_pretraining.sh . tiny
 cp -r "$work/tree/tiny" "$work/tree/more"
-mix() { (cd "$work/tree" && scripts/mixture.sh . "$@" --from-scratch --boundary-token 0 --dry-run); }
-outcome mixture 0 '^source  more: 75 %' mix tiny:3,more:1 tiny:1,more:3
+outcome mixture 0 '^source  more: 75 %' in_tree scripts/mixture.sh . tiny:3,more:1 tiny:1,more:3 --from-scratch \
+    --boundary-token 0 --dry-run
 cp -r tests/golden/chat "$work/tree/chat"
 sed 's/"vocab_size": 264/"vocab_size": 384/' "$work/tree/config.json" > "$work/tree/chat/config.json"
 for i in 1 2 3 4 5 6 7 8; do
     echo '{"prompt": "How many, '$i'?", "completion": "That many."}'
 done > "$work/tree/chats.jsonl"
 PYTHONPATH=data python3 -c 'import prepare; print(prepare.CHATML)' > "$work/tree/chat/chat_template.jinja"
-fine_tune() { (cd "$work/tree" && scripts/finetune_chat.sh chat chats.jsonl --from-scratch --dry-run); }
-outcome fine_tuning 0 'plan +packed, 4 micro-batches of 8192' fine_tune
+outcome fine_tuning 0 'plan +packed, 4 micro-batches of 8192' in_tree scripts/finetune_chat.sh chat chats.jsonl \
+    --from-scratch --dry-run
 has fine_tuning_trains_the_answers 'of them targets' "$work/out.txt"
-lora_tune() {
-    (cd "$work/tree" && ./train_llama --model chat --from-scratch --train chats.jsonl --steps 1 \
-        --micro-batch-tokens 2048 --out lora-base > /dev/null &&
-        scripts/finetune_chat.sh lora-base/final chats.jsonl --lora 16 --dry-run)
-}
-outcome lora_fine_tuning 0 '^lora +rank 16, scale 2' lora_tune
+in_tree ./train_llama --model chat --from-scratch --train chats.jsonl --steps 1 --micro-batch-tokens 2048 --out base > /dev/null
+outcome lora_fine_tuning 0 '^lora +rank 16, scale 2' in_tree scripts/finetune_chat.sh base/final chats.jsonl --lora 16 --dry-run
 has the_rate_of_what_is_trained '^lr +0.0002, weight decay 0: the defaults for adapters' "$work/out.txt"
 has three_epochs_are_few_steps '^epochs  [0-9]+ in 1 step:' "$work/out.txt"
 # a stand-in for the hub's package
@@ -90,9 +82,9 @@ def load_dataset(name, config, split, streaming):
     assert (name, config, split) == ("allenai/ai2_arc", "ARC-Easy", "test")
     return [{"question": "?", "choices": {"text": ["dry", "wet"], "label": ["A", "B"]}, "answerKey": "B"}] * 3
 PY
-score() { (cd "$work/tree" && PYTHONPATH=$work/hub scripts/score.sh chat "$@" --from-scratch); }
-outcome scoring 0 '^bench . data/bench/arc.jsonl . acc [01]\.0000 .* 3 questions' score arc
-outcome scoring_fetches_once 0 '^bench . data/bench/arc.jsonl' env PYTHONPATH= bash -c 'cd "$1" && scripts/score.sh chat arc --from-scratch' - "$work/tree"
+score=(in_tree scripts/score.sh chat arc --from-scratch)
+PYTHONPATH=$work/hub outcome scoring 0 '^bench . data/bench/arc.jsonl . acc [01]\.0000 .* 3 questions' "${score[@]}"
+outcome scoring_fetches_once 0 '^bench . data/bench/arc.jsonl' "${score[@]}"
 while read -r usage pattern; do outcome "needs: $usage" 2 "$pattern" scripts/${usage//,/ }; done << USAGES
 continue_pretraining.sh,. a model and texts
 mixture.sh,.,web:1 a model and two mixtures
@@ -166,12 +158,8 @@ expect get_model_refuses_a_directory_that_is_there 2 'there: exists already' \
 
 [ -z "${server:-}" ] || kill $server
 # ---- the README's commands, as printed, on a small model ------------------------------------------------
-mkdir -p readme/smollm2 readme/bin && cd readme && uneven_texts my_texts 9 && tiny_model small 24 40 8
-cp "$root/tests/golden/chat/"tokenizer*.json smollm2
-cp "$root/tests/golden/chat/templates/qwen2.5.jinja" smollm2/chat_template.jinja
-sed 's/"vocab_size": 264/"vocab_size": 384/' small/config.json > smollm2/config.json
-for i in 1 2 3 4 5 6 7 8; do echo '{"instruction": "How many, '$i'?", "output": "Many."}'; done > chats.jsonl
-cp -r "$root/scripts" .
+mkdir -p readme/bin && cd readme && uneven_texts my_texts 9 && tiny_model small 24 40 8
+cp -r ../tree/chat smollm2 && cp -r "$root/scripts" ../tree/chats.jsonl .
 cat > train_llama <<SH
 #!/bin/sh
 case "\$*" in

@@ -98,7 +98,6 @@ has names_other_json '^warning: left out: tree/other.json: JSON without records'
 has names_a_link '^warning: left out: tree/linked: a directory .links are not followed' said-tree
 has names_a_binary_file '^warning: left out: tree/binary.dat: expected text, found a binary' said-tree
 has broken_lines_are_named '^warning: left out: broken.jsonl:3: expected JSON' said-broken.jsonl
-has each_is_named '^warning: left out: broken.jsonl:7: expected an object' said-broken.jsonl
 has broken_lines_are_counted '2 documents, .*left out: 3 records, 2 empty documents' said-broken.jsonl
 has broken_records_are_named '^warning: left out: broken.json: record 2: "?text' said-broken.json
 has what_follows_an_array_is_named '^warning: left out: broken.json: record 6: expected white space' said-broken.json
@@ -121,8 +120,6 @@ has then_nothing_else_is_validated '^texts   lines.jsonl -> .* 2001 documents, 0
 mkdir away
 check dry_run env TMPDIR="$work/away" "${run[@]}" --train tree --out dry --dry-run
 check dry_run_writes_nothing eval 'rmdir away && test ! -e dry'
-check dry_run_again "${run[@]}" --train tree --out out-tree --dry-run
-lacks dry_run_takes_the_tokens_that_are_there '^texts' out.txt
 mkdir split && cp notes.txt split && cp parts.jsonl split/val.jsonl && cp lines.jsonl split/train.jsonl
 makes validation_file_is_all_of_it '^texts .* 2005 documents, 3 for validation' --train split --out split.run
 # ---- a tokenizer of Hugging Face ----------------------------------------------------------------------
@@ -171,14 +168,12 @@ same_shards they_are_kept r/tokens before
 expect train_on_needs_the_texts 2 '^error: --train-on: expected as in' "${run[@]}" --resume --out r --steps 4 --train-on all
 expect resumes_without_the_texts 0 '^done: r/final' "${run[@]}" --resume --out r --steps 4
 again=("${fresh[@]}" --overwrite --steps 1)
-expect tokenized_again 0 '^texts   notes.txt -> r/tokens' "${again[@]}"
 sed -i '1s/2/3/' notes.txt
 expect tokenized_for_its_time 0 '^texts   notes.txt -> r/tokens' "${again[@]}"
 expect_notes
 holds as_the_new_text r/tokens notes.txt.expected
 check as_validation "${again[@]}" --val lines.jsonl
 expect tokenized_for_its_use 0 '^texts   notes.txt -> r/val_tokens' "${again[@]}" --val notes.txt
-check bpe_trains "${run[@]}" "${as_bpe[@]}" --train tree --out bpe-run --steps 1
 # ---- --eval ------------------------------------------------------------------------------------------------
 mkdir tmp
 evaluate() { TMPDIR=$work/tmp "$train" --model tiny --from-scratch --eval --max-seqlen 64 "$@"; }
@@ -197,11 +192,15 @@ check eval_ends_at_a_signal test $? -eq 143
 check eval_leaves_nothing rmdir tmp
 # ---- one big text: the end of it, in whole lines, is the validation set ------------------------------------
 python3 -S -c 'print("\n".join("line %d" % i for i in range(9000)), end="")' > big.txt
-makes says_that_it_is_cut '^texts   big.txt -> .* 2 documents, 1 for validation .the last 1 % of a file.' --train big.txt --out big
-check_python a_big_text_is_whole << 'PY'
-[(train, _)], [(val, _)] = shards.read("big/tokens", "train"), shards.read("big/tokens", "val")
-text = open("big.txt", "rb").read()
-assert bytes(train[1:-1] + val[1:-1]) == text and train[-2] == 10 and 0.5 < 100 * len(val) / len(text) <= 1, len(val)
+python3 -S -c 'print("\u20ac" * 40000, end="")' > line.txt     # or else in whole characters
+cut='2 documents, 1 for validation .the last 1 % of a file.'
+for text in big line; do makes "${text}_is_cut" "^texts   $text.txt -> .* $cut" --train $text.txt --out $text; done
+check_python what_is_cut_is_whole << 'PY'
+for name, last in ("big", 10), ("line", 0xac):
+    [(train, _)], [(val, _)] = shards.read(name + "/tokens", "train"), shards.read(name + "/tokens", "val")
+    text = open(name + ".txt", "rb").read()
+    assert bytes(train[1:-1] + val[1:-1]) == text and train[-2] == last, name
+    assert 0.98 < 100 * len(val[1:-1]) / len(text) <= 1, (name, len(val))
 PY
 makes with_val_it_is_not '^texts   big.txt -> big/tokens: 1 document, 0 for' --train big.txt --val notes.txt --out big
 # ---- bad input --------------------------------------------------------------------------------------------
@@ -240,34 +239,22 @@ code=9 refused one_id_too_many "of $least, the model has $((least - 1))" notes.t
 refused a_target_without_a_past 'first.jsonl:1: expected a part that is trained, found none' first.jsonl \
     --model bpe --from-scratch
 cp -r bpe nfc
-python3 -S -c 'import json; t = json.load(open("bpe/tokenizer.json")); t["normalizer"] = {"type": "NFC"}
-t["added_tokens"] = [dict(a, normalized=False) for a in t["added_tokens"]]
-json.dump(t, open("nfc/tokenizer.json", "w"))'
+edit nfc/tokenizer.json 'j["normalizer"] = {"type": "NFC"}
+for token in j["added_tokens"]: token["normalized"] = False'
 refused parts_that_change 'accent.jsonl:1: expected text that the tokenizer does not normalize' accent.jsonl \
     --model nfc --from-scratch
 cp -r bpe less
-python3 -S -c 'import json; t = json.load(open("bpe/tokenizer.json")); vocab = t["model"]["vocab"]
-vocab["unused"] = vocab.pop("\u0104")    # of byte 4
-json.dump(t, open("less/tokenizer.json", "w"))'
+edit less/tokenizer.json 'j["model"]["vocab"]["unused"] = j["model"]["vocab"].pop("\u0104")'    # of byte 4
 makes a_text_without_tokens_is_no_document '^texts .*: 1 document, ' "${as_bpe[@]/#bpe/less}" --train bytes.jsonl --out bytes.run
-# ---- validation: at least one document of ten; a text is cut at a line, or else at a character ------------
-python << 'PY'
-for n in 9, 10: open(f"{n}.jsonl", "w").writelines(json.dumps({"text": f"text {i} of {n}"}) + "\n" for i in range(n))
-open("same.jsonl", "w").write('{"text": "again"}\n' * 12)
-open("one line.txt", "w").write("\u20ac" * 40000)
-PY
+# ---- validation: at least one document of ten ----------------------------------------------------------
+for n in 9 10; do for i in $(seq $n); do echo "{\"text\": \"text $i of $n\"}"; done > $n.jsonl; done
+yes '{"text": "again"}' | head -n 12 > same.jsonl
 makes nine_are_all_trained '^texts .*: 9 documents, 0 for validation' --train 9.jsonl --out v9
 has how_to_have_some '^val     none; --val FILE or DIR gives some$' out.txt
 makes one_of_ten '^texts .*: 10 documents, 1 for validation, ' --train 10.jsonl --out v10
 mkdir 12 && for i in $(seq 12); do echo $i > 12/$i.txt; done
 makes one_of_twelve_files '^texts .*: 12 documents, 1 for validation, ' --train 12 --out v12
 makes copies_stay_together '^texts .*: 12 documents, 0 for validation' --train same.jsonl --out vsame
-makes a_line_is_cut '^texts .*: 2 documents, 1 for validation .the last 1 % of a file.' --train 'one line.txt' --out vline
-check_python at_a_character <<'PY'
-(train, _), = shards.read("vline/tokens", "train")
-(val, _), = shards.read("vline/tokens", "val")
-assert bytes(train[1:-1] + val[1:-1]).decode() == "\u20ac" * 40000 and bytes(val[1:-1]).decode() == "\u20ac" * 400
-PY
 # ---- a sample of a chat begins with all that stands before its first answer ----------------------------
 echo '{"messages": [{"role": "user", "content": "How many legs has a spider, please?"},
  {"role": "assistant", "content": "Eight."}]}' | tr -d '\n' > spider.jsonl
