@@ -347,7 +347,7 @@ static inline void llama_logits(LlamaModel *m, const int32_t *rows, int64_t n) {
     const int64_t C = m->config.hidden_size, Vp = padded_vocab(m->config.vocab_size);
     comm_progress();
     gather_rows(s->head_rows, m->acts[m->config.num_layers].norm_attn, rows, n, C);
-    matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, Vp);
+    matmul_forward(s->logits, NULL, s->head_rows, m->lm_head, n, C, Vp);
 }
 
 // Losses of in.head_rows, for llama_add_losses
@@ -523,7 +523,7 @@ static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *
     for (int64_t t = 0, n; t < T && logits; t += n) {
         n = llama_chunk(m, t, T);
         comm_progress();
-        matmul_forward(m->scratch.logits, norm + t * C, m->lm_head, n, C, padded_vocab(V));
+        matmul_forward(m->scratch.logits, NULL, norm + t * C, m->lm_head, n, C, padded_vocab(V));
         llama_logits_to_host(m, logits + t * V, n);
     }
     (train ? llama_head_train : llama_head_eval)(m);

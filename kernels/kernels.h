@@ -171,12 +171,10 @@ void attention_decode(floatX *out, const floatX *qkv, const floatX *cache,
 // ---- Matmul, in the layout of nn.Linear: weight (N,K), y = x W^T. fp32 accumulation -------------
 // On the CPU the bits of an output row do not depend on T or on the row's position.
 
-// out (T,N) =  inp (T,K) weight (N,K)^T
-void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
-                    int64_t N);
-// out (T,N) =  resid (T,N) + inp weight^T, rounded once; out may be resid      resid NULL: zeros
-void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
-                        int64_t T, int64_t K, int64_t N);
+// out (T,N) =  resid (T,N) + inp (T,K) weight (N,K)^T, rounded once; out may be resid
+// resid NULL: zeros
+void matmul_forward(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
+                    int64_t T, int64_t K, int64_t N);
 // dinp (T,K) =  dout (T,N) weight (N,K); accumulate: +=
 void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, bool accumulate,
                            int64_t T, int64_t K, int64_t N);
@@ -305,7 +303,6 @@ void device_zero(void *p, size_t bytes);
 void device_upload(void *dst, const void *src_host, size_t bytes);
 void device_download(void *dst_host, const void *src, size_t bytes);  // waits for all work
 void device_copy(void *dst, const void *src, size_t bytes);           // on the device, asynchronous
-void device_synchronize(void);  // waits for all enqueued work; a training step only downloads
 // One timer: start and stop enqueue marks on the stream, ms is the time between the last two in
 // milliseconds. device_timer_ms does not wait: call it after a wait that follows the stop.
 void device_timer_start(void);

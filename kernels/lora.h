@@ -35,12 +35,11 @@ static inline void linear_forward(floatX *out, const floatX *resid, const floatX
     int64_t rest = N;  // columns without an adapter
     for (int i = 0; i < a->num; i++) rest -= a->rows[i];
     if (a->num > 0 && rest > 0) device_zero(out, (size_t)(T * N) * sizeof *out);
-    if (a->num > 0) matmul_forward(a->h, inp, a->A, T, K, all);  // (T, num*r)
+    if (a->num > 0) matmul_forward(a->h, NULL, inp, a->A, T, K, all);  // (T, num*r)
     for (int i = 0; i < a->num; B += a->rows[i++] * r)
         matmul_forward_columns(out + a->column[i], resid, a->h + i * r, B, a->scale, T, r,
                                a->rows[i], all, N);
-    matmul_forward_add(out, a->num > 0 ? out : resid, inp, linear_weight(weight, a, N * K), T, K,
-                       N);
+    matmul_forward(out, a->num > 0 ? out : resid, inp, linear_weight(weight, a, N * K), T, K, N);
 }
 
 // With h = inp A^T and dh = scale * dout B, of dout (T,N) and inp (T,K):
@@ -52,7 +51,7 @@ static inline void linear_backward(floatX *dinp, real *dweight, const floatX *do
     const int64_t r = a->rank, all = a->num * r;
     int64_t at = 0;  // in B and dB
     matmul_backward_weight(dweight, dout, inp, accumulate, T, K, N);
-    if (a->num > 0) matmul_forward(a->h, inp, a->A, T, K, all);  // (T, num*r)
+    if (a->num > 0) matmul_forward(a->h, NULL, inp, a->A, T, K, all);  // (T, num*r)
     for (int i = 0; i < a->num; at += a->rows[i++] * r)
         matmul_backward_columns(a->dh + i * r, a->dB + at, dout + a->column[i], a->h + i * r,
                                 a->B + at, a->scale, accumulate, T, r, a->rows[i], all, N);

@@ -521,11 +521,11 @@ static void want_product(Run *r, const double *start, const double *a, const dou
                          int64_t b_row, int64_t b_step) {
     want_part(r, 0, 0, cols, start, 1, a, b, rows, cols, depth, a_row, a_step, b_row, b_step);
 }
-CALL(matmul_forward, p[0], p[1], p[2], T, C, V)
+CALL(matmul_forward, p[0], NULL, p[1], p[2], T, C, V)
 REFERENCE(matmul_forward) { want_product(r, NULL, x[1], x[2], T, V, C, C, 1, C, 1); }
-CALL(matmul_forward_add, p[0], p[1], p[2], p[3], T, C, V)
-REFERENCE(matmul_forward_add) { want_product(r, x[1], x[2], x[3], T, V, C, C, 1, C, 1); }
-CALL_AS(matmul_add_in_place, matmul_forward_add, p[0], p[0], p[1], p[2], T, C, V)
+CALL_AS(matmul_add, matmul_forward, p[0], p[1], p[2], p[3], T, C, V)
+REFERENCE(matmul_add) { want_product(r, x[1], x[2], x[3], T, V, C, C, 1, C, 1); }
+CALL_AS(matmul_add_in_place, matmul_forward, p[0], p[0], p[1], p[2], T, C, V)
 REFERENCE(matmul_add_in_place) { want_product(r, x[0], x[1], x[2], T, V, C, C, 1, C, 1); }
 CALL(matmul_backward_input, p[0], p[1], p[2], false, T, C, V)
 REFERENCE(matmul_backward_input) { want_product(r, NULL, x[1], x[2], T, C, V, V, 1, 1, C); }
@@ -1030,7 +1030,7 @@ static const Operation operations[] = {
         {"first_rows", INT, IN, "T", FIRST_ROWS}, {"position_ids", INT, IN, "T", POSITIONS}}),
     OPERATION(matmul_forward, .flags = CPU_ROWS | PRODUCT, TIMED(product), .operands = {
         RESULT("out", "TV"), INPUT("inp", "TC"), INPUT("weight", "VC")}),
-    OPERATION(matmul_forward_add, .flags = CPU_ROWS | PRODUCT, TIMED(product), .operands = {
+    OPERATION(matmul_add, .flags = CPU_ROWS | PRODUCT, TIMED(product), .operands = {
         RESULT("out", "TV"), INPUT("resid", "TV"), INPUT("inp", "TC"), INPUT("weight", "VC")}),
     OPERATION(matmul_add_in_place, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
               .operands = {

@@ -246,7 +246,7 @@ static const struct {
          floatX *p = (floatX *)floats(1 << 12);
          const DeviceOptions options = {};
          device_init(&options);
-         matmul_forward(p, p, p + 1, 1, 64, 64);
+         matmul_forward(p, NULL, p, p + 1, 1, 64, 64);
      },
      97, "A at 0x"}};
 

@@ -792,16 +792,16 @@ static void call_unsupported(int i) {
 #ifdef BACKEND_CUDA
     void *p = device_malloc(1 << 20);
     if (i == 5) gather_rows(p, p, p, 1, 12);
-    if (i == 6) matmul_forward(p, p, p, 1, 64, 9);
+    if (i == 6) matmul_forward(p, NULL, p, p, 1, 64, 9);
     if (i == 7) rope_forward(p, p, p, 1, (HeadShape)H(2, 1, 24));
     if (i == 8) rmsnorm_forward(p, p, p, p, EPS, 1, 16392);
     if (i == 9) global_norm_squared(p, (real *)p + 1, 4);
-    if (i == 10) matmul_forward(p, p, p, 1, 64, 0);
-    if (i == 11) matmul_forward(p, p, p, 1, 0, 64);
+    if (i == 10) matmul_forward(p, NULL, p, p, 1, 64, 0);
+    if (i == 11) matmul_forward(p, NULL, p, p, 1, 0, 64);
     if (i == 12) qk_norm_forward(p, p, p, EPS, 1, (HeadShape)H(2, 1, 20));
     if (i == 13) bias_backward(p, p, 1, 16392);
     if (i == NO_ALGORITHM && real_gpu()) _exit(0);
-    if (i == NO_ALGORITHM) matmul_forward(p, p, p, 3, 64, 8);
+    if (i == NO_ALGORITHM) matmul_forward(p, NULL, p, p, 3, 64, 8);
     const Moments odd[] = {{(real *)p + 1, p, false, 0}, {p, (uint16_t *)p + 2, true, 0}};
     if (i == 14 || i == 15) adamw_update(p, p, odd[i - 14], p, p, (AdamW){.t = 1}, 4);
 #endif
@@ -851,7 +851,7 @@ TEST(tile_registers_compute_as_the_manual_says) {
         if (!matmul_select(sets[set], true)) continue;
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             float out;
-            matmul_forward(&out, cases[i].inp, cases[i].weight, 1, 4, 1);
+            matmul_forward(&out, NULL, cases[i].inp, cases[i].weight, 1, 4, 1);
             CHECK_MSG(out == cases[i].out, "%s, case %zu: %a", sets[set], i, (double)out);
         }
     }
@@ -868,9 +868,9 @@ TEST(amx_and_its_model_give_the_same_bits) {
         const int least = round % 2 ? -70 : 0;  // exponents that reach denormals
         EACH(i, T * K) inp[i] = ldexpf((float)test_rng_normal(), least);
         EACH(i, N * K) weight[i] = ldexpf((float)test_rng_normal(), least + (int)(i % 12));
-        matmul_forward(out, inp, weight, T, K, N);
+        matmul_forward(out, NULL, inp, weight, T, K, N);
         matmul_select("amx_model_bf16", true);
-        matmul_forward(out + T * N, inp, weight, T, K, N);
+        matmul_forward(out + T * N, NULL, inp, weight, T, K, N);
         matmul_select("amx_bf16", true);
         CHECK_MSG(memcmp(out, out + T * N, (size_t)(T * N) * sizeof *out) == 0,
                   "T %ld, K %ld, N %ld", T, K, N);
@@ -969,7 +969,7 @@ TEST(timer_is_within_the_clock) {
     grads_add(x, (real *)x + (1 << 16), 1 << 16);
     device_timer_stop();
     CHECK(device_memory().waits == waits);
-    device_synchronize();
+    device_download(&(real){0}, x, sizeof(real));
     const double clock_ms = now_ms() - began, ms = (double)device_timer_ms();
     CHECK_MSG(ms > 0 && ms <= clock_ms + 1e-3, "%g ms of %g", ms, clock_ms);
     CHECK(device_memory().waits == waits + 1);
@@ -1133,7 +1133,7 @@ static double run_ms(const Run *r) {
     device_timer_start();
     for (int i = 0; i < calls; i++) r->op->call(r, r->p, r->s.T, r->s.C, r->s.V);
     device_timer_stop();
-    device_synchronize();
+    device_download(&(char){0}, r->p[0], 1);  // waits
     return (double)device_timer_ms() / calls;
 }
 static int by_value(const void *a, const void *b) {

@@ -436,13 +436,8 @@ static void gemm(real *c, const real *addend, Matrix a, Matrix b, int64_t m, int
     multiply(c, addend, n, 1, 1, a, b, m, n, depth);
 }
 
-void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
-                    int64_t N) {
-    matmul_forward_add(out, NULL, inp, weight, T, K, N);
-}
-
-void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
-                        int64_t T, int64_t K, int64_t N) {
+void matmul_forward(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
+                    int64_t T, int64_t K, int64_t N) {
     if (!chosen) matmul_select(NULL, false);
     if (chosen->few && T <= FEW_MOST && N >= chosen->few_width && K > 0)
         multiply_few(out, resid, inp, weight, T, N, K);

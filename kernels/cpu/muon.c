@@ -41,7 +41,7 @@ void muon_iterate(floatX *next, floatX *squares, const floatX *x, const float k[
     floatX *gram = squares, *poly = squares + s.num * side * side;
     for (int64_t j = 0; j < s.num; j++, gram += side * side, poly += side * side) {
         if (rows <= cols)
-            matmul_forward(gram, x, x, rows, cols, rows);
+            matmul_forward(gram, NULL, x, x, rows, cols, rows);
         else
             matmul_backward_weight(gram, x, x, false, rows, cols, cols);
         matmul_backward_weight(poly, gram, gram, false, side, side, side);
@@ -51,7 +51,7 @@ void muon_iterate(floatX *next, floatX *squares, const floatX *x, const float k[
         if (rows <= cols)
             matmul_backward_input(next, poly, x, false, rows, cols, rows);
         else
-            matmul_forward(next, x, poly, rows, cols, cols);
+            matmul_forward(next, NULL, x, poly, rows, cols, cols);
         next += elements(s), x += elements(s);
     }
 }

@@ -303,11 +303,6 @@ void device_copy(void *dst, const void *src, size_t bytes) {
     if (bytes) copy_async(dst, src, bytes, cudaMemcpyDeviceToDevice);
 }
 
-void device_synchronize(void) {
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    memory.waits++;
-}
-
 static cudaEvent_t timer[2];
 static void timer_mark(int which) {
     if (!timer[which]) CUDA_CHECK(cudaEventCreate(&timer[which]));

@@ -1,8 +1,8 @@
 // Matmul by cuBLASLt. A row-major (rows, cols) tensor is a column-major (cols, rows) matrix whose
 // leading dimension is cols, so that no product needs a transpose in memory:
 //
-//   forward          out^T (N,T)     =  weight (N,K) inp^T (K,T)     weight is found as (K,N)
-//   forward_add      out^T (N,T)     =  the same + resid^T (N,T)
+//   forward          out^T (N,T)     =  weight (N,K) inp^T (K,T) + resid^T (N,T)
+//                                                                weight is found as (K,N)
 //   backward_input   dinp^T (K,T)    =  weight^T (K,N) dout^T (N,T)
 //   backward_weight  dweight^T (K,N) =  inp^T (K,T) dout (T,N)       dout is found as (N,T); or +=
 //
@@ -182,13 +182,8 @@ void matmul_many(MatmulKind kind, const MatmulOperands &x, int64_t T, int64_t K,
     run({kind, T, K, N, K, N, num}, x);
 }
 
-void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
-                    int64_t N) {
-    run({FORWARD, T, K, N, K, N}, {out, NULL, weight, inp});
-}
-
-void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
-                        int64_t T, int64_t K, int64_t N) {
+void matmul_forward(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
+                    int64_t T, int64_t K, int64_t N) {
     run({FORWARD, T, K, N, K, N}, {out, resid, weight, inp});
 }
 
