@@ -70,7 +70,19 @@ PROGRAMS := $(filter-out $(DEV_PROGRAMS),$(ALL_PROGRAMS))
 SANITIZED := build/emusan/test_ops
 test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama \
                build/emu/train_llama build/cpu/train_llama_faulty build/emu/train_llama_faulty \
-               train_llama $(if $(NVCC),ptx-90a)
+               train_llama $(if $(NVCC),ptx-90a $(INSPECTED))
+# Code that tests/test_cuda_build.sh looks at: of kernels that are short of registers on two of all
+# architectures, and of Hopper's attention, with what ptxas says of it
+INSPECT_ARCHS ?= 80 120
+INSPECTED := $(patsubst %,build/inspect/kernels/cuda/%.o,\
+               attention_sm80 rmsnorm attention_sm90 attention_backward_sm90)
+build/inspect/%: GENCODE = $(foreach a,$(filter $(KNOWN) 90a,$(INSPECT_ARCHS)),\
+    -gencode arch=compute_$(a)$(comma)code=sm_$(a)) -gencode arch=compute_80$(comma)code=compute_80
+build/inspect/%_sm90.o: GENCODE = -gencode arch=compute_90a$(comma)code=sm_90a -Xptxas -v
+build/inspect/%.o: %.cu Makefile build/with/inspect-$(subst $() ,-,$(INSPECT_ARCHS))
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)$(NVCC) $(NVFLAGS) -c $< -o $@ > $@.log 2>&1 && ! grep 'C75[0-9][0-9]' $@.log || \
+	    (rm -f $@; cat $@.log >&2; exit 1)
 # What make test runs of test-ptx
 ptx-90a: build/emu/train_llama build/cpu/train_llama
 	@$(MAKE) -s PTX_ARCHS=90a $(addprefix build/ptx/,test_conform test_ops train_llama)
