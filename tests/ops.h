@@ -402,8 +402,8 @@ static void add_terms(Gradient g, int64_t at, double a, const double *b, double 
     }
 }
 
-// Adds what queries of a document, from `first` on, get from and give to its tokens: eight at a time,
-// or gradients of keys and values would be read from memory for each.
+// Adds what queries of a document, from `first` on, get from and give to its tokens: eight at a
+// time, or gradients of keys and values would be read from memory for each.
 enum { QUERIES_AT_A_TIME = 8 };
 static void add_query_gradients(Run *r, double *const *x, Gradient g, int64_t head, int64_t doc,
                                 int64_t first) {
