@@ -302,9 +302,9 @@ static double dot(const double *a, const double *b, int64_t n, double *size) {
 
 // One query over n keys and values, rows of `stride` apart; p (n) becomes the probabilities.
 // tol_out and tol_lse: errors but that of storing. Returns lse.
-static double attend_row(double *p, double *out, double *tol_out, double *tol_lse,
-                             const double *q, const double *k, const double *v, int64_t stride,
-                             int64_t n, int64_t D, double rounded) {
+static double attend_row(double *p, double *out, double *tol_out, double *tol_lse, const double *q,
+                         const double *k, const double *v, int64_t stride, int64_t n, int64_t D,
+                         double rounded) {
     double top = -INFINITY, sum = 0, error = 0, size[D], squares[D];
     EACH(c, D) out[c] = size[c] = squares[c] = 0;
     EACH(j, n) {
@@ -390,8 +390,7 @@ typedef struct {
     double *sum, *size, *squares, *error;  // error: of the terms, but for their rounding
 } Gradient;
 // g[at + i] += a b[i] for n elements; error: of a
-static void add_terms(Gradient g, int64_t at, double a, const double *b, double error,
-                          int64_t n) {
+static void add_terms(Gradient g, int64_t at, double a, const double *b, double error, int64_t n) {
     double *sum = g.sum + at, *size = g.size + at, *squares = g.squares + at, *e = g.error + at;
 #pragma omp simd
     EACH(i, n) {
@@ -424,9 +423,8 @@ static void add_query_gradients(Run *r, double *const *x, Gradient g, int64_t he
             p * (sum_error((double)D) * scale * s_size + sum_error(0) + 4 * UNIT * fabs(lse)) +
             UNDERFLOW;
         const double dp = dot(dout, v, D, &dp_size) - delta, ds = scale * p * dp;
-        const double ds_error = scale * (p_error * fabs(dp) +
-                                         p * (sum_error((double)D) * dp_size +
-                                              r->tol[1][head * r->s.T + t]));
+        const double ds_error = scale * (p_error * fabs(dp) + p * (sum_error((double)D) * dp_size +
+                                                                   r->tol[1][head * r->s.T + t]));
         add_terms(g, t * row + head * D, ds, k, ds_error, D);
         add_terms(g, j * row + kv, ds, q, ds_error, D);
         add_terms(g, j * row + kv + h.num_kv_heads * D, p, dout, p_error, D);
@@ -504,9 +502,8 @@ static double backward_flops(const Run *r) { return 10 * (double)dim(r, 'O') * a
 // Output o (rows, cols), from element `first` on in rows of `stride`, = start + scale times the sum
 // over k < depth of a[row a_row + k a_step] times b[col b_row + k b_step]
 static void want_part(Run *r, int o, int64_t first, int64_t stride, const double *start,
-                          double scale, const double *a, const double *b, int64_t rows,
-                          int64_t cols, int64_t depth, int64_t a_row, int64_t a_step, int64_t b_row,
-                          int64_t b_step) {
+                      double scale, const double *a, const double *b, int64_t rows, int64_t cols,
+                      int64_t depth, int64_t a_row, int64_t a_step, int64_t b_row, int64_t b_step) {
     EACH(i, rows)
     EACH(j, cols) {
         const int64_t at = first + i * stride + j;
