@@ -762,7 +762,7 @@ static void check_bits(const Operation *op, const char *kernels) {
         if (attention && round > 0) s = round == 1 ? shape[3] : random_docs(lengths, shared);
         if (!s.lengths && s.T == 34) s.lengths = row_docs;
         if (ON_CPU && op->flags & PRODUCT)
-            s = (Shape){.C = 21 + 640 * (round % 2), .V = 131, .lengths = row_docs};
+            s = (Shape){.C = 21 + 640 * (round % 2), .V = 67, .lengths = row_docs};
         Run a = new_run(op, s);
         omp_set_num_threads(1);
         execute(&a, usual);
