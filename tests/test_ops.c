@@ -1037,7 +1037,7 @@ static void check_equal_scores(const char *kernels, int D, double q) {
     enum { USED = 7 };  // columns: the score is no power of two
     const Operation *op = operation_named("attention_forward");
     select_or_skip(op, kernels);
-    Run r = new_run(op, (Shape){.T = 1024, .heads = H(1, 1, D)});
+    Run r = new_run(op, (Shape){.T = 1536, .heads = H(1, 1, D)});
     EACH(i, r.n[2]) {
         const int64_t kind = i / D % 3;
         r.x[2][i] = kind == 2 ? 1 : i % D >= USED ? 0 : kind == 0 ? q : 1;
