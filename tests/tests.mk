@@ -79,7 +79,8 @@ INSPECTED := $(patsubst %,build/inspect/kernels/cuda/%.o,\
 build/inspect/%: GENCODE = $(foreach a,$(filter $(KNOWN) 90a,$(INSPECT_ARCHS)),\
     -gencode arch=compute_$(a)$(comma)code=sm_$(a)) -gencode arch=compute_80$(comma)code=compute_80
 build/inspect/%_sm90.o: GENCODE = -gencode arch=compute_90a$(comma)code=sm_90a -Xptxas -v
-build/inspect/%.o: %.cu Makefile build/with/inspect-$(subst $() ,-,$(INSPECT_ARCHS))
+$(INSPECTED): build/with/inspect-$(subst $() ,-,$(strip $(INSPECT_ARCHS)))
+build/inspect/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)$(NVCC) $(NVFLAGS) -c $< -o $@ > $@.log 2>&1 && ! grep 'C75[0-9][0-9]' $@.log || \
 	    (rm -f $@; cat $@.log >&2; exit 1)
