@@ -56,7 +56,7 @@ train_llama: build/$(BACKEND)/train_llama build/with/backend-$(BACKEND)
 define VARIANT
 build/$(1)/%.o: %.c Makefile
 	@mkdir -p $$(@D)
-	$$(call say,CC,$$<)$$(CC) $$(CFLAGS) $(2) -c $$< -o $$@
+	$$(call say,CC,$$<)$$(CC) $$(CFLAGS) $(2) $$(CFLAGS_$$*) -c $$< -o $$@
 build/$(1)/train_llama.o: train_llama.cu Makefile
 	@mkdir -p $$(@D)
 	$$(call say,CC,$$<)$$(CC) $$(CFLAGS) $(2) -DUNPAD_VERSION='"$(VERSION) ($(COMMIT:%=commit %$(comma) )$(1) backend)"' -x c -c $$< -o $$@

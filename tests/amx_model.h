@@ -5,6 +5,9 @@
 #include <stdint.h>
 #include <string.h>
 
+// Not sanitized: it takes most time.
+#define MODEL_PLAIN __attribute__((no_sanitize("address", "undefined"))) static inline
+
 static _Thread_local uint32_t model_tiles[8][16][16];  // [register][row][word]
 static _Thread_local bool model_configured;
 
@@ -23,27 +26,33 @@ static void model_store(int t, void *to, int64_t stride) {
     for (int i = 0; i < 16; i++) memcpy((char *)to + i * stride, model_tiles[t][i], 64);
 }
 
-static inline float model_float(uint32_t bits) {
+MODEL_PLAIN float model_float(uint32_t bits) {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
 // Denormals are zeros, as an input and as a result.
-static inline float model_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+MODEL_PLAIN float model_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
 
-// x y + sum, rounded once. The product of two bf16 is exact unless it is out of a float's range.
-static inline float model_fma(float x, float y, float sum) {
-    const float product = x * y;
-    const bool exact = fabsf(product) >= 0x1p-126f && fabsf(product) <= FLT_MAX;
-    return model_flush(exact || x == 0 || y == 0 ? product + sum : fmaf(x, y, sum));
+// sum += x y, rounded once. The product of two bf16 is exact unless it is out of a float's range.
+MODEL_PLAIN void model_fma(float sum[16], float x, const float y[16]) {
+    float product[16];
+    int out_of_range = 0;
+    for (int n = 0; n < 16; n++) {
+        product[n] = x * y[n];
+        out_of_range |= (x != 0) & (y[n] != 0) &
+                        !((fabsf(product[n]) >= 0x1p-126f) & (fabsf(product[n]) <= FLT_MAX));
+    }
+    if (out_of_range)
+        for (int n = 0; n < 16; n++) sum[n] = model_flush(fmaf(x, y[n], sum[n]));
+    else
+        for (int n = 0; n < 16; n++) sum[n] = model_flush(product[n] + sum[n]);
 }
 
 // c += a b: sums of the even and of the odd members of pairs, in order and from zero, then
-// c + (even + odd); each step is rounded once, to nearest even. Not sanitized: it takes most time.
-__attribute__((no_sanitize("address"), no_sanitize("undefined"))) static void model_dot(int c,
-                                                                                        int a,
-                                                                                        int b) {
+// c + (even + odd); each step is rounded once, to nearest even.
+MODEL_PLAIN void model_dot(int c, int a, int b) {
     float low[16][16], high[16][16];  // of b
     for (int k = 0; k < 16; k++)
         for (int n = 0; n < 16; n++) {
@@ -56,8 +65,7 @@ __attribute__((no_sanitize("address"), no_sanitize("undefined"))) static void mo
             const uint32_t pair = model_tiles[a][m][k];
             const float x = model_flush(model_float(pair << 16)),
                         next = model_flush(model_float(pair & 0xffff0000));
-            for (int n = 0; n < 16; n++) even[n] = model_fma(x, low[k][n], even[n]);
-            for (int n = 0; n < 16; n++) odd[n] = model_fma(next, high[k][n], odd[n]);
+            model_fma(even, x, low[k]), model_fma(odd, next, high[k]);
         }
         for (int n = 0; n < 16; n++) {
             const float before = model_flush(model_float(model_tiles[c][m][n])),

@@ -11,7 +11,7 @@
 # killed, and its files are removed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-slow='ops cuda_modes ranks_failure emu ptx tensor_cores ranks probe cuda_ranks cuda_train cuda_build
+slow='ops cuda_modes ranks_failure emu ptx tensor_cores ranks probe cuda_ranks cuda_train
     cli power texts convert export family plan llama faults house out_dir lora chat data_cli generate'
 limit_s=${SUITE_LIMIT_S:-1800} jobs=${JOBS:-4}
 passed=0 failed=0 skipped=0 done=0 said_s=0

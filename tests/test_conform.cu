@@ -432,33 +432,4 @@ TEST(multiply_add) {
     add_case<64, 128>("b_mn_64x128");
 }
 
-// A in registers: to_operand's maps
-__global__ void registers_kernel(bf16 *operand, const float *rows_and_columns) {
-#if SM90A
-    float x[32];
-    for (int which = 0; which < 2; which++) {  // rows, then columns
-        uint32_t a[4][4];
-        for (int i = 0; i < 32; i++) x[i] = rows_and_columns[(which * 128 + threadIdx.x) * 32 + i];
-        to_operand(a, x);
-        for (int i = 0; i < 16; i++)
-            memcpy(operand + (which * 128 + threadIdx.x) * 32 + i * 2, &a[i / 4][i % 4], 4);
-    }
-#endif
-}
-TEST(operand_registers) {
-    begin_wgmma();
-    const Map c("wgmma_c64"), a("wgmma_a");
-    std::vector<float> in(8192);
-    for (int i = 0; i < 4096; i++) {
-        const size_t at = (size_t)(i % 128 * 32 + i / 128);
-        in[at] = (float)(c(i) % 64), in[4096 + at] = (float)(c(i) / 64);
-    }
-    const std::vector<bf16> r = run(8192, registers_kernel, 128, 0, to_device(in));
-    for (int i = 0; i < 4096; i++) {
-        const size_t from = (size_t)(i % 128 * 32 + i / 128);
-        const int element = a(i % 1024), row = element % 64, k = element / 64 + i / 1024 * 16;
-        CHECK(at(r, from) == row && at(r, 4096 + from) == k);
-    }
-}
-
 TEST_MAIN()

@@ -11,32 +11,12 @@ link=$(make_n -W train_llama.cu build/cuda/train_llama | tail -n 1)
 [ -n "$link" ] || skip_all code_for_every_gpu "$(grep -o 'BACKEND=cuda needs.*' make.txt)"
 nvcc=${link%% *}
 
-# Architectures from sm_80 on that this nvcc knows, and sm_90a (wgmma). `make test-archs`: all of them.
-case ${ARCHS:-} in
-    all) all=(80 86 87 89 90 90a 100 103 110 120 121) ;;
-    *) all=(80 120) ;;
-esac
-known=" $("$nvcc" --list-gpu-arch | sed 's/compute_//' | tr '\n' ' ')90a "
-archs=()
-for a in "${all[@]}"; do [[ $known = *" $a "* ]] && archs+=("$a"); done
-
-# The Makefile's own command, for all architectures at once
-compile() {     # compile FILE
-    local line
-    line=$(make_n CUDA_ARCHS="${archs[*]}" -W "$1.cu" "build/cuda/$1.o" | grep -m 1 -- "-c $1.cu")
-    line=${line/-MMD -MP/}
-    (cd "$root" && exec ${line% -o *} --threads 2 -o "$work/$(basename "$1").o")
-}
-for file in attention_sm80 rmsnorm; do
-    check "${file}_for_${#archs[@]}_architectures_without_a_spill" compile "kernels/cuda/$file"
-done
-
-# ptxas's remarks (C75xx) count as errors
-hopper() {
-    "$nvcc" -std=c++17 -O3 -DBACKEND_CUDA -gencode arch=compute_90a,code=sm_90a -Werror all-warnings \
-        -Xptxas -v,-warn-spills,-Werror -c "$root/kernels/cuda/$1.cu" -o x.o 2>&1 | tee log.txt
-    [ "${PIPESTATUS[0]}" -eq 0 ] && ! grep -qE 'C75[0-9][0-9]|[1-9][0-9]* bytes stack' log.txt
-}
+# Objects that make builds with its own settings (tests.mk), again only after a change
+[ "${ARCHS:-}" != all ] || all='INSPECT_ARCHS=80 86 87 89 90 90a 100 103 110 120 121'
+inspected=build/inspect/kernels/cuda
+compile() { make -s -C "$root" BACKEND=cpu ${all:+"$all"} $inspected/"$1".o; }
+for file in attention_sm80 rmsnorm; do check "${file}_without_a_spill" compile $file; done
+hopper() { compile "$1" && ! grep -qE '[1-9][0-9]* bytes stack' "$root/$inspected/$1.o.log"; }
 # loops OBJECT: exponentials that run while a product is in flight, and at most 8 moves to uniform
 # registers, in each hot loop (hopper_loops.py)
 loops() {
@@ -45,8 +25,8 @@ loops() {
 }
 for name in attention_sm90 attention_backward_sm90; do
     check "$name" hopper $name
-    has "${name}_is_not_empty" 'Used 1[26]8 registers' log.txt
-    if command -v cuobjdump > /dev/null; then check "${name}_overlaps" loops x.o
+    has "${name}_is_not_empty" 'Used 1[26]8 registers' "$root/$inspected/$name.o.log"
+    if command -v cuobjdump > /dev/null; then check "${name}_overlaps" loops "$root/$inspected/$name.o"
     else skip "${name}_overlaps" 'cuobjdump is not installed'; fi
 done
 
@@ -67,13 +47,13 @@ printf '#!/bin/sh\necho NVIDIA-SMI has failed\nexit 9\n' > nvidia-smi && chmod +
 outcome broken_driver 0 'backend cpu' env PATH="$work:$PATH" make -n -C "$root" all
 
 # The program finds its libraries without LD_LIBRARY_PATH and ldconfig's cache
-cat > library.cu <<'CU'
+cat > library.c <<'CU'
 #include <cublasLt.h>
 #include <stdio.h>
 int main() { return printf("cuBLASLt %zu\n", cublasLtGetVersion()) < 0; }
 CU
 libraries=$(grep -oE -- ' -(l|L|Xlinker )[^ ]+' <<< "$link" | tr '\n' ' ')
-link_library() { "$nvcc" library.cu -o library $libraries; }
+link_library() { "$nvcc" library.c -o library $libraries; }
 check link link_library
 loader=$(readelf -l library | sed -n 's/.*interpreter: \(.*\)]/\1/p')
 outcome libraries_are_found_at_run_time 0 'cuBLASLt [0-9]' \

@@ -18,11 +18,11 @@ run=("$train" "${common[@]}")
 exact=("${run[@]}" --deterministic)
 # ---- the same bits: 6 micro-batches, divided evenly among 2 ranks but not among 4 --------------------
 ranks 1 "${exact[@]}" --out d1 --steps 8 --save-every 4
-for n in 2 3 4; do
+for n in 2 4; do
     ranks $n "${exact[@]}" --out d$n --steps 8 --save-every 4
     same_state "deterministic_on_${n}_ranks" d1/step-00000008 d$n/step-00000008
 done
-same_losses deterministic_logs_are_equal 0 0 8 d1 d2 d3 d4
+same_losses deterministic_logs_are_equal 0 0 8 d1 d2 d4
 for n in 1 4; do ranks $n "${exact[@]}" --train giant.bin --val text.bin --out giant$n --steps 2; done
 same_state deterministic_giant giant{1,4}/step-00000002
 ranks 2 "${exact[@]}" --out e --resume=d1/step-00000004 --steps 6
@@ -82,8 +82,8 @@ expect check_packing_of_shared 0 'packing does not change' "${alike[@]}" --layou
 has rows_that_several_documents_share '[0-9]+ documents, [0-9]+ tokens, shared in [0-9]+ rows against each alone' out.txt
 has their_losses_are_bit_for_bit "max .delta. of a token's loss .*bit for bit" out.txt
 # ---- the same losses: distributed by work; the same bits in every run -----------------------------
-for n in 1 2 4 6; do ranks $n "${run[@]}" --out w$n --steps 8; done
-same_losses by_work_as_in_order_to_1e-5 1e-5 inf 8 d1 w1 w2 w4 w6
+for n in 4 6; do ranks $n "${run[@]}" --out w$n --steps 8; done
+same_losses by_work_as_in_order_to_1e-5 1e-5 inf 8 d1 w4 w6
 ranks 4 "${run[@]}" --out again --steps 8
 same_state by_work_has_the_same_bits_in_every_run {w4,again}/step-00000008
 # if the order of a sum did not change its bits, the tests above would show nothing
@@ -99,7 +99,7 @@ assert all(1 <= s["imbalance_measured"] < 4 and 0 <= s["slowest_rank"] < 4 for s
 for name in "planned", "measured":
     assert sorted(s["imbalance_" + name] for s in rest)[2] > 1.2, rest
 PY
-lacks no_imbalance_on_one_rank imbalance w1/log.jsonl
+lacks no_imbalance_on_one_rank imbalance d1/log.jsonl
 # ---- validation and samples only -------------------------------------------------------------------------
 for n in 1 3; do
     ranks $n "${exact[@]}" --out nothing --steps 0

@@ -35,7 +35,7 @@ EMUFLAGS_tsan = $(filter-out -Werror $(if $(filter clang++,$(TSAN_CXX)),-fno-ext
                   $(EMUFLAGS)) -DEMU_TSAN
 $(eval $(call EMULATED_VARIANT,tsan,$(TSAN_CXX),-O2,,-O1 -fsanitize=thread))
 EMUFLAGS_emusan = $(EMUFLAGS)
-$(eval $(call EMULATED_VARIANT,emusan,g++,,-O1 -fsanitize=address$(comma)undefined \
+$(eval $(call EMULATED_VARIANT,emusan,g++,-O3,-O1 -fsanitize=address$(comma)undefined \
     -fno-sanitize-recover=all -fno-omit-frame-pointer -U_FORTIFY_SOURCE,-fno-sanitize=vptr))
 
 # The kernels as nvcc compiles them: their PTX as C++ (ptx.py), linked beside those of build/emu, whose

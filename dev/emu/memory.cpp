@@ -137,6 +137,8 @@ char *device_allocate(size_t bytes, const char *file, int line) {
     Allocation a{bytes, 0, nullptr, file, line, false};
     char *p = map_block(&a);
     if (!p) return nullptr;
+    // page faults would be most of a start's time
+    madvise((void *)round_up((uintptr_t)p, PAGE), bytes, MADV_HUGEPAGE);
     if (opt.poison) memset(p, 0xff, bytes);  // NaN in bf16 and in fp32
     allocations[(uintptr_t)p] = a;
     in_use += bytes;

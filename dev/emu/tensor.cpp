@@ -98,9 +98,10 @@ static float fused_sum(float c, const float *a, const float (*b)[COLS], int col,
     return std::fabs(sum) < 0x1p128 ? toward_zero(sum) + 0.0f : (float)sum;  // never -0
 }
 
+// Of arrays of constant size, and most of the time: not sanitized
 template <int COLS>
-static void multiply_16x16(float (*d)[COLS], const float (*a)[16], const float (*b)[COLS],
-                           int cols) {
+__attribute__((no_sanitize("address", "undefined"))) static void multiply_16x16(
+    float (*d)[COLS], const float (*a)[16], const float (*b)[COLS], int cols) {
     const Rounding r = tensor_core();
     for (int i = 0; i < 16; i++) {
         if (opt.exact)
