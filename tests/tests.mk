@@ -68,9 +68,6 @@ DEV_PROGRAMS := $(call of_dev,$(ALL_PROGRAMS))
 DEV_SCRIPTS := $(call of_dev,$(SCRIPTS))
 PROGRAMS := $(filter-out $(DEV_PROGRAMS),$(ALL_PROGRAMS))
 SANITIZED := build/emusan/test_ops
-test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama \
-               build/emu/train_llama build/cpu/train_llama_faulty build/emu/train_llama_faulty \
-               train_llama $(if $(NVCC),ptx-90a $(INSPECTED))
 # Code that tests/test_cuda_build.sh looks at: of kernels that are short of registers on two of all
 # architectures, and of Hopper's attention, with what ptxas says of it
 INSPECT_ARCHS ?= 80 120
@@ -84,6 +81,9 @@ build/inspect/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)$(NVCC) $(NVFLAGS) -c $< -o $@ > $@.log 2>&1 && ! grep 'C75[0-9][0-9]' $@.log || \
 	    (rm -f $@; cat $@.log >&2; exit 1)
+test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama \
+               build/emu/train_llama build/cpu/train_llama_faulty build/emu/train_llama_faulty \
+               train_llama $(if $(NVCC),ptx-90a $(INSPECTED))
 # What make test runs of test-ptx
 ptx-90a: build/emu/train_llama build/cpu/train_llama
 	@$(MAKE) -s PTX_ARCHS=90a $(addprefix build/ptx/,test_conform test_ops train_llama)
