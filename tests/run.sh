@@ -21,7 +21,7 @@ top=$(mktemp -d "${TMPDIR:-/tmp}/unpad-run-XXXXXX") || exit 1
 memory=$(mktemp -d /dev/shm/unpad-run-XXXXXX 2> /dev/null) || memory=$top
 : > "$top/skips"
 # waiting threads sleep: on a busy machine, spinning ones starve the others
-export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2
+export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1    # for suites that do not choose
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 

@@ -11,7 +11,11 @@ static const struct {
     const char *prefix, *name;
 } arenas[] = {[ARENA_WEIGHTS] = {"", "weights"}, [ARENA_M] = {"m.", "m"}, [ARENA_V] = {"v.", "v"}};
 
-static float *alloc_block(const Parameters *p) {
+// For p->block elements, which become no more than the largest parameter has
+static float *alloc_block(Parameters *p) {
+    size_t most = 0;
+    for (int i = 0; i < p->num; i++) most = p->list[i].count > most ? p->list[i].count : most;
+    if (most < p->block) p->block = most;
     return host_calloc(p->block, sizeof(float), "weights");
 }
 
