@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs the suites given by `make test` or `make test-dev`, four at a time, the slow ones first, and adds
+# Runs the suites given by `make test` or `make test-dev`, six at a time, the slow ones first, and adds
 # up their last lines. Prints a line a suite, and every ten seconds which ones are running. Lists skips
 # by reason; those that tests/expected_skips.txt does not expect fail the run if CI=true.
 #
-#   JOBS=4               suites at a time: those of several ranks wait more than they compute
+#   JOBS=6               suites at a time: those of several ranks wait more than they compute
 #   SUITE_LIMIT_S=1800   time limit of a suite: 50 times its time on an idle machine
 #
 # A suite that ends without its totals as the last line counts as a failure, and so does one that ran
@@ -11,9 +11,10 @@
 # killed, and its files are removed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-slow='ops cuda_modes ranks_failure emu ptx tensor_cores ranks probe cuda_ranks cuda_train
-    cli power texts convert export family plan llama faults house out_dir lora chat data_cli generate'
-limit_s=${SUITE_LIMIT_S:-1800} jobs=${JOBS:-4}
+slow='ranks ops export cuda_ranks ranks_failure texts cli llama cuda_modes cuda_train ptx emu tensor_cores
+    convert chat probe faults out_dir lora zero prepare family recipes power benchmark data_cli plan plot
+    mixture generate replay run'
+limit_s=${SUITE_LIMIT_S:-1800} jobs=${JOBS:-6}
 passed=0 failed=0 skipped=0 done=0 said_s=0
 top=$(mktemp -d "${TMPDIR:-/tmp}/unpad-run-XXXXXX") || exit 1
 # in memory if possible: a busy disk takes seconds for an fsync. Often mounted noexec, so only for the
