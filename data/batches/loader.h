@@ -66,8 +66,8 @@ bool step_data_documents(Batch *docs, StepData *d, Dataset *ds, const LoaderSett
 bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err);
 
 // Starts loading at `state` ({0}: the beginning) in a thread, which fills two slots in turn, each
-// after the trainer has released it; the data set must outlive the
-// loader. Fails on bad settings (EXIT_USAGE) or when no thread can be started (EXIT_HOST_MEMORY).
+// after the trainer has released it; the data set must outlive the loader. Fails on bad settings
+// (EXIT_USAGE) or when no thread can be started (EXIT_HOST_MEMORY).
 bool loader_start(Loader *l, Dataset *ds, const LoaderSettings *s, PlanState state, Error *err);
 
 // The next step, valid until the next call; waits until it is loaded. NULL with *err filled when
