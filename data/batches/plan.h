@@ -45,7 +45,7 @@ typedef struct {
     int64_t padded_pairs;     // that it would compute in the padded layout
     // kept from step to step, for packing
     int64_t num_units;
-    PlanUnit *units;           // (num_units) at most num_stream; placed: by falling length
+    PlanUnit *units;           // (num_units) at most num_stream; sorted when placed, longest first
     int64_t *room;             // (num_micro) tokens that still fit
     int32_t *ids, *ids_order;  // (num_stream) of segments of the stream: by unit, by micro-batch
     int32_t *shared;           // (num_stream) what each of ids shares

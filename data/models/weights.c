@@ -11,7 +11,7 @@ static const struct {
     const char *prefix, *name;
 } arenas[] = {[ARENA_WEIGHTS] = {"", "weights"}, [ARENA_M] = {"m.", "m"}, [ARENA_V] = {"v.", "v"}};
 
-// For p->block elements, which become no more than the largest parameter has
+// Memory for p->block values; lowers p->block to the size of the largest parameter.
 static float *alloc_block(Parameters *p) {
     size_t most = 0;
     for (int i = 0; i < p->num; i++) most = p->list[i].count > most ? p->list[i].count : most;

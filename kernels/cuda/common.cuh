@@ -65,7 +65,7 @@ inline void cuda_check(const char *file, int line, const char *what, cudaError_t
 // a kernel at the next call that waits.
 #define LAUNCH_CHECK(kernel_) cuda_check(__FILE__, __LINE__, kernel_, cudaGetLastError())
 
-// So that arrays that the loop indexes are registers
+// The compiler unrolls the loop, so that arrays that it indexes stay in registers.
 #define unrolled_for _Pragma("unroll") for
 
 enum { WARP = 32 };
