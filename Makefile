@@ -111,18 +111,22 @@ NVFLAGS = -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
            $(if $(WERROR),-Werror all-warnings -Xptxas -warn-spills$(comma)-Werror)
 CUDA    := $(CUDA_KERNELS:%.cu=build/cuda/%.o)
 $(eval $(call VARIANT,cuda,-O3 -DBACKEND_CUDA,$(NVCC),$(CUDA)))
-build/cuda/%.o: %.cu Makefile
+# Each set of architectures keeps its objects in a folder of its own; build/cuda has those in use.
+ARCH_SET := $(subst $() ,-,$(strip $(CUDA_ARCHS)))
+build/cuda/%.o: build/cuda/$(ARCH_SET)/%.o
+	@mkdir -p $(@D) && cp $(<:.o=.[do]) $(@D)
+.SECONDARY: $(CUDA:build/cuda/%=build/cuda/$(ARCH_SET)/%)
+$(patsubst %.cu,build/cuda/%.o,$(wildcard kernels/*/*.cu tests/*.cu)): build/with/archs-$(ARCH_SET)
+build/cuda/$(ARCH_SET)/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)$(NVCC) $(NVFLAGS) -c $< -o $@ 2> $@.log || (cat $@.log >&2; exit 1)
-	@cat $@.log >&2; ! grep -q 'C75[0-9][0-9]' $@.log || (rm $@; exit 1)
-build/cuda/kernels/comm/nccl.o: \
+	@sed '/^ptxas info/d; /bytes stack/d' $@.log >&2; ! grep -q 'C75[0-9][0-9]' $@.log || (rm $@; exit 1)
+build/cuda/$(ARCH_SET)/kernels/comm/nccl.o: \
     NVFLAGS += $(if $(NCCL),-DWITH_NCCL -I$(patsubst %/,%,$(dir $(NCCL_H))))
 
-# Rebuilt when MPI or NCCL was installed or removed since the last build, or for other GPUs
-$(patsubst %.cu,build/cuda/%.o,$(wildcard kernels/*/*.cu tests/*.cu)): \
-    build/with/archs-$(subst $() ,-,$(strip $(CUDA_ARCHS)))
+# Rebuilt when MPI or NCCL was installed or removed since the last build
 $(WITH_MPI): build/with/mpi-$(MPI)
-build/cuda/kernels/comm/nccl.o: build/with/nccl-$(NCCL)
+build/cuda/$(ARCH_SET)/kernels/comm/nccl.o: build/with/nccl-$(NCCL)
 $(foreach v,cpu cuda emu asan,build/$(v)/data/base/ask.o): build/with/edit-$(EDIT)
 build/with/%:
 	@mkdir -p $(@D) && rm -f $(@D)/$(firstword $(subst -, ,$*))-* && touch $@

@@ -70,7 +70,7 @@ __device__ __forceinline__ SoftmaxSum block_sum(SoftmaxSum s, SoftmaxSum *warps)
 
 // x[v] = value(v, x[v]) along the row, and 0 from V to Vp
 template <class F>
-__device__ __forceinline__ void map_row(floatX *x, int64_t V, int64_t Vp, F value) {
+__device__ __forceinline__ void map_row(floatX *x, int V, int Vp, F value) {
     const int64_t tail = V / 8 * 8;
 #pragma unroll 4
     for (int64_t v = 8 * threadIdx.x; v < tail; v += 8 * blockDim.x) {
