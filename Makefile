@@ -121,8 +121,7 @@ build/cuda/$(ARCH_SET)/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)$(NVCC) $(NVFLAGS) -c $< -o $@ 2> $@.log || (cat $@.log >&2; exit 1)
 	@sed '/^ptxas info/d; /bytes stack/d' $@.log >&2; ! grep -q 'C75[0-9][0-9]' $@.log || (rm $@; exit 1)
-build/cuda/$(ARCH_SET)/kernels/comm/nccl.o: \
-    NVFLAGS += $(if $(NCCL),-DWITH_NCCL -I$(patsubst %/,%,$(dir $(NCCL_H))))
+build/cuda/$(ARCH_SET)/kernels/comm/nccl.o: NVFLAGS += $(if $(NCCL),-DWITH_NCCL -I$(dir $(NCCL_H)))
 
 # Rebuilt when MPI or NCCL was installed or removed since the last build
 $(WITH_MPI): build/with/mpi-$(MPI)
