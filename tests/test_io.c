@@ -157,6 +157,10 @@ TEST(only_regular_files_are_read) {
     REFUSED(EXIT_BAD_INPUT, "", file_open(&f, scratch("fifo"), "", &err));  // at once
     put_file(scratch("big"), "0123456789", 10);
     REFUSED(EXIT_BAD_INPUT, "", file_read_all(scratch("big"), 9, &n, "", &err));
+    put_file(scratch("zeros"), "a\0b", 3);
+    AUTO_FREE char *bytes = file_read_all(scratch("zeros"), 3, &n, "", &(Error){0});
+    CHECK(bytes && n == 3 && bytes[2] == 'b');
+    REFUSED(EXIT_BAD_INPUT, "NUL byte at 1", file_read_all(scratch("zeros"), 3, NULL, "", &err));
 }
 
 TEST(dir_create_all_and_remove_tree) {

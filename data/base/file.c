@@ -113,6 +113,8 @@ char *file_read_all(const char *path, uint64_t most, uint64_t *n, const char *hi
                         path, most, f.size_bytes);
     if (ok) text = host_calloc(f.size_bytes + 1, 1, path);
     ok = ok && file_read_at(&f, text, f.size_bytes, 0, err);
+    if (ok && !n && strlen(text) < f.size_bytes)
+        ok = bad_input(err, "%s: expected text, found a NUL byte at %zu", path, strlen(text));
     file_close(&f);
     if (ok) return text;
     free(text);

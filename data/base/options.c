@@ -211,16 +211,23 @@ static bool line_argument(const char *line, char *out, Error *err) {
     return length > 0;
 }
 
+// The arguments of each file: the options point into them until options_parse begins again.
+typedef struct FileArguments {
+    struct FileArguments *before;
+    char text[];
+} FileArguments;
+static FileArguments *files;
+
 static bool read_file(Option *table, const char *path, Error *err) {
-    static char *arguments;  // what the options point into
     char where[IO_PATH_MAX + 20];
-    uint64_t n;
     char *text =
-             file_read_all(path, JSON_MAX_CONFIG, &n, "give a file with one option a line", err),
+             file_read_all(path, JSON_MAX_CONFIG, NULL, "give a file with one option a line", err),
          *rest = text;
     if (!text) return false;
-    free(arguments);
-    char *at = arguments = host_calloc(n + 1, 5, "a file of options");
+    FileArguments *file = host_calloc(sizeof *file + 5 * (strlen(text) + 1), 1, path);
+    file->before = files;
+    files = file;
+    char *at = file->text;
     rest += mark_bytes(text);
     for (int number = 1, i = 0; rest && !err->code; number++, i = 0) {
         if (line_argument(strsep(&rest, "\n"), at, err)) {
@@ -249,6 +256,7 @@ static const char *help_topic(int argc, char **argv, int *i) {
 
 bool options_parse(Option *table, int argc, char **argv, const char **help, Error *err) {
     *help = NULL;
+    for (FileArguments *before; files; files = before) before = files->before, free(files);
     for (Option *o = table; o->name; o++) {
         o->given = NOT_GIVEN;
         o->text = NULL;
