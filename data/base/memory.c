@@ -16,17 +16,6 @@ void *host_calloc(size_t count, size_t size, const char *what_for) {
     return p;
 }
 
-size_t host_memory_free(void) {
-    FILE *f = fopen("/proc/meminfo", "r");
-    char line[128];
-    unsigned long long kib = 0;
-    if (!f) return 0;
-    while (fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
-    fclose(f);
-    return (size_t)kib * 1024;
-}
-
 static size_t number_in(const char *dir, const char *name, size_t otherwise) {
     char path[4096];
     size_t n = otherwise;
@@ -35,6 +24,22 @@ static size_t number_in(const char *dir, const char *name, size_t otherwise) {
     if (f && fscanf(f, "%zu", &n) != 1) n = otherwise;  // "max"
     if (f) fclose(f);
     return n;
+}
+
+// The page cache of files, which makes room for what is allocated
+static size_t cache_in(const char *dir, bool v1) {
+    char path[4096 + 16], line[128];
+    size_t n, sum = 0;
+    snprintf(path, sizeof path, "%s/memory.stat", dir);
+    FILE *f = fopen(path, "r");
+    while (f && fgets(line, sizeof line, f)) {
+        const char *name = line + (v1 ? 6 : 0);
+        if (v1 && strncmp(line, "total_", 6) != 0) continue;
+        if (sscanf(name, "inactive_file %zu", &n) == 1 || sscanf(name, "active_file %zu", &n) == 1)
+            sum += n;
+    }
+    if (f) fclose(f);
+    return sum;
 }
 
 // Ancestors limit a group too. In a container only the root exists: the path is the host's.
@@ -53,12 +58,27 @@ size_t cgroup_memory_free(const char *self, const char *root) {
             const size_t most =
                              number_in(dir, v1 ? "memory.limit_in_bytes" : "memory.max", SIZE_MAX),
                          used = number_in(dir, v1 ? "memory.usage_in_bytes" : "memory.current", 0),
-                         left = most > used ? most - used : 0;
+                         cache = cache_in(dir, v1), taken = used > cache ? used - cache : 0,
+                         left = most > taken ? most - taken : 0;
             if (most < SIZE_MAX && left < least) least = left;
         }
     }
     if (f) fclose(f);
     return least;
+}
+
+size_t host_memory_free(void) {
+    enum { LEAST = 1 << 20 };  // also divided by ranks, it is not 0
+    FILE *f = fopen("/proc/meminfo", "r");
+    char line[128];
+    unsigned long long kib = 0;
+    if (!f) return 0;
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
+    fclose(f);
+    const size_t all = (size_t)kib * 1024,
+                 allowed = cgroup_memory_free("/proc/self/cgroup", "/sys/fs/cgroup");
+    return all < allowed ? all : allowed > LEAST ? allowed : LEAST;
 }
 
 char *host_copy(const char *text, const char *what_for) {
