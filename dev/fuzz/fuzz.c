@@ -141,7 +141,7 @@ static bool fuzz_documents(Input *in) {
     BpeEncoder *e = encoder(i);
     UnitOptions *o = &unit_options[i];
     Inputs inputs;
-    UnitReader r = {.in = &inputs, .file.fd = -1};
+    UnitReader r = {.in = &inputs, .most_bytes = MAX_DOCUMENT_BYTES, .file.fd = -1};
     size_t n;
     o->chat = (ChatTemplate){(ChatStyle)(style % 5), "", true, "Short.", "", "<s>", "<|im_end|>"};
     if (style & 8) o->chat.system[0] = 0;
