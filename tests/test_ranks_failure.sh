@@ -45,15 +45,15 @@ check() {
 
 # NAME | FAULT | exit code | error: lines | a line that matches. Open MPI's mpirun names a killed rank
 # itself, with 128 + the signal.
-killed='mpirun noticed that process rank' waited='error: ranks: rank [0-2] on .* has waited for others'
-stuck='error: ranks: rank' fails='error: a file: expected words, found none \(rank 2 on'
+killed='mpirun noticed that process rank' stopped='on .* was stopped for [567] s in' stuck='error: ranks: rank' fails='error: a file: expected words, found none \(rank 2 on'
 table="
 kill_in_set_up     | kill:0:set-up:0    | 137 | 0 | $killed 0 .* signal 9
 kill_in_reduce     | kill:1:reduce:4    | 137 | 0 | $killed 1 .* signal 9
 kill_in_save       | kill:0:save:4      | 137 | 0 | $killed 0 .* signal 9
-stop_in_forward    | stop:0:forward:4   | 8   | 1 | $waited .* in reduce of step 4
-stop_in_validate   | stop:1:validate:4  | 8   | 1 | $waited .* in validate of step 4
-stop_in_save       | stop:2:save:4      | 8   | 1 | $waited .* in save of step 4
+stop_in_set_up     | stop:0:set-up:0    | 8   | 1 | $stuck 0 $stopped set-up$
+stop_in_forward    | stop:0:forward:4   | 8   | 1 | $stuck 0 $stopped forward of step 4$
+stop_in_validate   | stop:1:validate:4  | 8   | 1 | $stuck 1 $stopped validate of step 4$
+stop_in_save       | stop:2:save:4      | 8   | 1 | $stuck 2 $stopped save of step 4$
 spin_in_backward   | spin:1:backward:4  | 8   | 1 | $stuck 1 on .* stuck for .* in backward of step 4
 spin_in_update     | spin:2:update:4    | 8   | 1 | $stuck 2 on .* stuck for .* in update of step 4
 spin_in_save       | spin:0:save:4      | 8   | 1 | $stuck 0 on .* stuck for .* in save of step 4

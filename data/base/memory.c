@@ -16,30 +16,18 @@ void *host_calloc(size_t count, size_t size, const char *what_for) {
     return p;
 }
 
-static size_t number_in(const char *dir, const char *name, size_t otherwise) {
-    char path[4096];
+// The number on the line that begins with `key`; "": on the first one
+static size_t number_in(const char *dir, const char *name, const char *key, size_t otherwise) {
+    char path[4096], line[128];
     size_t n = otherwise;
+    bool found = false;
     snprintf(path, sizeof path, "%s/%s", dir, name);
     FILE *f = fopen(path, "r");
-    if (f && fscanf(f, "%zu", &n) != 1) n = otherwise;  // "max"
+    while (f && !found && fgets(line, sizeof line, f))
+        if ((found = strncmp(line, key, strlen(key)) == 0))
+            sscanf(line + strlen(key), "%zu", &n);  // or "max"
     if (f) fclose(f);
     return n;
-}
-
-// The page cache of files, which makes room for what is allocated
-static size_t cache_in(const char *dir, bool v1) {
-    char path[4096 + 16], line[128];
-    size_t n, sum = 0;
-    snprintf(path, sizeof path, "%s/memory.stat", dir);
-    FILE *f = fopen(path, "r");
-    while (f && fgets(line, sizeof line, f)) {
-        const char *name = line + (v1 ? 6 : 0);
-        if (v1 && strncmp(line, "total_", 6) != 0) continue;
-        if (sscanf(name, "inactive_file %zu", &n) == 1 || sscanf(name, "active_file %zu", &n) == 1)
-            sum += n;
-    }
-    if (f) fclose(f);
-    return sum;
 }
 
 // Ancestors limit a group too. In a container only the root exists: the path is the host's.
@@ -51,14 +39,18 @@ size_t cgroup_memory_free(const char *self, const char *root) {
         const bool v1 = strstr(line, ":memory:") != NULL;
         if (!v1 && strncmp(line, "0::", 3) != 0) continue;
         line[strcspn(line, "\n")] = 0;
+        const size_t skip = v1 ? 0 : strlen("total_");
         const int top = snprintf(dir, sizeof dir, "%s%s", root, v1 ? "/memory" : "");
         snprintf(dir + top, sizeof dir - (size_t)top, "%s", strrchr(line, ':') + 1);
         for (char *end = dir + strlen(dir); end; end = strrchr(dir + top, '/')) {
             *end = 0;
-            const size_t most =
-                             number_in(dir, v1 ? "memory.limit_in_bytes" : "memory.max", SIZE_MAX),
-                         used = number_in(dir, v1 ? "memory.usage_in_bytes" : "memory.current", 0),
-                         cache = cache_in(dir, v1), taken = used > cache ? used - cache : 0,
+            const size_t most = number_in(dir, v1 ? "memory.limit_in_bytes" : "memory.max", "",
+                                          SIZE_MAX),
+                         used =
+                             number_in(dir, v1 ? "memory.usage_in_bytes" : "memory.current", "", 0),
+                         cache = number_in(dir, "memory.stat", &"total_inactive_file "[skip], 0) +
+                                 number_in(dir, "memory.stat", &"total_active_file "[skip], 0),
+                         taken = used > cache ? used - cache : 0,
                          left = most > taken ? most - taken : 0;
             if (most < SIZE_MAX && left < least) least = left;
         }

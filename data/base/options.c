@@ -211,12 +211,7 @@ static bool line_argument(const char *line, char *out, Error *err) {
     return length > 0;
 }
 
-// The arguments of each file: the options point into them until options_parse begins again.
-typedef struct FileArguments {
-    struct FileArguments *before;
-    char text[];
-} FileArguments;
-static FileArguments *files;
+static void **files;  // blocks that begin with the one before: the options point into their texts
 
 static bool read_file(Option *table, const char *path, Error *err) {
     char where[IO_PATH_MAX + 20];
@@ -224,10 +219,10 @@ static bool read_file(Option *table, const char *path, Error *err) {
              file_read_all(path, JSON_MAX_CONFIG, NULL, "give a file with one option a line", err),
          *rest = text;
     if (!text) return false;
-    FileArguments *file = host_calloc(sizeof *file + 5 * (strlen(text) + 1), 1, path);
-    file->before = files;
+    void **file = host_calloc(sizeof *file + 5 * (strlen(text) + 1), 1, path);
+    *file = files;
     files = file;
-    char *at = file->text;
+    char *at = (char *)(file + 1);
     rest += mark_bytes(text);
     for (int number = 1, i = 0; rest && !err->code; number++, i = 0) {
         if (line_argument(strsep(&rest, "\n"), at, err)) {
@@ -256,7 +251,7 @@ static const char *help_topic(int argc, char **argv, int *i) {
 
 bool options_parse(Option *table, int argc, char **argv, const char **help, Error *err) {
     *help = NULL;
-    for (FileArguments *before; files; files = before) before = files->before, free(files);
+    for (void **before; files; files = before) before = *files, free(files);
     for (Option *o = table; o->name; o++) {
         o->given = NOT_GIVEN;
         o->text = NULL;

@@ -24,11 +24,7 @@ typedef struct {
     Error named[MAX_NAMED];  // why the first binary files and bad records were left out
 } LeftOut;
 
-enum {
-    CUT_MIN_BYTES = 1 << 16,
-    CUT_MAX_FILES = 20,
-    MAX_DOCUMENT_BYTES = 1 << 30,  // of a file that is one document, or of a record
-};
+enum { CUT_MIN_BYTES = 1 << 16, CUT_MAX_FILES = 20, MAX_DOCUMENT_BYTES = 1 << 30 };
 
 typedef struct {
     const Tokenizer *tokenizer;
@@ -68,7 +64,7 @@ void unit_free(Unit *u);
 
 typedef struct {
     const Inputs *in;
-    uint64_t most_bytes;          // of a record, with its end: MAX_DOCUMENT_BYTES
+    uint64_t most_bytes;          // of a record, with its end: MAX_DOCUMENT_BYTES, as of a text
     size_t next;                  // input
     File file;                    // of records; fd -1: none
     uint64_t offset, bytes_done;  // in this file; of all
