@@ -70,6 +70,12 @@ while IFS=$'\t' read -r name fault _; do start "$name" "$fault"; done < <(cases)
 # each fsync of rank 0 takes less than the limit, all of a save longer than the others wait in silence
 SLOW_MS=1300 start slow_save slow:0:save:4 --heartbeat-seconds 3
 SLOW_MS=12000 start quiet_set_up quiet:1:set-up:0 --steps 1
+# all of a job is suspended for longer than the limit
+SLOW_MS=3000 start suspended quiet:1:forward:3
+await_line $! '^step +2/' suspended.txt
+kill -STOP $(pids_of "--out $work/suspended ")
+sleep 7
+kill -CONT $(pids_of "--out $work/suspended ")
 # scripts/train_until_done.sh meanwhile
 PAUSE=0 beside loop "$root/scripts/train_until_done.sh" bash -c \
     'mkdir once 2> /dev/null && export FAULT=kill:1:reduce:5; exec "$@"' sh "${job[@]}" --out "$work/loop"
@@ -82,6 +88,7 @@ while IFS=$'\t' read -r name _ code errors pattern; do
 done < <(cases)
 check slow_save 0 0 '^done'
 check quiet_set_up 0 0 '^done'
+check suspended 0 0 '^done'
 
 resumed=(kill_in_reduce kill_in_save stop_in_validate drift signal_to_one_rank)
 for name in "${resumed[@]}"; do     # with another number of ranks
