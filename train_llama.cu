@@ -148,7 +148,17 @@ static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32
 
 // ---- Ranks: what must be the same on all of them ------------------------------------------------
 
-// Ranks that were started differently would silently train a mixture.
+// Ranks that were started differently would wait for each other, or silently train a mixture.
+static void check_ranks_are_started_alike(void) {
+    RankFields own = {0};
+    if (comm_num_ranks() == 1) return;
+    comm_barrier();  // a rank that was asked for help ends here
+    rank_field_text(&own, "version", UNPAD_VERSION);
+    rank_field_file(&own, "the program file", "/proc/self/exe");
+    rank_field_options(&own, run_option_table);
+    rank_fields_agree(&own, "the same", "start every rank with the same program and flags");
+}
+
 static void check_ranks_agree(const Data *d, const LlamaConfig *config, const ResumePoint *at) {
     RankFields own = {0};
     char manifest[IO_PATH_MAX];
@@ -156,9 +166,6 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
                    val[2] = {d->val.fingerprint, d->val.token_fingerprint};
     if (comm_num_ranks() == 1) return;
     char *model = llama_config_text(config, "float32");
-    rank_field_text(&own, "version", UNPAD_VERSION);
-    rank_field_file(&own, "the program file", "/proc/self/exe");
-    rank_field_options(&own, run_option_table);
     rank_field_text(&own, "model", model);
     free(model);
     rank_field(&own, "training data", train, sizeof train);
@@ -169,7 +176,7 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
         must(path_join(manifest, at->dir, "manifest.json", &err));
         rank_field_file(&own, "files of the checkpoint", manifest);
     }
-    rank_fields_agree(&own, "the same", "start every rank with the same program, flags and files");
+    rank_fields_agree(&own, "the same", "give every rank the same files");
 }
 
 static void rank_field_weights(RankFields *f, const LlamaModel *m) {
@@ -792,6 +799,7 @@ static Options *start_process(int argc, char **argv) {
     io_progress = comm_progress;
     comm_heartbeat(o->heartbeat_seconds);
     comm_phase("set-up", 0);
+    check_ranks_are_started_alike();
     return o;
 }
 

@@ -29,6 +29,7 @@ typedef struct TestCase {
 } TestCase;
 
 __attribute__((unused)) static TestCase *test_first, **test_last = &test_first;
+static const TestCase *test_current;
 static jmp_buf test_leave;
 static uint64_t test_seed = 1, test_rng_state;
 enum { TEST_FAILED = 1, TEST_SKIPPED = 2 };
@@ -72,6 +73,8 @@ __attribute__((noreturn, format(printf, 5, 6))) static inline void test_end(
     vprintf(format, args);
     printf("\n");
     va_end(args);
+    fflush(stdout);
+    if (!test_current) abort();  // no case runs: libFuzzer keeps the input
     longjmp(test_leave, how);
 }
 
@@ -132,8 +135,6 @@ static inline double test_rng_normal(void) {
     for (int i = 0; i < 12; i++) s += test_rng_uniform();
     return s;
 }
-
-static const TestCase *test_current;
 
 static uint64_t test_hash(const char *s) {
     uint64_t h = 1469598103934665603ull;

@@ -118,6 +118,8 @@ no_context|choice 0: expected strings|{"choices": ["b", "c"], "answer": 0}
 an_answer_beyond|answer: expected an integer from 0 to 1, found 2|{"context": "a", "choices": ["b", "c"], "answer": 2}
 no_answer|answer: required|{"context": "a", "choices": ["b", "c"]}
 JSONL
+(cat plain.jsonl && head -c 99 /dev/zero) > zeros.jsonl
+expect zeros 3 'zeros.jsonl: expected text, found a NUL byte' "$train" --model model --eval --bench zeros.jsonl --max-seqlen 128
 : > empty.jsonl
 expect no_questions 3 'empty.jsonl: expected questions, found none' "$train" --model model --eval --bench empty.jsonl
 expect no_file 3 'none.jsonl: expected' "$train" --model model --eval --bench none.jsonl

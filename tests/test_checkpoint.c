@@ -387,6 +387,22 @@ TEST(what_cannot_be_looked_at_exists) {
     }
 }
 
+// A file or directory that cannot be looked at is none of another kind, nor one that was renamed.
+TEST(a_failed_look_is_told_as_such) {
+    const char *dir = scratch("seen"), *why = strerror(EIO);
+    File f;
+    DirLock lock;
+    MUST(dir_create_all(dir, &err) && dir_lock(&lock, dir, &err));
+    fault_arm(FAULT_IO, 2, EIO, false);
+    REFUSED(EXIT_BAD_INPUT, why, file_open(&f, scratch("seen/.lock"), "", &err));
+    fault_arm(FAULT_IO, 2, EIO, false);
+    REFUSED(EXIT_DISK, why, io_open_own(scratch("seen/.lock"), O_RDONLY, &err) >= 0);
+    fault_arm(FAULT_IO, 2, EIO, false);
+    REFUSED(EXIT_DISK, why, dir_lock_check(&lock, dir, &err));
+    fault_disarm();
+    CHECK(close(lock.fd) == 0 && close(lock.dir_fd) == 0);
+}
+
 // Of models in shares of the space that is free: an error where not even the last checkpoint, three
 // times the model, and final/ fit. Other programs may write in the meantime: nothing is near.
 TEST(a_last_checkpoint_without_space_is_an_error) {

@@ -122,10 +122,10 @@ outcome evaluation_takes_the_same_kernels 0 ' emulated sm_90, .*attention sm80$'
     "${mpi[@]}" -n 1 "${judge[@]}" : -n 1 env EMU_ARCH=80 "${judge[@]}"
 # The watchdog knows what the GPU waits for while the host waits for the GPU. All wait at the same time:
 # NAME | FAULT | exit code | a line that matches | options
-waits='^error: ranks: rank 0 on .* has waited for others'
+stopped='^error: ranks: rank 1 on .* was stopped for [0-9]+ s in'
 cases="spin|spin:1:backward:2|8|^error: ranks: rank 1 on .* stuck for .* in backward of step 2|
-stop|stop:1:forward:2|8|$waits .* of step 2|
-leave|stop:1:leave:0|8|$waits .* in leave|--heartbeat-seconds 5 --steps 2
+stop|stop:1:forward:2|8|$stopped forward of step 2$|
+leave|stop:1:leave:0|8|$stopped leave$|--heartbeat-seconds 5 --steps 2
 signal|signal:1:backward:2|75|continues from step 3|"
 while IFS='|' read -r name fault _ _ options; do
     FAULT=$fault beside "$name" "${mpi[@]}" -n 2 "$bin/train_llama_faulty" "${common[@]}" --attention sm80 \

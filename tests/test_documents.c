@@ -2,8 +2,10 @@
 #include <sys/stat.h>
 
 #include "../data/base/hash.h"
+#include "../data/base/signals.h"
 #include "../data/shards/shard.h"
 #include "../data/shards/shard_writer.h"
+#include "../data/texts/documents.h"
 #include "scratch.h"
 
 // ---- Making files -------------------------------------------------------------------------------
@@ -572,6 +574,38 @@ TEST(empty_shards) {
     save(&f, "empty");
     check_refused(scratch("empty.bin"), "expected documents, found none");
     check_opens(list_of("empty.bin", "full.bin"));
+}
+
+// Records of that many bytes with their end, as lines and in an array; the last line has no end
+TEST(records_that_are_too_long_are_refused) {
+    enum { MOST = 300000 };
+    static char text[2 * MOST];
+    for (int i = 0; i < 12; i++) {
+        const bool array = i % 2, last = i / 2 % 2;
+        const int size = MOST - 1 + i / 4;
+        const char *path = scratch(array ? "long.json" : "long.jsonl");
+        const int n = snprintf(text, sizeof text, "%s{\"text\": \"%0*d\"}%s", array ? "[" : "",
+                               size - 12 - (array || !last), 0,
+                               array  ? last ? "]" : ",{\"text\": \"b\"}]"
+                               : last ? ""
+                                      : "\n{\"text\": \"b\"}");
+        Inputs inputs;
+        Unit u = {0};
+        UnitReader r = {.in = &inputs, .most_bytes = MOST, .file.fd = -1};
+        Error err = {0};
+        put_file(path, text, (size_t)n);
+        MUST(inputs_collect(&inputs, path, "/nowhere", &err));
+        while (unit_read(&r, &u, &err)) CHECK(u.num_bytes <= MOST);
+        CHECK_MSG(err.code == (size > MOST ? EXIT_BAD_INPUT : 0), "%d: %s", i, err.what);
+        CHECK(!err.code || strstr(err.what, "record 1: expected at most 300000 bytes"));
+        r.next = 0, r.offset = 0, file_close(&r.file);
+        stop_signal = SIGTERM;
+        CHECK(!unit_read(&r, &u, &err) && (err.code == EXIT_RESUMABLE || size > MOST));
+        stop_signal = 0;
+        file_close(&r.file);
+        inputs_free(&inputs);
+        unit_free(&u);
+    }
 }
 
 TEST_MAIN()

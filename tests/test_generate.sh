@@ -65,6 +65,9 @@ text two greedy --prompt 'ä'
 text three greedy --prompt 'of the'
 for f in 1:line 2:two 3:three; do echo "--- ${f%:*}" && cat "${f#*:}.txt"; done > expected.txt
 writes prompts_of_a_file_are_those_alone expected.txt greedy --prompt @prompts.txt
+printf 'line 7\n\0ä\n' > zeros.txt
+expect zeros_in_prompts 3 'zeros.txt: expected text, found a NUL byte at 7' greedy --prompt @zeros.txt
+expect zeros_in_a_pipe 3 'standard input: .* a NUL byte' eval 'greedy --prompt - < zeros.txt'
 # ---- the text ------------------------------------------------------------------------------------------
 text half greedy --prompt 'line 7' --sample-tokens 5
 has max_new_tokens 'then 4 tokens' err.txt

@@ -157,6 +157,10 @@ TEST(only_regular_files_are_read) {
     REFUSED(EXIT_BAD_INPUT, "", file_open(&f, scratch("fifo"), "", &err));  // at once
     put_file(scratch("big"), "0123456789", 10);
     REFUSED(EXIT_BAD_INPUT, "", file_read_all(scratch("big"), 9, &n, "", &err));
+    put_file(scratch("zeros"), "a\0b", 3);
+    AUTO_FREE char *bytes = file_read_all(scratch("zeros"), 3, &n, "", &(Error){0});
+    CHECK(bytes && n == 3 && bytes[2] == 'b');
+    REFUSED(EXIT_BAD_INPUT, "NUL byte at 1", file_read_all(scratch("zeros"), 3, NULL, "", &err));
 }
 
 TEST(dir_create_all_and_remove_tree) {
@@ -220,6 +224,16 @@ static bool json_accepts(const char *text, size_t n) {
 
 static void put(const char *name, const char *text) { put_file(scratch(name), text, strlen(text)); }
 
+// What names this machine's control groups is looked for in the scratch directory.
+FILE *__real_fopen(const char *path, const char *mode);
+FILE *__wrap_fopen(const char *path, const char *mode);
+FILE *__wrap_fopen(const char *path, const char *mode) {
+    const char *to = strncmp(path, "/sys/fs/cgroup", 14) == 0 ? printed("cg%s", path + 14)
+                     : strcmp(path, "/proc/self/cgroup") == 0 ? "self"
+                                                              : NULL;
+    return __real_fopen(to ? scratch(to) : path, mode);
+}
+
 // The least of what a group and those above it leave, of both versions; in a container the root's
 TEST(limits_of_control_groups_are_read) {
     MUST(dir_create_all(scratch("cg/memory/job/step"), &err) &&
@@ -232,12 +246,23 @@ TEST(limits_of_control_groups_are_read) {
     put("cg/memory/job/memory.limit_in_bytes", "1000\n");
     put("cg/memory/job/memory.usage_in_bytes", "300\n");
     CHECK(cgroup_memory_free(scratch("v1"), scratch("cg")) == 700);
+    put("cg/memory/job/memory.stat",
+        "active_file 9\ntotal_inactive_file 40\ntotal_active_file 5\n");
+    CHECK(cgroup_memory_free(scratch("v1"), scratch("cg")) == 745);
     put("cg/slurm/x/memory.max", "max\n");
     CHECK(cgroup_memory_free(scratch("v2"), scratch("cg")) == SIZE_MAX);
     put("cg/slurm/memory.max", "50\n");
     put("cg/slurm/memory.current", "60\n");
     CHECK(cgroup_memory_free(scratch("v2"), scratch("cg")) == 0);
+    put("cg/slurm/memory.stat", "anon 3\ninactive_file 11\nactive_file 22\n");
+    CHECK(cgroup_memory_free(scratch("v2"), scratch("cg")) == 23);
     CHECK(cgroup_memory_free(scratch("none"), scratch("cg")) == SIZE_MAX);
+    const size_t all = host_memory_free();
+    put("self", "0::/slurm/x\n");
+    put("cg/slurm/memory.max", "9000000\n");
+    CHECK(all > 1 << 24 && host_memory_free() == 8999973);
+    put("cg/slurm/memory.max", "20\n");
+    CHECK(host_memory_free() == 1 << 20);  // 0 is: unknown
 }
 
 // What json.h promises beyond Jansson's defaults

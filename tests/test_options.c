@@ -204,6 +204,22 @@ TEST(a_file_of_options) {
     }
 }
 
+// Each file's texts stay: longer files than a freed block that the next one would get, of one size
+TEST(several_files_of_options) {
+    char text[2][500];
+    Error err;
+    for (int i = 0; i < 2; i++) {
+        snprintf(text[i], sizeof text[i], "%s%*s", i ? "resume two" : "out = one#\n", 400, "#");
+        put_file(scratch(i ? "b" : "a"), text[i], strlen(text[i]));
+    }
+    CHECK(parse(printed("--options %s --options %s", scratch("a"), scratch("b")), &err));
+    CHECK(strcmp(o.out, "one#") == 0 && strcmp(o.resume, "two") == 0);
+    put_file(scratch("a"), "steps 5\n\0\0seed 7", 17);
+    char *argv[] = {"program", "--options", (char *)scratch("a"), NULL};
+    const char *help;
+    REFUSED(EXIT_BAD_INPUT, "NUL byte at 8", options_parse(table, 3, argv, &help, &err));
+}
+
 TEST(errors_in_a_file_of_options) {
     static const char *const bad[][2] = {
         {"steps 5\nstps 3", "options:2: --stps=3: unknown option"},

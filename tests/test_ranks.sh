@@ -110,12 +110,21 @@ check steps_0_writes_nothing test ! -e nothing
 # ---- ranks that were started differently ------------------------------------------------------------
 expect different_options 9 'differences in lr \(rank 1\)' \
     "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 : -n 1 "${run[@]}" --out m --steps 1 --lr 2e-3
-expect different_data 9 'training data \(rank 1\)' "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 \
-    : -n 1 "${run[@]/text.bin/giant.bin}" --val text.bin --out m --steps 1
+# the same names, other files
+mkdir here there nowhere && ln -s ../text.bin here/data && ln -s ../giant.bin there/data
+named=("${run[@]}" --model "$work/tiny" --train data --val "$work/text.bin" --out "$work/m" --steps 1)
+expect different_data 9 'differences in training data \(rank 1\)$' \
+    "${mpi[@]}" -n 1 --wdir here "${named[@]}" : -n 1 --wdir there "${named[@]}"
+expect different_tasks 9 'differences in out \(rank 1\), eval \(rank 1\)' \
+    "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 : -n 1 "${run[@]}" --steps 1 --eval
+for n in 1 2; do
+    expect "help_on_one_of_$n" 9 "ranks: rank $n has ended, expected it to go on as other ranks do" \
+        "${mpi[@]}" -n $n "${run[@]}" --out m --steps 1 : -n 1 "$train" --help
+done
 [ ! -x "${train}_faulty" ] || expect different_programs 9 'differences in .*the program file \(rank 1\)$' \
     "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 : -n 1 "${train}_faulty" "${common[@]}" --out m --steps 1
 # the same directory name, other weights: the last byte of the last one differs
-for d in here there; do mkdir $d && cp -r d1/final $d/m; done
+for d in here there; do cp -r d1/final $d/m; done
 size=$(stat -c %s there/m/model.safetensors)
 printf '\x3c' | dd of=there/m/model.safetensors bs=1 seek=$((size - 1)) conv=notrunc 2> out.txt
 loaded=("$train" --model m "${common[@]:3}" --train "$work/text.bin" --out "$work/m" --steps 1)
@@ -123,8 +132,8 @@ expect different_weights 9 'found differences in weights \(rank 1\)$' \
     "${mpi[@]}" -n 1 --wdir here "${loaded[@]}" : -n 1 --wdir there "${loaded[@]}"
 check nothing_is_written_before_ranks_agree test ! -e m
 # ---- errors of one rank and of all are one error --------------------------------------------------------
-expect error_on_one_rank 3 'error: nowhere.*\(rank 3 on ' "${mpi[@]}" -n 3 "${run[@]}" --out m \
-    : -n 1 "${run[@]/text.bin/nowhere}" --out m
+expect error_on_one_rank 3 'error: data: .*\(rank 3 on ' \
+    "${mpi[@]}" -n 3 --wdir here "${named[@]}" : -n 1 --wdir nowhere "${named[@]}"
 expect error_on_all_ranks 3 'error: nowhere' "${mpi[@]}" -n 4 "${run[@]/text.bin/nowhere}" --out m
 expect unknown_flag 2 'layot: unknown option' "${mpi[@]}" -n 4 "$train" --layot packed
 expect more_ranks_than_micro_batches 2 'multiple of 1024' \

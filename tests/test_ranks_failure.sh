@@ -45,15 +45,15 @@ check() {
 
 # NAME | FAULT | exit code | error: lines | a line that matches. Open MPI's mpirun names a killed rank
 # itself, with 128 + the signal.
-killed='mpirun noticed that process rank' waited='error: ranks: rank [0-2] on .* has waited for others'
-stuck='error: ranks: rank' fails='error: a file: expected words, found none \(rank 2 on'
+killed='mpirun noticed that process rank' stopped='on .* was stopped for [567] s in' stuck='error: ranks: rank' fails='error: a file: expected words, found none \(rank 2 on'
 table="
 kill_in_set_up     | kill:0:set-up:0    | 137 | 0 | $killed 0 .* signal 9
 kill_in_reduce     | kill:1:reduce:4    | 137 | 0 | $killed 1 .* signal 9
 kill_in_save       | kill:0:save:4      | 137 | 0 | $killed 0 .* signal 9
-stop_in_forward    | stop:0:forward:4   | 8   | 1 | $waited .* in reduce of step 4
-stop_in_validate   | stop:1:validate:4  | 8   | 1 | $waited .* in validate of step 4
-stop_in_save       | stop:2:save:4      | 8   | 1 | $waited .* in save of step 4
+stop_in_set_up     | stop:0:set-up:0    | 8   | 1 | $stuck 0 $stopped set-up$
+stop_in_forward    | stop:0:forward:4   | 8   | 1 | $stuck 0 $stopped forward of step 4$
+stop_in_validate   | stop:1:validate:4  | 8   | 1 | $stuck 1 $stopped validate of step 4$
+stop_in_save       | stop:2:save:4      | 8   | 1 | $stuck 2 $stopped save of step 4$
 spin_in_backward   | spin:1:backward:4  | 8   | 1 | $stuck 1 on .* stuck for .* in backward of step 4
 spin_in_update     | spin:2:update:4    | 8   | 1 | $stuck 2 on .* stuck for .* in update of step 4
 spin_in_save       | spin:0:save:4      | 8   | 1 | $stuck 0 on .* stuck for .* in save of step 4
@@ -70,6 +70,12 @@ while IFS=$'\t' read -r name fault _; do start "$name" "$fault"; done < <(cases)
 # each fsync of rank 0 takes less than the limit, all of a save longer than the others wait in silence
 SLOW_MS=1300 start slow_save slow:0:save:4 --heartbeat-seconds 3
 SLOW_MS=12000 start quiet_set_up quiet:1:set-up:0 --steps 1
+# all of a job is suspended for longer than the limit
+SLOW_MS=3000 start suspended quiet:1:forward:3
+await_line $! '^step +2/' suspended.txt
+kill -STOP $(pids_of "--out $work/suspended ")
+sleep 7
+kill -CONT $(pids_of "--out $work/suspended ")
 # scripts/train_until_done.sh meanwhile
 PAUSE=0 beside loop "$root/scripts/train_until_done.sh" bash -c \
     'mkdir once 2> /dev/null && export FAULT=kill:1:reduce:5; exec "$@"' sh "${job[@]}" --out "$work/loop"
@@ -82,6 +88,7 @@ while IFS=$'\t' read -r name _ code errors pattern; do
 done < <(cases)
 check slow_save 0 0 '^done'
 check quiet_set_up 0 0 '^done'
+check suspended 0 0 '^done'
 
 resumed=(kill_in_reduce kill_in_save stop_in_validate drift signal_to_one_rank)
 for name in "${resumed[@]}"; do     # with another number of ranks

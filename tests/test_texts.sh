@@ -285,11 +285,17 @@ expect steps_and_epochs 2 'at most one' "${run[@]}" --train 9.jsonl --epochs 2 -
 check full_disk test "$? $(ls disk | grep tokens)" = '4 '
 python3 -S -c '
 for i in range(300000): print("{\"text\": \"a document of %d words, and some more of them, as it were: %d\"}" % (i, i * i))' > large.jsonl
-"${run[@]}" --train large.jsonl --out signal --threads 1 --steps 0 --val-every 0 > out.txt 2>&1 &
-until [ -e signal/tokens.tmp ] || ! kill -0 $! 2> /dev/null; do sleep 0.02; done
-kill $!
-wait $!
-check stopped_by_a_signal test "$? $(ls signal | grep tokens)" = '75 '
+# one record, too, that alone takes long
+python3 -S -c 'print("{\"text\": \"%s\"}" % ("ab" * 12000000))' > long.jsonl
+for f in large long; do
+    "${run[@]}" "${as_bpe[@]}" --train $f.jsonl --out $f --threads 1 --steps 0 --val-every 0 > out.txt 2>&1 &
+    until [ -e $f/tokens.tmp ] || ! kill -0 $! 2> /dev/null; do sleep 0.02; done
+    sleep 0.2
+    kill $!
+    start=$SECONDS
+    wait $!
+    check stopped_by_a_signal_$f test "$? $(ls $f | grep tokens) $((SECONDS - start < 3))" = '75  1'
+done
 if with_ranks two_ranks "$release"; then
     check two_ranks "${mpi[@]}" -n 2 "$release" "${small[@]}" --batch-tokens 512 --train lines.jsonl --out ranks \
         --model tiny --from-scratch --steps 1 --val-every 0

@@ -21,8 +21,9 @@ MINUTES ?= 60
 .PHONY: check bench-ops mutants fuzz soak test test-races test-dev test-faults test-programs \
         test-dev-programs test-arm64 test-sanitizers test-schedules test-ptx ptx-90a cuda-80-90a simple
 
-# Of one suite: checksums for dev/fuzz/fuzz.c, saves that wait for test_power.c
+# Of one suite: checksums for dev/fuzz/fuzz.c, control groups for test_io.c, saves that wait for test_power.c
 WRAP_fuzz  := -Wl,--wrap=crc32c
+WRAP_io    := -Wl,--wrap=fopen
 WRAP_power := -Wl,--wrap=host_memory_free
 build/emu/test_faults: WRAP_faults := -Wl,--wrap=comm_connect
 

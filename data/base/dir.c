@@ -90,7 +90,8 @@ bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, E
 static const char probe_text[] = "probe\n";
 
 bool dir_is_probe(const char *path) {
-    char *text = file_read_all(path, strlen(probe_text), NULL, "", &(Error){0});
+    uint64_t n;  // a power loss may have zeroed its bytes
+    char *text = file_read_all(path, strlen(probe_text), &n, "", &(Error){0});
     const bool is = text && strncmp(text, probe_text, strlen(text)) == 0;
     free(text);
     return is;
@@ -152,8 +153,10 @@ bool dir_lock(DirLock *lock, const char *dir, Error *err) {
 bool dir_lock_check(const DirLock *lock, const char *dir, Error *err) {
     struct stat ours, found;
     if (lock->dir_fd < 0 || fstat(lock->dir_fd, &ours) != 0) return true;
-    if (stat(dir, &found) == 0 && found.st_dev == ours.st_dev && found.st_ino == ours.st_ino)
-        return true;
+    const int status = stat(dir, &found);
+    if (status == 0 && found.st_dev == ours.st_dev && found.st_ino == ours.st_ino) return true;
+    if (status != 0 && errno != ENOENT && errno != ENOTDIR)
+        return disk_error(err, dir, "cannot look at it");
     return error_set(err, EXIT_DISK, "put it back where it was",
                      "%s: expected the directory that this run locked, found it renamed, removed "
                      "or replaced",

@@ -35,8 +35,9 @@ int io_open(const char *path, int flags, mode_t mode) {
 int io_open_own(const char *path, int flags, Error *err) {
     struct stat st;
     const int fd = io_open(path, flags | O_NOFOLLOW | O_NONBLOCK, 0666);
-    if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) return fd;
-    if (fd < 0 && errno != ELOOP)
+    const bool seen = fd >= 0 && fstat(fd, &st) == 0;
+    if (seen && S_ISREG(st.st_mode)) return fd;
+    if (!seen && (fd >= 0 || errno != ELOOP))
         disk_error(err, path, "cannot open");
     else
         error_set(err, EXIT_DISK, "remove it, or give another --out",
@@ -58,12 +59,14 @@ bool file_open(File *f, const char *path, const char *hint, Error *err) {
     f->path = path;
     f->size_bytes = 0;
     f->fd = io_open(path, O_RDONLY | O_NONBLOCK, 0);  // O_NONBLOCK: a FIFO must not hang us
-    if (f->fd < 0)
-        return error_set(
-            err, EXIT_BAD_INPUT,
-            hint[0] || errno != ENOENT ? hint : "check the path, relative to this directory",
-            "%s: cannot open: %s", path, strerror(errno));
-    if (fstat(f->fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+    if (f->fd < 0 || fstat(f->fd, &st) != 0) {
+        error_set(err, EXIT_BAD_INPUT,
+                  hint[0] || errno != ENOENT ? hint : "check the path, relative to this directory",
+                  "%s: cannot open: %s", path, strerror(errno));
+        file_close(f);
+        return false;
+    }
+    if (!S_ISREG(st.st_mode)) {
         file_close(f);
         return error_set(err, EXIT_BAD_INPUT, "save it as a file: no pipe or directory is read",
                          "%s: expected a regular file", path);
@@ -113,6 +116,8 @@ char *file_read_all(const char *path, uint64_t most, uint64_t *n, const char *hi
                         path, most, f.size_bytes);
     if (ok) text = host_calloc(f.size_bytes + 1, 1, path);
     ok = ok && file_read_at(&f, text, f.size_bytes, 0, err);
+    if (ok && !n && strlen(text) < f.size_bytes)
+        ok = bad_input(err, "%s: expected text, found a NUL byte at %zu", path, strlen(text));
     file_close(&f);
     if (ok) return text;
     free(text);

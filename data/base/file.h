@@ -40,8 +40,8 @@ void file_close(File *f);
 // EXIT_DISK.
 bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Error *err);
 
-// A whole file of at most `most` bytes, NUL-terminated, in memory the caller frees; *n, unless n is
-// NULL, is its size. NULL on error.
+// A whole file of at most `most` bytes, NUL-terminated, in memory the caller frees; *n is its size.
+// n NULL: a text, in which a NUL byte is EXIT_BAD_INPUT. NULL on error.
 char *file_read_all(const char *path, uint64_t most, uint64_t *n, const char *hint, Error *err);
 
 // SHA-256 of a file of at most 1 GiB. Fails as file_read_all does.

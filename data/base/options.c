@@ -211,16 +211,18 @@ static bool line_argument(const char *line, char *out, Error *err) {
     return length > 0;
 }
 
+static void **files;  // blocks that begin with the one before: the options point into their texts
+
 static bool read_file(Option *table, const char *path, Error *err) {
-    static char *arguments;  // what the options point into
     char where[IO_PATH_MAX + 20];
-    uint64_t n;
     char *text =
-             file_read_all(path, JSON_MAX_CONFIG, &n, "give a file with one option a line", err),
+             file_read_all(path, JSON_MAX_CONFIG, NULL, "give a file with one option a line", err),
          *rest = text;
     if (!text) return false;
-    free(arguments);
-    char *at = arguments = host_calloc(n + 1, 5, "a file of options");
+    void **file = host_calloc(sizeof *file + 5 * (strlen(text) + 1), 1, path);
+    *file = files;
+    files = file;
+    char *at = (char *)(file + 1);
     rest += mark_bytes(text);
     for (int number = 1, i = 0; rest && !err->code; number++, i = 0) {
         if (line_argument(strsep(&rest, "\n"), at, err)) {
@@ -249,6 +251,7 @@ static const char *help_topic(int argc, char **argv, int *i) {
 
 bool options_parse(Option *table, int argc, char **argv, const char **help, Error *err) {
     *help = NULL;
+    for (void **before; files; files = before) before = *files, free(files);
     for (Option *o = table; o->name; o++) {
         o->given = NOT_GIVEN;
         o->text = NULL;

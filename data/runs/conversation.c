@@ -47,10 +47,12 @@ static bool add_standard_input(Conversation *c, Error *err) {
     char *text = NULL;
     size_t capacity = 0;
     const char *prompt = "";
-    if (getdelim(&text, &capacity, 0, stdin) > 0)
-        prompt = cut_end(cut_end(text, '\n'), '\r') + mark_bytes(text);
+    const ssize_t n = getdelim(&text, &capacity, 0, stdin);
+    const bool ends = n > 0 && !text[n - 1];
+    if (n > 0) prompt = cut_end(cut_end(text, '\n'), '\r') + mark_bytes(text);
     const bool ok = ferror(stdin) ? disk_error(err, "standard input", "cannot read it")
-                                  : add_prompt(c, prompt, err);
+                    : ends ? bad_input(err, "standard input: expected text, found a NUL byte")
+                           : add_prompt(c, prompt, err);
     free(text);
     return ok;
 }

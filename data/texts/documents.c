@@ -8,11 +8,11 @@
 #include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/memory.h"
+#include "../base/signals.h"
 
 enum {
     UNIT_BYTES = 1 << 18,
-    MAX_DOCUMENT_BYTES = 1 << 30,  // of a file that is one document, or of a record
-    BINARY_BYTES = 1 << 13,        // a NUL among the first ones: not text
+    BINARY_BYTES = 1 << 13,  // a NUL among the first ones: not text
 };
 
 void unit_free(Unit *u) {
@@ -52,23 +52,30 @@ static bool read_after_array(const UnitReader *r, Unit *u, Error *err) {
     return true;
 }
 
-// Reads complete records, at least one.
+// Reads complete records, at least one; of a longer one than r->most_bytes only so much.
 static bool read_records(UnitReader *r, Unit *u, Error *err) {
-    const uint64_t left = r->file.size_bytes - r->offset;
+    const uint64_t left = r->file.size_bytes - r->offset,
+                   most = left < r->most_bytes ? left : r->most_bytes;
     const bool array = u->file->kind == INPUT_ARRAY;
-    uint64_t whole = 0;
+    uint64_t whole = 0, before = 0;
     int64_t count = 0;
-    for (uint64_t size = UNIT_BYTES; whole == 0; size *= 2) {
-        u->num_bytes = size < left ? size : left;
+    for (uint64_t size = UNIT_BYTES; whole == 0; size *= 2, before = u->num_bytes) {
+        u->num_bytes = size < most ? size : most;
         array_grow(u->records, &u->records_capacity, u->num_bytes + 1, "records");
-        if (!file_read_at(&r->file, u->records, u->num_bytes, r->offset, err)) return false;
+        if (!file_read_at(&r->file, u->records + before, u->num_bytes - before, r->offset + before,
+                          err))
+            return false;
         whole = whole_records(u->records, u->num_bytes, array, u->num_bytes == left, &count);
         if (whole == 0 && u->num_bytes == left)
             return bad_input(err, "%s: record %ld is cut off: expected a ] at the end",
                              r->file.path, r->record);
-        if (whole == 0 && size > MAX_DOCUMENT_BYTES)
-            return bad_input(err, "%s: record %ld: expected at most %d bytes", r->file.path,
-                             r->record, MAX_DOCUMENT_BYTES);
+        if (whole == 0 && u->num_bytes == most)
+            return bad_input(err, "%s: record %ld: expected at most %lu bytes", r->file.path,
+                             r->record, most);
+        if (whole == 0 && stop_signal)
+            return error_set(err, EXIT_RESUMABLE, "start again: it is tokenized from the beginning",
+                             "%s: record %ld: stopped by signal %d", r->file.path, r->record,
+                             (int)stop_signal);
     }
     const bool closed = array && u->records[whole - 1] == ']';
     u->num_bytes = whole;

@@ -24,7 +24,7 @@ typedef struct {
     Error named[MAX_NAMED];  // why the first binary files and bad records were left out
 } LeftOut;
 
-enum { CUT_MIN_BYTES = 1 << 16, CUT_MAX_FILES = 20 };
+enum { CUT_MIN_BYTES = 1 << 16, CUT_MAX_FILES = 20, MAX_DOCUMENT_BYTES = 1 << 30 };
 
 typedef struct {
     const Tokenizer *tokenizer;
@@ -64,13 +64,15 @@ void unit_free(Unit *u);
 
 typedef struct {
     const Inputs *in;
+    uint64_t most_bytes;          // of a record, with its end: MAX_DOCUMENT_BYTES, as of a text
     size_t next;                  // input
     File file;                    // of records; fd -1: none
     uint64_t offset, bytes_done;  // in this file; of all
     int64_t record;
 } UnitReader;
 
-// The next unit, in order; false at the end or with *err. Reuses the unit's memory.
+// The next unit, in order; false at the end or with *err: EXIT_RESUMABLE where a signal came while
+// a long record was read. Reuses the unit's memory.
 bool unit_read(UnitReader *r, Unit *u, Error *err);
 
 // Errors go to u->err: EXIT_BAD_INPUT for a file named by the user that is unreadable or binary.

@@ -226,10 +226,17 @@ static void show_progress(Job *j, uint64_t bytes) {
             (double)bytes * 1e-3 / (now - j->start_ms), terminal ? "" : "\n");
 }
 
+static bool was_stopped(const Job *j, Error *err) {
+    return stop_signal &&
+           !error_set(err, EXIT_RESUMABLE, "start again: it is tokenized from the beginning",
+                      "%s: stopped by signal %d while tokenizing", j->spec, (int)stop_signal);
+}
+
 // The calling thread shows progress in bytes, and encodes only if no thread can be started.
 static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before, uint64_t after) {
     int started = 0;
     uint64_t start = 0;
+    Error err = {0};
     for (int i = 0; i < num_threads; i++) start += bpe_bytes(threads[i].encoder);
     while (started < num_threads &&
            pthread_create(&threads[started].id, NULL, thread_run, &threads[started]) == 0)
@@ -240,6 +247,10 @@ static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before,
         uint64_t done = before - start;
         for (int k = 0; k < num_threads; k++) done += bpe_bytes(threads[k].encoder);
         show_progress(j, done < after ? done : after);
+        if (was_stopped(j, &err)) {  // a long record would take minutes, and has written nothing
+            dir_remove_tree(j->temporary, &(Error){0});
+            error_exit(&err);
+        }
         clock_gettime(CLOCK_REALTIME, &until);
         if ((until.tv_nsec += 200000000) >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
         i += pthread_timedjoin_np(threads[i].id, NULL, &until) == 0;
@@ -275,14 +286,8 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
     return true;
 }
 
-static bool was_stopped(const Job *j, Error *err) {
-    return stop_signal &&
-           !error_set(err, EXIT_RESUMABLE, "start again: it is tokenized from the beginning",
-                      "%s: stopped by signal %d while tokenizing", j->spec, (int)stop_signal);
-}
-
 static bool encode_all(Job *j, Thread *threads, int num_threads, Error *err) {
-    UnitReader reader = {.in = &j->in, .file.fd = -1};
+    UnitReader reader = {.in = &j->in, .most_bytes = MAX_DOCUMENT_BYTES, .file.fd = -1};
     bool ok = true;
     do {
         const uint64_t before = reader.bytes_done;

@@ -117,8 +117,11 @@ static BpeEncoder *encoder(int i) {
     return opened[i] = bpe_encoder_open(b);
 }
 
-// The bytes of a text's ids, but for BOS and EOS, are those of the text with bad UTF-8 replaced.
+// The bytes of a text's ids, but for BOS and EOS, are those of the text, without a byte order mark,
+// with bad UTF-8 replaced.
 static void check_text(const UnitOptions *o, Bytes file, const int32_t *ids, size_t n) {
+    const uint64_t mark = file.n < 3 ? 0 : mark_bytes((const char *)file.p);
+    file.p += mark, file.n -= mark;
     unsigned char *text = host_calloc(file.n, 3, "a text"), *at = text;
     const unsigned char *bytes, *end = text + utf8_replace(file.p, file.n, text);
     const ShardVocabulary *v = &o->vocabulary;
@@ -138,7 +141,7 @@ static bool fuzz_documents(Input *in) {
     BpeEncoder *e = encoder(i);
     UnitOptions *o = &unit_options[i];
     Inputs inputs;
-    UnitReader r = {.in = &inputs, .file.fd = -1};
+    UnitReader r = {.in = &inputs, .most_bytes = MAX_DOCUMENT_BYTES, .file.fd = -1};
     size_t n;
     o->chat = (ChatTemplate){(ChatStyle)(style % 5), "", true, "Short.", "", "<s>", "<|im_end|>"};
     if (style & 8) o->chat.system[0] = 0;
@@ -327,20 +330,24 @@ static bool take_options(const json_t *stored, Error *err) {
     return true;
 }
 
-// Words of the command line after its first; options of an earlier run
+// Words of the command line after its first; options of an earlier run; two files of options
 static bool fuzz_options(Input *in) {
-    char *line = host_calloc(in->part[0].n + 1, 1, "argv"), *argv[64], *rest = line;
+    char *line = host_calloc(in->part[0].n + 1, 1, "argv"), *argv[68], *rest = line;
     const char *topic = NULL;
     int argc = 0;
     static FILE *nowhere;
     if (!nowhere) nowhere = fopen("/dev/null", "w");
     memcpy(line, in->part[0].p, in->part[0].n);
     while (argc < 64 && rest) argv[argc++] = strsep(&rest, "\n");
+    for (int i = 2; i < 4; i++)
+        if (in->part[i].n > 0)
+            argv[argc++] = "--options", argv[argc++] = (char *)scratch(i == 2 ? "a" : "b");
     json_auto_t *stored = parse(in->part[1]);
     if (stored && take_options(stored, &(Error){0}))
         options_print_changes(run_option_table, stored, "", nowhere);
     const bool ok = options_parse(run_option_table, argc, argv, &topic, &in->err);
     if (ok) check_options();
+    CHECK(!ok || topic || !memchr(in->part[2].p, 0, in->part[2].n));
     if (topic) options_print_help(run_option_table, "", "lr|model", topic, nowhere, &(Error){0});
     free(line);
     return ok;
@@ -427,7 +434,7 @@ static const Target targets[] = {
     {"safetensors", fuzz_safetensors, {NULL, NULL, "f.index.json"}, 1},
     {"checkpoint", fuzz_checkpoint, {"manifest.json", "trainer_state.json", "f", "log.jsonl"}, 0},
     {"questions", fuzz_questions, {"q.jsonl"}, 1},
-    {"options", fuzz_options, {NULL}, 0},
+    {"options", fuzz_options, {NULL, NULL, "a", "b"}, 0},
 };
 enum { NUM_TARGETS = sizeof targets / sizeof *targets };
 

@@ -73,6 +73,7 @@ void comm_broadcast(void *data_host, size_t bytes);
 void comm_all_gather_host(void *out_host, const void *data_host, size_t bytes);
 // bytes [at, at + n) of rank 0's data (bytes) =  those of each other rank, by that rank's at and n
 void comm_merge(void *data_host, size_t bytes, size_t at, size_t n);
+// A rank that has ended, with exit code 0, ends all with 9 here.
 void comm_barrier(void);
 
 // ---- Heartbeat ----------------------------------------------------------------------------------
@@ -85,7 +86,8 @@ void comm_phase(const char *phase, int64_t step);
 void comm_progress(void);
 // A rank that makes no progress for this long, without waiting for others, says so and ends the job
 // with exit code 8; a rank that waits does so after twice as long without a sign of life from rank
-// 0. Both limits are ten times as long in the phases "set-up" and "evaluate". Default 60; 0: never.
+// 0. Both limits are ten times as long in the phases "set-up" and "evaluate". A process that is
+// stopped for this long is named by the other ranks of its machine. Default 60; 0: never.
 void comm_heartbeat(double seconds);
 
 #ifdef __cplusplus

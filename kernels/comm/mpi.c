@@ -3,6 +3,7 @@
 // as one of several is an error.
 #include <assert.h>
 #include <limits.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -23,11 +24,24 @@
 #define JOB_RESUME \
     "the newest checkpoint is complete: restart with --resume (scripts/train_until_done.sh does)"
 
+// What a rank shows those of its machine: they see it when the rank is stopped, too.
+typedef struct {
+    int rank;
+    _Atomic double alive_ms;  // when its watchdog ran last
+    char where[64];
+} Life;
+
+// Shared by the ranks of a machine
+typedef struct {
+    int claimed;  // not 0 once one of them reports an error
+    Life lives[];
+} Machine;
+
 static struct {
     int rank, num, local_rank, num_local;
-    int machine;   // number of this rank's machine
-    bool joined;   // MPI has started and can end the job
-    int *claimed;  // shared by the ranks of a machine: not 0 once one of them reports an error
+    int machine;      // number of this rank's machine
+    bool joined;      // MPI has started and can end the job
+    Machine *shared;  // NULL: not yet, or no longer
     pthread_t main_thread;
     double sign_ms;  // when a sign of life was last sent or looked for
 } job = {.num = 1, .num_local = 1};
@@ -110,7 +124,7 @@ static void end_job(const Error *err) {
     alarm(2 * END_MS / 1000);
     // a network error such as a lost rank causes: the launcher says which rank it was
     if (job.joined && err->code == EXIT_DEVICE_ERROR) sleep_ms(CAUSE_MS);
-    if (job.claimed && __atomic_exchange_n(job.claimed, 1, __ATOMIC_SEQ_CST)) {
+    if (job.shared && __atomic_exchange_n(&job.shared->claimed, 1, __ATOMIC_SEQ_CST)) {
         sleep_ms(END_MS);
         _exit(err->code);
     }
@@ -154,9 +168,10 @@ void comm_all_gather_host(void *out, const void *data, size_t bytes) { memmove(o
 
 // ---- The watchdog ends a job that hangs ---------------------------------------------------------
 // Each rank watches itself, in a thread: only it knows whether its main thread works or waits for
-// others. A rank that has stopped working says where, and ends the job. Waiting ranks give it time
-// to say so first: they give up after twice as long, and say where they waited. Then a rank was
-// stopped, or its machine is gone, and we cannot name it.
+// others. A rank that has stopped working says where, and ends the job. For one whose process was
+// stopped, the others of its machine say so. Waiting ranks give them time to do so: they give up
+// after twice as long, and say where they waited. Then another machine is gone, and we cannot name
+// the rank.
 
 enum {
     LOOK_MS = 100,
@@ -177,12 +192,6 @@ void job_progress(void) { watch.progress_ms = now_ms(); }
 
 void comm_heartbeat(double seconds) { watch.limit_ms = seconds * 1e3; }
 
-void job_phase(const char *phase, int64_t step) {
-    watch.phase = phase;
-    if (step >= 0) watch.step = step;
-    comm_progress();
-}
-
 void job_waits(bool waits) {
     watch.waiting += waits ? 1 : -1;
     job_progress();
@@ -194,6 +203,35 @@ static const char *where(void) {
     const int64_t step = watch.step;
     snprintf(text, sizeof text, step > 0 ? "%.15s of step %ld" : "%.15s", phase, step);
     return text;
+}
+
+static void show_life(void) {
+    if (!job.shared) return;
+    Life *own = &job.shared->lives[job.local_rank];
+    text_copy(own->where, sizeof own->where, where());
+    own->rank = job.rank;
+    own->alive_ms = now_ms();
+}
+
+void job_phase(const char *phase, int64_t step) {
+    watch.phase = phase;
+    if (step >= 0) watch.step = step;
+    show_life();
+    comm_progress();
+}
+
+// awake_ms: since when this rank has run; it cannot tell what others did before.
+static void look_at_others(double awake_ms) {
+    Life lost = {.alive_ms = INFINITY};
+    char host[64] = "?";
+    for (int i = 0; job.shared && i < job.num_local; i++)
+        if (job.shared->lives[i].alive_ms < lost.alive_ms) lost = job.shared->lives[i];
+    const double ms = now_ms() - (lost.alive_ms > awake_ms ? lost.alive_ms : awake_ms);
+    if (watch.limit_ms == 0 || ms <= watch.limit_ms) return;
+    gethostname(host, sizeof host - 1);
+    exit_with(EXIT_PEER_LOST, JOB_RESUME "; --heartbeat-seconds sets the limit",
+              "ranks: rank %d on %s was stopped for %.0f s in %s", lost.rank, host, ms * 1e-3,
+              lost.where);
 }
 
 // During set-up, libraries are loaded and drivers compile without a sign of progress, and ranks may
@@ -221,13 +259,15 @@ static void look(double idle_ms) {
 }
 
 static void *watch_this_rank(void *unused) {
-    for (double before_ms = now_ms(); watch.running;) {
+    for (double before_ms = now_ms(), awake_ms = before_ms; watch.running;) {
         sleep_ms(LOOK_MS);
         const double now = now_ms();
+        show_life();
         const char *failed = buffers_error();
         if (failed) exit_with(EXIT_DEVICE_ERROR, "NCCL_DEBUG=WARN says more", "%s", failed);
-        if (now - before_ms > STOPPED_MS) job_progress();
+        if (now - before_ms > STOPPED_MS) job_progress(), awake_ms = now;
         look(now_ms() - watch.progress_ms);
+        look_at_others(awake_ms);
         before_ms = now;
     }
     return unused;
@@ -254,7 +294,7 @@ static void stop_watching(void) {
 // ---- Start and end ------------------------------------------------------------------------------
 
 enum { JOIN_SECONDS = 300, LIMIT_SECONDS = 60 };
-static MPI_Win claims;  // the memory of job.claimed
+static MPI_Win shared_memory;  // of job.shared
 
 void job_at_exit(int code, void *unused) {
     (void)unused;
@@ -286,6 +326,7 @@ static void start_mpi(int expected) {
 static void find_machine(void) {
     MPI_Comm machine;
     MPI_Aint bytes;
+    Machine *shared;
     void *own;
     int unit, first = job.rank, *firsts = host_calloc((size_t)job.num, sizeof(int), "ranks");
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
@@ -295,12 +336,15 @@ static void find_machine(void) {
     comm_all_gather_host(firsts, &first, sizeof first);
     for (int r = 0; r < first; r++) job.machine += firsts[r] == r;
     free(firsts);
-    MPI_Win_allocate_shared(job.local_rank == 0 ? sizeof(int) : 0, sizeof(int), MPI_INFO_NULL,
-                            machine, &own, &claims);
-    MPI_Win_shared_query(claims, 0, &bytes, &unit, &job.claimed);
-    if (job.local_rank == 0) *job.claimed = 0;
+    bytes = (MPI_Aint)(sizeof *shared + (size_t)job.num_local * sizeof(Life));
+    MPI_Win_allocate_shared(job.local_rank == 0 ? bytes : 0, 1, MPI_INFO_NULL, machine, &own,
+                            &shared_memory);
+    MPI_Win_shared_query(shared_memory, 0, &bytes, &unit, &shared);
+    if (job.local_rank == 0) shared->claimed = 0;
+    shared->lives[job.local_rank].alive_ms = now_ms();
     MPI_Comm_free(&machine);
     comm_barrier();
+    job.shared = shared;
 }
 
 static void mpi_failed(MPI_Comm *comm, int *code, ...) {
@@ -339,10 +383,12 @@ void comm_finalize(void) {
     if (job.num == 1) return;
     comm_phase("leave", 0);
     buffers_disconnect();
-    comm_barrier();
-    job.claimed = NULL;
+    comm_max(1 + job.rank);  // see comm_barrier
+    stop_watching();
+    job.shared = NULL;
+    start_watching(watch.limit_ms * 1e-3);
     job_waits(true);
-    MPI_Win_free(&claims);
+    MPI_Win_free(&shared_memory);
     job.joined = false;  // from here on MPI cannot end the others
     MPI_Finalize();
     job_waits(false);
@@ -411,7 +457,12 @@ int comm_max(int value) {
     return value;
 }
 
-void comm_barrier(void) { (void)comm_max(0); }
+void comm_barrier(void) {
+    const int ended = comm_max(0);
+    if (ended)
+        exit_with(EXIT_CHECKPOINT_MISFIT, "start every rank with the same command line",
+                  "ranks: rank %d has ended, expected it to go on as other ranks do", ended - 1);
+}
 
 void comm_broadcast(void *data, size_t bytes) {
     MPI_Request request;
