@@ -238,6 +238,8 @@ sed -i "s/\"vocab_size\": 300/\"vocab_size\": $((least - 1))/" low/config.json
 code=9 refused one_id_too_many "of $least, the model has $((least - 1))" notes.txt --model low --from-scratch
 refused a_target_without_a_past 'first.jsonl:1: expected a part that is trained, found none' first.jsonl \
     --model bpe --from-scratch
+echo '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!", "weight": 3e38}], "weight": 3e38}' > inf.jsonl
+refused a_product_of_weights 'inf.jsonl:1: expected weights whose product is a float' inf.jsonl
 cp -r bpe nfc
 edit nfc/tokenizer.json 'j["normalizer"] = {"type": "NFC"}
 for token in j["added_tokens"]: token["normalized"] = False'

@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -300,6 +301,9 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
         if (c->length > p->longest_segment) p->longest_segment = c->length;
         if (index->weights) p->weight_sum += index->weights(index->context, c);
     }
+    const bool scales = index->weights && p->weight_sum > 0;
+    p->weight_scale = scales ? ldexp(1, -ilogb(p->weight_sum / (double)p->num_targets)) : 1;
+    p->weight_sum *= p->weight_scale;
     p->cursor_after.step = state->step + 1;
     return true;
 }
