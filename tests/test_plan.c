@@ -286,6 +286,11 @@ static void check_rows(const StepPlan *p, const PlanSettings *s) {
     CHECK(at == p->num_stream);
 }
 
+// Segments that fit whatever their lengths are: a step takes them, however full it is.
+static int64_t sure_to_fit(const PlanSettings *s) {
+    return (int64_t)s->num_micro * (s->micro_batch_tokens / s->max_seqlen);
+}
+
 static void check_step(const StepPlan *p, const Lengths *l, const PlanSettings *s) {
     int64_t tokens = 0, targets = 0, longest = 0;
     for (int64_t i = 0; i < p->num_stream; i++) {
@@ -295,7 +300,7 @@ static void check_step(const StepPlan *p, const Lengths *l, const PlanSettings *
         longest = c->length > longest ? c->length : longest;
     }
     CHECK(tokens == p->real_tokens && targets == p->num_targets && longest == p->longest_segment);
-    CHECK(tokens <= plan_goal(s) || p->num_stream == 1);
+    CHECK(tokens <= plan_goal(s) || p->num_stream <= (s->set_tokens > 0 ? 1 : sure_to_fit(s)));
     CHECK(p->micro_start[0] == 0 && p->micro_start[p->num_micro] == p->num_segments);
     for (int32_t m = 0; m < p->num_micro; m++) CHECK(micro_tokens(p, m) <= s->micro_batch_tokens);
     if (p->layout == LAYOUT_PACKED)
@@ -322,6 +327,7 @@ static void check_steps(DocIndex index, const PlanSettings *s, int num_steps) {
             break;
         }
         check_step(&p, l, s);
+        CHECK(p.num_stream >= sure_to_fit(s));
         while (!same_segment(&p.stream[0], &next)) {  // left out: alone in a step, without a target
             CHECK(next.length == 1 && !l->mask);
             MUST(mixture_draw(&index, s, &at, &next, &counts, &err));
@@ -800,6 +806,35 @@ TEST(documents_of_a_record_stay_together) {
         MUST(plan_fix_set(&fixed, &index, 2000, &err));
     }
     CHECK_MSG(together > 1850, "%d", together);
+}
+
+static int64_t left;  // the last documents of a record of four, which are left out
+
+static int64_t targets_before_these(const void *context, int64_t doc, int64_t from, int64_t n) {
+    return targets_of(context, doc, from, n) * (doc % 4 < 4 - left);
+}
+
+static bool in_fours(const void *context, int64_t doc) {
+    return doc % 4 > 0 && doc < ((const Lengths *)context)->n;
+}
+
+// By their mask, or by their length
+TEST(records_whose_last_documents_are_left_out_are_not_cut) {
+    for (int64_t i = 0; i < 8; i++) {
+        LENGTHS l = make_lengths(96, 1);
+        DocIndex index = index_of(&l);
+        const int32_t kept = 4 - (int32_t)(left = i % 4);
+        PlanSettings s = {.max_seqlen = 20, .num_micro = 1, .fill_ppm = 1000000};
+        PLAN p = {0};
+        for (int64_t d = 0; d < l.n; d++) l.lengths[d] = i >= 4 && d % 4 >= kept ? 21 : 20;
+        s.micro_batch_tokens = 20 * (2 * kept - 1), s.long_docs = LONG_DROP;
+        index.targets = i < 4 ? targets_before_these : targets_of, index.follows = in_fours;
+        for (PlanState state = START; state.step < 24; state = p.cursor_after) {
+            plan_ok(&p, &index, &s, LAYOUT_PACKED, &state);
+            CHECK_MSG(p.num_stream == kept && p.stream[0].doc % 4 == 0 && !p.stream[kept - 1].more,
+                      "%ld of %d documents, the first is %ld", p.num_stream, kept, p.stream[0].doc);
+        }
+    }
 }
 
 // ---- Golden values: plans must never change, or old checkpoints would resume with other data ----

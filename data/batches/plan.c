@@ -265,12 +265,14 @@ static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
 
 // ---- A step -------------------------------------------------------------------------------------
 
-// Fills p->stream with the longest prefix of at most plan_goal tokens and max_segments segments, at
-// least one; a record that ends later is left to the next step, but not the first. One-token
-// segments, which have no target, are left out if they would be the whole step.
+// Fills p->stream with the longest prefix of at most max_segments segments and plan_goal tokens, or
+// as many segments as fit whatever their lengths are; a record that ends later is left to the next
+// step, but not the first. One-token segments, which have no target, are left out if they would be
+// the whole step.
 static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                              const PlanState *state, int64_t max_segments, Error *err) {
-    const int64_t goal = plan_goal(s);
+    const int64_t goal = plan_goal(s), rows = s->micro_batch_tokens / s->max_seqlen,
+                  sure = s->set_tokens > 0 ? 1 : s->num_micro * rows;
     int64_t whole = 0;  // segments of whole records
     LongCounts counts = {0};
     PlanState at = *state;
@@ -278,7 +280,7 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
     while (p->num_stream < max_segments) {
         Segment segment;
         if (!mixture_draw(index, s, &at, &segment, &counts, err)) return false;
-        if (p->num_stream > 0 && p->real_tokens + segment.length > goal) {
+        if (p->num_stream >= sure && p->real_tokens + segment.length > goal) {
             if (p->num_targets > 0 || s->set_tokens > 0 || stream_targets(index, &segment) == 0)
                 break;
             p->num_stream = p->real_tokens = 0;

@@ -2,8 +2,8 @@
 // which rank works on which micro-batch.
 //
 //   step      the longest prefix of the stream with at most
-//             floor(fill * num_micro * micro_batch_tokens) tokens; it cuts a record only if it
-//             begins with it
+//             floor(fill * num_micro * micro_batch_tokens) tokens, or with as many segments as fit
+//             even if each has max_seqlen tokens; it cuts a record only if it begins with it
 //   packing   longest segment first, each into the micro-batch with the least work among those with
 //             room; shared: in as few micro-batches as hold it, what begins alike as one, and what
 //             only a record has in common in one micro-batch if it fits
@@ -61,7 +61,7 @@ bool plan_settings_check(const PlanSettings *s, Error *err);
 // The ratio is that of SmolLM2-135M, where both are equal at 4,400 tokens.
 int64_t plan_work(int64_t length);
 
-// The most tokens that a step may use.
+// The most tokens of a step that has more segments than fit whatever their lengths are.
 int64_t plan_goal(const PlanSettings *s);
 
 // Plans the step at *state. *plan is {0} at first, may be used again, and is freed by plan_free.

@@ -49,9 +49,9 @@ Option run_option_table[] = {
     NUMBER("batch-tokens", parsed.batch_tokens, "0", 0, 1e12,
            "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch "
            "a rank"),
-    NUMBER(
-        "fill", parsed.fill, "0", 0, 1,
-        "fraction of a step's capacity to use at most; 0: 1 for one micro-batch a step, else 0.97"),
+    NUMBER("fill", parsed.fill, "0", 0, 1,
+           "fraction of a step's capacity to use at most, beyond the documents that fit at any "
+           "length; 0: 1 for one micro-batch a step, else 0.97"),
     CHOICE("long-docs", parsed.long_docs, "split", "split|truncate|drop|error",
            "documents longer than --max-seqlen"),
     NUMBER(
