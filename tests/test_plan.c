@@ -739,6 +739,48 @@ TEST(shared_plans_keep_the_step_and_compute_less) {
     }
 }
 
+// ---- Epochs: one or two documents a step, some without a target, also of two sources ------------
+
+TEST(the_steps_of_epochs_train_each_document_so_often) {
+    for (int round = 0; round < 60; round++) {
+        LENGTHS l = make_lengths(300, 1);
+        DocIndex index = (l.mask = round % 4 < 2 ? 0 : 3, index_of(&l));
+        PlanSettings s = {test_rng_u64(), 64, 64, 1 + round % 2, 970000, 0, LONG_SPLIT};
+        Sources sources = {0};
+        PLAN p = {0};
+        PlanState at = START;
+        int64_t trained[300] = {0}, n = round % 5 ? 300 : 200, steps = 0, again = 0, most = 0,
+                late = 0, wanted = 1 + round % 3;
+        int32_t of;
+        double epochs, same;
+        for (int64_t d = 0; d < l.n; d++)
+            l.lengths[d] =
+                (int32_t)(round % 8 < 4 ? test_rng_below(2) * 31 + 33 : 2 + test_rng_below(63));
+        MUST(sources_parse(&sources, round % 5 ? "a" : "a:3,b:1,c:0", &err));
+        for (int32_t i = 0; i < sources.n; i++)
+            sources.list[i].first_doc = i * 100, sources.list[i].num_docs = 100;
+        index.sources = &sources;
+        MUST(plan_count_epochs(&index, &s, START, (double)wanted, &steps, &epochs, &of, &err));
+        MUST(plan_count_epochs(&index, &s, START, 0, &steps, &same, &of, &err));
+        CHECK(same == epochs && of == (sources.n > 1) && epochs >= (double)wanted);
+        for (; at.step < steps; at = p.cursor_after) {
+            if (at.step == steps / 2)  // a run that is resumed here
+                MUST(plan_count_epochs(&index, &s, at, (double)wanted, &again, &same, &of, &err));
+            for (int64_t d = most = late = 0; d < n; d++) {
+                most = trained[d] > most ? trained[d] : most;
+                late += trained[d] < wanted && is_trainable(&l, d, l.lengths[d]);
+            }
+            plan_ok(&p, &index, &s, LAYOUT_PACKED, &at);
+            for (int64_t i = 0; i < p.num_stream; i++) trained[p.stream[i].doc]++;
+        }
+        // before the last step none is trained more often than wanted, and some less often
+        CHECK(again == steps && same == epochs && late > 0 && (sources.n > 1 || most == wanted));
+        for (int64_t d = 0; d < n; d++)
+            CHECK(trained[d] >= wanted || !is_trainable(&l, d, l.lengths[d]));
+        sources_free(&sources);
+    }
+}
+
 // ---- Records of several documents, two or four --------------------------------------------------
 
 static bool in_record(const void *context, int64_t doc) {

@@ -393,6 +393,29 @@ void plan_free(StepPlan *p) {
     *p = (StepPlan){0};
 }
 
+bool plan_count_epochs(const DocIndex *index, const PlanSettings *s, PlanState at, double wanted,
+                       int64_t *steps, double *epochs, int32_t *source, Error *err) {
+    enum { MANY = 1 << 18 };
+    DocIndex lengths = *index;
+    StepPlan plan = {0};
+    int64_t planned = 0;
+    lengths.weights = NULL;  // which take longer to read than a step to plan
+    bool ok = mixture_epochs(&lengths, s, &at, epochs, source, err);
+    while (ok &&
+           (wanted > 0 ? *epochs < wanted || at.step == 0 : at.step < *steps && planned < MANY)) {
+        ok = plan_step(&plan, &lengths, s, LAYOUT_PACKED, &at, err) &&
+             mixture_epochs(&lengths, s, &plan.cursor_after, epochs, source, err);
+        at = plan.cursor_after;
+        planned += plan.num_stream;
+    }
+    plan_free(&plan);
+    if (wanted > 0)
+        *steps = at.step;
+    else if (at.step > 0)
+        *epochs *= (double)*steps / (double)at.step;
+    return ok;
+}
+
 // ---- A fixed set of documents -------------------------------------------------------------------
 
 // *tokens: the total of the documents that plan_fix_set takes.

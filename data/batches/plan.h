@@ -71,6 +71,13 @@ bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Lay
                const PlanState *state, Error *err);
 void plan_free(StepPlan *p);
 
+// wanted > 0: sets *steps to the number of the first step, at least 1, after which *epochs of the
+// data, as mixture_epochs counts them, are at least `wanted`. It plans all steps from `at` on; a
+// million documents take about half a second. wanted 0: sets *epochs to how many there are after
+// *steps; after many documents it goes on as before.
+bool plan_count_epochs(const DocIndex *index, const PlanSettings *s, PlanState at, double wanted,
+                       int64_t *steps, double *epochs, int32_t *source, Error *err);
+
 // Writes one rank's micro-batches to out (num_micro), in the order in which it processes them;
 // returns their number. *imbalance: the largest predicted work of a rank over the mean, 1 is even.
 // num_leaves 0: heaviest micro-batch first, in rounds of num_ranks, so that ranks compute similar

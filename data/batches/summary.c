@@ -80,15 +80,6 @@ static bool plan_some(const PlanSettings *s, const DataSummary *train, PlanState
     return ok;
 }
 
-bool plan_epoch(const PlanSettings *s, const DataSummary *train, double *epoch_steps, Error *err) {
-    const int64_t trained = train->dataset->num_tokens - train->counts.tokens_left_out;
-    double tokens;
-    int steps;
-    if (!plan_some(s, train, (PlanState){0}, &steps, &tokens, err)) return false;
-    *epoch_steps = (double)trained / tokens * steps;
-    return true;
-}
-
 bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
                 Error *err) {
     const PlanState start = at;

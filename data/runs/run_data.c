@@ -173,13 +173,22 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConf
     const PlanSettings *plan = &d->loader_settings.plan;
     must(data_summary(&d->train_summary, &d->train, plan, &err));
     if (d->has_val) must(data_summary(&d->val_summary, &d->val, plan, &err));
-    double epoch_steps = 0;
-    must(d->train.sources.n > 1 || plan_epoch(plan, &d->train_summary, &epoch_steps, &err));
-    run_options_count_steps(epoch_steps, d->train.num_docs);
     for (int32_t i = 0; d->has_val && i < d->val.sources.n; i++) load_validation(d, o, i);
     if (o->bench)
         must(benchmark_open(&d->bench, o, d->has_tokenizer ? d->tokenizer.file : o->model,
                             config->vocab_size, &err));
+}
+
+void count_steps(const Data *d, const Options *o, PlanState at) {
+    const DocIndex index = dataset_doc_index(&d->train);
+    const Sources *all = &d->train.sources;
+    int64_t steps = o->steps;
+    double epochs;
+    int32_t i;
+    must(plan_count_epochs(&index, &d->loader_settings.plan, at, (double)o->epochs, &steps, &epochs,
+                           &i, &err));
+    run_options_set_steps(steps, epochs, all->n > 1 ? all->list[i].spec : NULL,
+                          all->list[i].num_docs);
 }
 
 void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vocab_size) {
