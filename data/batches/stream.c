@@ -66,8 +66,8 @@ static bool nothing_left(const DocIndex *index, const PlanSettings *s, const Lon
                          "data: expected targets, found none in the masks of %ld documents",
                          index->num_docs);
     return error_set(err, EXIT_BAD_INPUT, "raise --max-seqlen, or use --long-docs split",
-                     "data: all %ld documents are longer than max_seqlen %d, and all are dropped",
-                     index->num_docs, s->max_seqlen);
+                     "data: expected documents of at most %d tokens, found none among %ld",
+                     s->max_seqlen, index->num_docs);
 }
 
 static bool check_length(const PlanSettings *s, int64_t doc, int64_t length, Error *err) {
