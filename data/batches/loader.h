@@ -62,7 +62,8 @@ bool step_data_documents(Batch *docs, StepData *d, Dataset *ds, const LoaderSett
                          Error *err);
 
 // Reads a segment into tokens (3 * length + 1), to which *view then points: the segment, the token
-// after it if there is one, and the targets and weights, times weight_scale, if there are loss masks.
+// after it if there is one, and if there are loss masks, the targets and the weights, times
+// weight_scale.
 bool segment_read(DocView *view, Dataset *ds, const Segment *c, double weight_scale,
                   int32_t *tokens, Error *err);
 

@@ -53,8 +53,8 @@ void run_options_complete_inference(int num_ranks);
 // --adapter and --lora-merge alone: the model with the adapters becomes --out/final.
 bool run_merges(const Options *o);
 
-// Once the data is open: sets --steps, so many epochs of num_docs documents of a source (NULL: there
-// is one), and --warmup-steps. Warns of a run of more than 20 epochs.
+// Once the data is open: sets --steps, which are `epochs` of num_docs documents of a source (NULL:
+// there is one), and --warmup-steps. Warns of a run of more than 20 epochs.
 void run_options_set_steps(int64_t steps, double epochs, const char *source, int64_t num_docs);
 
 // Writes the file `options` beside the log, for --options: what was given, or for a resumed run, of
