@@ -839,6 +839,7 @@ int main(int argc, char **argv) {
     run = (Run){o, argv, &data, &model, .resume = &at, .out = &out};
     must(samples_open(&run.samples, o, &data, &err));
     const int64_t log_before = read_state(&run);
+    count_steps(&data, o, run.state.cursor);
     if (!o->dry_run) check_ranks_agree(&data, &config, &at);
 
     const char *weights = weights_dir(o, &at);

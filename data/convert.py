@@ -253,8 +253,9 @@ def run(args):
 
     stems = ["%s_%05d" % (args.split, k) for k in range(len(args.files))]
     for stem, path in zip(stems, args.files):
-        key = "%s %d %d %s %s" % (path, os.stat(path).st_mtime_ns, args.vocab_size, args.boundary_token,
-                                  args.starts)
+        beside = path, path + ".index", path + ".loss", path[:-4] + ".idx", path[:-4] + ".csv.gz"
+        stats = [(f, os.path.getsize(f), os.stat(f).st_mtime_ns) for f in beside if os.path.exists(f)]
+        key = repr((stats, args.vocab_size, args.boundary_token, args.starts))
         if stem not in done or done[stem][0] != key:
             found = read(path, args)
             remove(stem)
@@ -275,8 +276,7 @@ def main(argv):
     p.add_argument("--split", choices=("train", "val"), default="train")
     args = p.parse_args(argv)
     try:
-        run(args)
-        return 0
+        return run(args) or 0
     except ConvertError as e:
         code, what, hint = e.args
     except (OSError, ValueError) as e:

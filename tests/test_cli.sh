@@ -102,6 +102,13 @@ for end, total in zip(kit["document_ends"], kit["loss_sums"]):
 rows = re.findall(r"^(?:packed|shared|padded|repad) .* (-?[0-9.]+)$", open("out.txt", errors="replace").read(), re.M)
 assert len(rows) == 4 and all(abs(float(r) - loss / count) < 2e-6 for r in rows), (rows, loss / count)
 PY
+# the size of weights does not matter, only what they are to one another: their sum may leave a float
+for exponent in 126 0 -140; do
+    python $exponent > w$exponent.jsonl <<< 'for line in open("weighted.jsonl"):
+    print(re.sub(r"[-0-9.]+}$", lambda w: "%r}" % (float(w[0][:-1]) * 2.0 ** int(sys.argv[1])), line), end="")'
+    check "trains_weights_2^$exponent" "${weigh[@]}" --train w$exponent.jsonl --out w$exponent --steps 3 --val-every 0 --num-samples 0
+done
+same_losses sums_of_weights_beyond_a_float 0 0 3 w0 w126 w-140
 expect a_kit_is_not_overwritten 4 'plain.json' "${weigh[@]}" --train plain.jsonl --out wp --check-packing=plain.json
 # a weight that makes every logit NaN: no two logits are equal
 cp -r a/final poisoned

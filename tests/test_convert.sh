@@ -55,6 +55,12 @@ check first_is_kept test "$(date -r large/train_00000_00000.bin +%Y)" -eq 2000
 expect trains_on_them 0 '^train +2 unpad.c shards, [0-9]+ documents, 105000 tokens$' \
     "${TRAIN:-$root/build/asan/train_llama}" --train large --steps 1 --max-seqlen 64 --micro-batch-tokens 256 \
     --num-samples 0 --out run
+# an index or a mask changes: its file, and no other, is converted again
+for name in none datatrove_wide.ds.loss datatrove_wide.ds.index megatron.idx olmo.csv.gz; do
+    rm -f beside/*.bin && touch made/$name
+    check "converts_after_$name" convert made/*.ds made/megatron.bin made/olmo.npy --out beside --vocab-size 130000
+    [ $name = none ] || check "only_what_${name}_belongs_to" test "$(ls beside/*.bin | wc -l)" -eq 1
+done
 sed 's/10\*\*8/2000/' "$root/data/convert.py" > small.py
 # in_small NAME FILE...: converts them, and small then has their documents and no others
 in_small() {

@@ -67,7 +67,19 @@ PY
 few long_documents_as_an_error 3 'error: data: document [0-9] has (52|102) tokens, expected at most 40' \
     --max-seqlen 40 --long-docs error --out long.run
 check refused_run_creates_no_directory test ! -e long.run
-few all_documents_dropped 3 'all 3 documents are longer than max_seqlen 11' --max-seqlen 11 --long-docs drop
+few all_documents_dropped 3 'expected documents of at most 11 tokens, found none among 3' --max-seqlen 11 --long-docs drop
+# segments that fit at any length are taken: two full ones fill two micro-batches
+few two_full_segments 0 'fill 100.0 % \| 2 docs' --max-seqlen 12 --micro-batch-tokens 12 --batch-tokens 24
+has says_that_it_is_full '^plan .* filled to 9[0-9].[0-9] %' said.txt
+lacks no_wrong_remedy '^fill' said.txt
+# the only document for validation is too long
+prepare lengths/100.txt --out held --val-frac 0
+for end in bin idx; do mv held/train_00000.$end held/val_00000.$end; done
+cp corpus/train* held
+held() { trains "$1" "$2" "$3" held --steps 1 --max-seqlen 101 --long-docs drop --out held.run "${@:4}"; }
+held no_validation 0 '^warning: no validation: held: data: expected documents of at most 101 tokens, found none among 1$'
+has none_is_said '^val     none' said.txt
+held a_validation_that_was_asked_for 3 'error: held: data: .* found none among 1' --overwrite --val held
 # ---- loss masks -------------------------------------------------------------------------------------
 rule='d % 4 > 0 and (i // 5 + d) % 3 == 0' rest='not (d % 4 > 0 and (i // 5 + d) % 3 == 0)'
 for name in masked unmasked empty; do cp -r corpus $name; done

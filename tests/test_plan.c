@@ -207,9 +207,9 @@ TEST(the_stream_is_as_plainly_defined) {
             CHECK_MSG(!ok && strstr(err.what, "expected at most"), "%s", err.what);
             refused++;
         } else if (e.n == 0) {
-            const char *why = l.mask ? "none in the masks" : "are longer than max_seqlen";
-            CHECK_MSG(!ok && strstr(err.what, e.counts.docs_without_target > 0 ? why : "all"), "%s",
-                      err.what);
+            const bool masks = l.mask > 0 && e.counts.docs_without_target > 0;
+            CHECK_MSG(!ok && strstr(err.what, masks ? "none in the masks" : "found none among"),
+                      "%s", err.what);
             CHECK(!plan_step(&p, &index, &s, LAYOUT_PACKED, &START, &again));
             CHECK(strcmp(err.what, again.what) == 0);
             nothing++;
@@ -286,6 +286,11 @@ static void check_rows(const StepPlan *p, const PlanSettings *s) {
     CHECK(at == p->num_stream);
 }
 
+// Segments that fit whatever their lengths are: a step takes them, however full it is.
+static int64_t sure_to_fit(const PlanSettings *s) {
+    return (int64_t)s->num_micro * (s->micro_batch_tokens / s->max_seqlen);
+}
+
 static void check_step(const StepPlan *p, const Lengths *l, const PlanSettings *s) {
     int64_t tokens = 0, targets = 0, longest = 0;
     for (int64_t i = 0; i < p->num_stream; i++) {
@@ -295,7 +300,7 @@ static void check_step(const StepPlan *p, const Lengths *l, const PlanSettings *
         longest = c->length > longest ? c->length : longest;
     }
     CHECK(tokens == p->real_tokens && targets == p->num_targets && longest == p->longest_segment);
-    CHECK(tokens <= plan_goal(s) || p->num_stream == 1);
+    CHECK(tokens <= plan_goal(s) || p->num_stream <= (s->set_tokens > 0 ? 1 : sure_to_fit(s)));
     CHECK(p->micro_start[0] == 0 && p->micro_start[p->num_micro] == p->num_segments);
     for (int32_t m = 0; m < p->num_micro; m++) CHECK(micro_tokens(p, m) <= s->micro_batch_tokens);
     if (p->layout == LAYOUT_PACKED)
@@ -322,6 +327,7 @@ static void check_steps(DocIndex index, const PlanSettings *s, int num_steps) {
             break;
         }
         check_step(&p, l, s);
+        CHECK(p.num_stream >= sure_to_fit(s));
         while (!same_segment(&p.stream[0], &next)) {  // left out: alone in a step, without a target
             CHECK(next.length == 1 && !l->mask);
             MUST(mixture_draw(&index, s, &at, &next, &counts, &err));
@@ -733,6 +739,48 @@ TEST(shared_plans_keep_the_step_and_compute_less) {
     }
 }
 
+// ---- Epochs: one or two documents a step, some without a target, also of two sources ------------
+
+TEST(the_steps_of_epochs_train_each_document_so_often) {
+    for (int round = 0; round < 60; round++) {
+        LENGTHS l = make_lengths(300, 1);
+        DocIndex index = (l.mask = round % 4 < 2 ? 0 : 3, index_of(&l));
+        PlanSettings s = {test_rng_u64(), 64, 64, 1 + round % 2, 970000, 0, LONG_SPLIT};
+        Sources sources = {0};
+        PLAN p = {0};
+        PlanState at = START;
+        int64_t trained[300] = {0}, n = round % 5 ? 300 : 200, steps = 0, again = 0, most = 0,
+                late = 0, wanted = 1 + round % 3;
+        int32_t of;
+        double epochs, same;
+        for (int64_t d = 0; d < l.n; d++)
+            l.lengths[d] =
+                (int32_t)(round % 8 < 4 ? test_rng_below(2) * 31 + 33 : 2 + test_rng_below(63));
+        MUST(sources_parse(&sources, round % 5 ? "a" : "a:3,b:1,c:0", &err));
+        for (int32_t i = 0; i < sources.n; i++)
+            sources.list[i].first_doc = i * 100, sources.list[i].num_docs = 100;
+        index.sources = &sources;
+        MUST(plan_count_epochs(&index, &s, START, (double)wanted, &steps, &epochs, &of, &err));
+        MUST(plan_count_epochs(&index, &s, START, 0, &steps, &same, &of, &err));
+        CHECK(same == epochs && of == (sources.n > 1) && epochs >= (double)wanted);
+        for (; at.step < steps; at = p.cursor_after) {
+            if (at.step == steps / 2)  // a run that is resumed here
+                MUST(plan_count_epochs(&index, &s, at, (double)wanted, &again, &same, &of, &err));
+            for (int64_t d = most = late = 0; d < n; d++) {
+                most = trained[d] > most ? trained[d] : most;
+                late += trained[d] < wanted && is_trainable(&l, d, l.lengths[d]);
+            }
+            plan_ok(&p, &index, &s, LAYOUT_PACKED, &at);
+            for (int64_t i = 0; i < p.num_stream; i++) trained[p.stream[i].doc]++;
+        }
+        // before the last step none is trained more often than wanted, and some less often
+        CHECK(again == steps && same == epochs && late > 0 && (sources.n > 1 || most == wanted));
+        for (int64_t d = 0; d < n; d++)
+            CHECK(trained[d] >= wanted || !is_trainable(&l, d, l.lengths[d]));
+        sources_free(&sources);
+    }
+}
+
 // ---- Records of several documents, two or four --------------------------------------------------
 
 static bool in_record(const void *context, int64_t doc) {
@@ -800,6 +848,35 @@ TEST(documents_of_a_record_stay_together) {
         MUST(plan_fix_set(&fixed, &index, 2000, &err));
     }
     CHECK_MSG(together > 1850, "%d", together);
+}
+
+static int64_t left;  // the last documents of a record of four, which are left out
+
+static int64_t targets_before_these(const void *context, int64_t doc, int64_t from, int64_t n) {
+    return targets_of(context, doc, from, n) * (doc % 4 < 4 - left);
+}
+
+static bool in_fours(const void *context, int64_t doc) {
+    return doc % 4 > 0 && doc < ((const Lengths *)context)->n;
+}
+
+// By their mask, or by their length
+TEST(records_whose_last_documents_are_left_out_are_not_cut) {
+    for (int64_t i = 0; i < 8; i++) {
+        LENGTHS l = make_lengths(96, 1);
+        DocIndex index = index_of(&l);
+        const int32_t kept = 4 - (int32_t)(left = i % 4);
+        PlanSettings s = {.max_seqlen = 20, .num_micro = 1, .fill_ppm = 1000000};
+        PLAN p = {0};
+        for (int64_t d = 0; d < l.n; d++) l.lengths[d] = i >= 4 && d % 4 >= kept ? 21 : 20;
+        s.micro_batch_tokens = 20 * (2 * kept - 1), s.long_docs = LONG_DROP;
+        index.targets = i < 4 ? targets_before_these : targets_of, index.follows = in_fours;
+        for (PlanState state = START; state.step < 24; state = p.cursor_after) {
+            plan_ok(&p, &index, &s, LAYOUT_PACKED, &state);
+            CHECK_MSG(p.num_stream == kept && p.stream[0].doc % 4 == 0 && !p.stream[kept - 1].more,
+                      "%ld of %d documents, the first is %ld", p.num_stream, kept, p.stream[0].doc);
+        }
+    }
 }
 
 // ---- Golden values: plans must never change, or old checkpoints would resume with other data ----

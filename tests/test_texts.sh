@@ -238,6 +238,8 @@ sed -i "s/\"vocab_size\": 300/\"vocab_size\": $((least - 1))/" low/config.json
 code=9 refused one_id_too_many "of $least, the model has $((least - 1))" notes.txt --model low --from-scratch
 refused a_target_without_a_past 'first.jsonl:1: expected a part that is trained, found none' first.jsonl \
     --model bpe --from-scratch
+echo '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!", "weight": 3e38}], "weight": 3e38}' > inf.jsonl
+refused a_product_of_weights 'inf.jsonl:1: expected weights whose product is a float' inf.jsonl
 cp -r bpe nfc
 edit nfc/tokenizer.json 'j["normalizer"] = {"type": "NFC"}
 for token in j["added_tokens"]: token["normalized"] = False'
@@ -277,8 +279,9 @@ has many_epochs_warn '^warning: 300 steps: [0-9]{2,} epochs of 9 documents' out.
 said validation_on_what_is_trained 0 '^warning: --val is --train: ' "${run[@]}" --train 9.jsonl --val 9.jsonl --dry-run
 expect a_run_is_there 2 'mine/1: expected an empty directory, found a run' "${run[@]}" --train lines.jsonl --out mine/1
 lacks texts_read_before_it_is_found '^texts' out.txt
-expect epochs_of_a_mixture 2 'counts documents of one source, expected no weights' \
-    "${run[@]}" --train 9.jsonl:1,10.jsonl:2 --epochs 2 --out refused
+expect epochs_of_a_mixture 0 '^epochs  2.[0-9]+ of .*tokens-1-9.jsonl in [0-9]+ steps: ' \
+    "${run[@]}" --train 9.jsonl:1,10.jsonl:2 --epochs 2 --val-every 0 --out mixed
+has the_other_is_repeated '^source .*tokens-2-10.jsonl.* [34].[0-9]+ epochs$' out.txt
 expect steps_and_epochs 2 'at most one' "${run[@]}" --train 9.jsonl --epochs 2 --steps 2
 # ---- a full disk, a signal, several ranks -----------------------------------------------------------------
 (ulimit -f 1; trap '' XFSZ; exec "${run[@]}" --train lines.jsonl --out disk --steps 0 --val-every 0) > out.txt 2>&1

@@ -63,7 +63,8 @@ static void step_data_reserve(StepData *d, int32_t n, int32_t micro_batch_tokens
         batch_init(&d->micro[d->num_allocated++], micro_batch_tokens, micro_batch_tokens);
 }
 
-bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err) {
+bool segment_read(DocView *view, Dataset *ds, const Segment *c, double weight_scale,
+                  int32_t *tokens, Error *err) {
     const int32_t n = c->length - 1 + c->has_next;
     int32_t *targets = ds->masked ? tokens + n + 1 : NULL;
     float *weights = ds->weighted ? (float *)(tokens + n + 1 + c->length) : NULL;
@@ -79,7 +80,9 @@ bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens,
     memcpy(targets, tokens + 1, (size_t)n * sizeof *targets);
     dataset_mask_tokens(ds, c->doc, c->tok_off + 1, n, targets);
     for (int32_t i = 0; weights && i < c->length; i++)
-        weights[i] = i < n ? dataset_weight(ds, c->doc, c->tok_off + 1 + i) : 0;
+        weights[i] =
+            i < n ? (float)(weight_scale * (double)dataset_weight(ds, c->doc, c->tok_off + 1 + i))
+                  : 0;
     return true;
 }
 
@@ -95,7 +98,8 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     array_grow(d->tokens, &d->token_capacity, tokens, "tokens");
     int32_t *at = d->tokens;
     for (int64_t i = from; i < to; at += 3 * plan->segments[i++].length + 1)
-        if (!segment_read(&d->views[i - from], ds, &plan->segments[i], at, err)) return false;
+        if (!segment_read(&d->views[i - from], ds, &plan->segments[i], plan->weight_scale, at, err))
+            return false;
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
     assert(batch_is_valid(b, ds->vocab_size));
     d->local_tokens += b->total_tokens;

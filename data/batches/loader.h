@@ -62,8 +62,10 @@ bool step_data_documents(Batch *docs, StepData *d, Dataset *ds, const LoaderSett
                          Error *err);
 
 // Reads a segment into tokens (3 * length + 1), to which *view then points: the segment, the token
-// after it if there is one, and the targets and weights if there are loss masks.
-bool segment_read(DocView *view, Dataset *ds, const Segment *c, int32_t *tokens, Error *err);
+// after it if there is one, and if there are loss masks, the targets and the weights, times
+// weight_scale.
+bool segment_read(DocView *view, Dataset *ds, const Segment *c, double weight_scale,
+                  int32_t *tokens, Error *err);
 
 // Starts loading at `state` ({0}: the beginning) in a thread, which fills two slots in turn, each
 // after the trainer has released it; the data set must outlive the loader. Fails on bad settings

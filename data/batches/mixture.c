@@ -42,6 +42,25 @@ bool mixture_draw(const DocIndex *index, const PlanSettings *s, PlanState *at, S
     return true;
 }
 
+bool mixture_epochs(const DocIndex *index, const PlanSettings *s, const PlanState *at,
+                    double *epochs, int32_t *source, Error *err) {
+    const int32_t n = index->sources ? index->sources->n : 1;
+    *epochs = INFINITY;
+    for (int32_t i = 0; i < n; i++) {
+        const DocIndex one = n > 1 ? mixture_source(index, i) : *index;
+        SourceCursor next = at->sources[i];
+        LongCounts counts = {0};
+        Segment found;
+        if (n > 1 && index->sources->list[i].weight == 0) continue;
+        if (!stream_next_segment(&one, s, &next, &found, &counts, err))
+            return n > 1 ? error_prefix(err, index->sources->list[i].spec) : false;
+        const int64_t passed = next.doc_pos - (next.tok_off == 0);
+        const double so_far = (double)next.epoch + (double)passed / (double)one.num_docs;
+        if (so_far < *epochs) *epochs = so_far, *source = i;
+    }
+    return true;
+}
+
 static double epochs(const Source *s, const SourceCursor *c) {
     const double docs = (double)c->doc_pos / (double)s->num_docs;
     return (double)c->epoch + fmin(1, docs + (double)c->tok_off / (double)s->num_tokens);
@@ -51,10 +70,11 @@ void mixture_print(const Sources *s, const PlanState *at, double tokens_per_step
     for (int32_t i = 0; s->n > 1 && tokens_per_step > 0 && i < s->n; i++) {
         const Source *one = &s->list[i];
         const double share = (double)one->weight / ALL_WEIGHTS;
-        printf("source  %s: %.4g %%, %ld tokens, %.4g steps an epoch; %ld drawn, %.2f epochs\n",
-               one->spec, 100 * share, one->num_tokens,
-               (double)one->num_tokens / (share * tokens_per_step), at->sources[i].tokens,
-               epochs(one, &at->sources[i]));
+        printf(
+            "source  %s: %.4g %%, %ld tokens, about %.3g steps an epoch; %ld drawn, %.2f epochs\n",
+            one->spec, 100 * share, one->num_tokens,
+            (double)one->num_tokens / (share * tokens_per_step), at->sources[i].tokens,
+            epochs(one, &at->sources[i]));
     }
 }
 

@@ -17,6 +17,11 @@ DocIndex mixture_source(const DocIndex *index, int32_t i);
 bool mixture_draw(const DocIndex *index, const PlanSettings *s, PlanState *at, Segment *segment,
                   LongCounts *counts, Error *err);
 
+// How often all documents of a source have been used up, up to the next one that is trained: of the
+// source with a weight where this is the least, which *source becomes. Fails as mixture_draw does.
+bool mixture_epochs(const DocIndex *index, const PlanSettings *s, const PlanState *at,
+                    double *epochs, int32_t *source, Error *err);
+
 // If there are several sources, prints a line for each: its share and size, and what was drawn.
 // Without steps (tokens_per_step NaN): nothing.
 void mixture_print(const Sources *s, const PlanState *at, double tokens_per_step);

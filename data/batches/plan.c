@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -264,12 +265,14 @@ static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
 
 // ---- A step -------------------------------------------------------------------------------------
 
-// Fills p->stream with the longest prefix of at most plan_goal tokens and max_segments segments, at
-// least one; a record that ends later is left to the next step, but not the first. One-token
-// segments, which have no target, are left out if they would be the whole step.
+// Fills p->stream with the longest prefix of at most max_segments segments and plan_goal tokens, or
+// as many segments as fit whatever their lengths are; a record that ends later is left to the next
+// step, but not the first. One-token segments, which have no target, are left out if they would be
+// the whole step.
 static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                              const PlanState *state, int64_t max_segments, Error *err) {
-    const int64_t goal = plan_goal(s);
+    const int64_t goal = plan_goal(s), rows = s->micro_batch_tokens / s->max_seqlen,
+                  sure = s->set_tokens > 0 ? 1 : s->num_micro * rows;
     int64_t whole = 0;  // segments of whole records
     LongCounts counts = {0};
     PlanState at = *state;
@@ -277,7 +280,7 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
     while (p->num_stream < max_segments) {
         Segment segment;
         if (!mixture_draw(index, s, &at, &segment, &counts, err)) return false;
-        if (p->num_stream > 0 && p->real_tokens + segment.length > goal) {
+        if (p->num_stream >= sure && p->real_tokens + segment.length > goal) {
             if (p->num_targets > 0 || s->set_tokens > 0 || stream_targets(index, &segment) == 0)
                 break;
             p->num_stream = p->real_tokens = 0;
@@ -300,6 +303,9 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
         if (c->length > p->longest_segment) p->longest_segment = c->length;
         if (index->weights) p->weight_sum += index->weights(index->context, c);
     }
+    const bool scales = index->weights && p->weight_sum > 0;
+    p->weight_scale = scales ? ldexp(1, -ilogb(p->weight_sum / (double)p->num_targets)) : 1;
+    p->weight_sum *= p->weight_scale;
     p->cursor_after.step = state->step + 1;
     return true;
 }
@@ -385,6 +391,29 @@ void plan_free(StepPlan *p) {
     free(p->shared);
     prefixes_free(&p->prefixes);
     *p = (StepPlan){0};
+}
+
+bool plan_count_epochs(const DocIndex *index, const PlanSettings *s, PlanState at, double wanted,
+                       int64_t *steps, double *epochs, int32_t *source, Error *err) {
+    enum { MANY = 1 << 18 };
+    DocIndex lengths = *index;
+    StepPlan plan = {0};
+    int64_t planned = 0;
+    lengths.weights = NULL;  // which take longer to read than a step to plan
+    bool ok = mixture_epochs(&lengths, s, &at, epochs, source, err);
+    while (ok &&
+           (wanted > 0 ? *epochs < wanted || at.step == 0 : at.step < *steps && planned < MANY)) {
+        ok = plan_step(&plan, &lengths, s, LAYOUT_PACKED, &at, err) &&
+             mixture_epochs(&lengths, s, &plan.cursor_after, epochs, source, err);
+        at = plan.cursor_after;
+        planned += plan.num_stream;
+    }
+    plan_free(&plan);
+    if (wanted > 0)
+        *steps = at.step;
+    else if (at.step > 0)
+        *epochs *= (double)*steps / (double)at.step;
+    return ok;
 }
 
 // ---- A fixed set of documents -------------------------------------------------------------------

@@ -2,8 +2,8 @@
 // which rank works on which micro-batch.
 //
 //   step      the longest prefix of the stream with at most
-//             floor(fill * num_micro * micro_batch_tokens) tokens; it cuts a record only if it
-//             begins with it
+//             floor(fill * num_micro * micro_batch_tokens) tokens, or with as many segments as fit
+//             even if each has max_seqlen tokens; it cuts a record only if it begins with it
 //   packing   longest segment first, each into the micro-batch with the least work among those with
 //             room; shared: in as few micro-batches as hold it, what begins alike as one, and what
 //             only a record has in common in one micro-batch if it fits
@@ -33,7 +33,8 @@ typedef struct {
     int64_t num_stream;
     Segment *stream;  // (num_stream) in the order of the stream
     int64_t num_targets, real_tokens;
-    double weight_sum;       // of the magnitudes of the targets' weights
+    double weight_sum;       // of the magnitudes of the targets' weights, each times weight_scale
+    double weight_scale;     // a power of two that makes them about 1, so that sums stay in a float
     bool masked;             // loss masks decide which tokens are targets
     const Sources *sources;  // the index's
     int32_t longest_segment;
@@ -60,7 +61,7 @@ bool plan_settings_check(const PlanSettings *s, Error *err);
 // The ratio is that of SmolLM2-135M, where both are equal at 4,400 tokens.
 int64_t plan_work(int64_t length);
 
-// The most tokens that a step may use.
+// The most tokens of a step that has more segments than fit whatever their lengths are.
 int64_t plan_goal(const PlanSettings *s);
 
 // Plans the step at *state. *plan is {0} at first, may be used again, and is freed by plan_free.
@@ -69,6 +70,13 @@ int64_t plan_goal(const PlanSettings *s);
 bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Layout layout,
                const PlanState *state, Error *err);
 void plan_free(StepPlan *p);
+
+// wanted > 0: sets *steps to the number of the first step, at least 1, after which *epochs of the
+// data, as mixture_epochs counts them, are at least `wanted`. It plans all steps from `at` on; a
+// million documents take about half a second. wanted 0: sets *epochs to how many there are after
+// *steps; after many documents it goes on as before.
+bool plan_count_epochs(const DocIndex *index, const PlanSettings *s, PlanState at, double wanted,
+                       int64_t *steps, double *epochs, int32_t *source, Error *err);
 
 // Writes one rank's micro-batches to out (num_micro), in the order in which it processes them;
 // returns their number. *imbalance: the largest predicted work of a rank over the mean, 1 is even.

@@ -66,8 +66,8 @@ static bool nothing_left(const DocIndex *index, const PlanSettings *s, const Lon
                          "data: expected targets, found none in the masks of %ld documents",
                          index->num_docs);
     return error_set(err, EXIT_BAD_INPUT, "raise --max-seqlen, or use --long-docs split",
-                     "data: all %ld documents are longer than max_seqlen %d, and all are dropped",
-                     index->num_docs, s->max_seqlen);
+                     "data: expected documents of at most %d tokens, found none among %ld",
+                     s->max_seqlen, index->num_docs);
 }
 
 static bool check_length(const PlanSettings *s, int64_t doc, int64_t length, Error *err) {
@@ -100,6 +100,14 @@ static bool leaves_out(const DocIndex *index, const PlanSettings *s, int64_t doc
     return left_out;
 }
 
+// Does a document of its record that is not left out follow this one?
+static bool record_goes_on(const DocIndex *index, const PlanSettings *s, int64_t doc) {
+    LongCounts counts = {0};
+    while (follows(index, ++doc))
+        if (!leaves_out(index, s, doc, index->length(index->context, doc), &counts)) return true;
+    return false;
+}
+
 static Segment segment_at(const PlanSettings *s, int64_t doc, int64_t length, int64_t tok_off) {
     const int64_t rest = length - tok_off;
     const int32_t n = rest < s->max_seqlen ? (int32_t)rest : s->max_seqlen;
@@ -127,10 +135,10 @@ bool stream_next_segment(const DocIndex *index, const PlanSettings *s, SourceCur
         const bool left_out = from == 0 && leaves_out(index, s, doc, length, counts);
         *segment = segment_at(s, doc, length, from);
         const bool ends = left_out || !segment->has_next;
-        segment->more = ends && follows(index, doc + 1);
         at->tok_off += ends ? length - from : segment->length;
-        if (ends && !segment->more) at->tok_off = 0, at->doc_pos++;
+        if (ends && !follows(index, doc + 1)) at->tok_off = 0, at->doc_pos++;
         if (left_out) continue;
+        segment->more = ends && record_goes_on(index, s, doc);
         if (!index->targets || stream_targets(index, segment) > 0) {
             at->tokens += segment->length;
             at->counted += segment->length;

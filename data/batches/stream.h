@@ -14,7 +14,7 @@ typedef struct {
     int32_t length;
     bool has_next;       // the token after it is the target of its last token
     int32_t shared_len;  // in a plan of layout shared: see DocView
-    bool more;           // another document of its record follows
+    bool more;           // another document of its record follows, and is not left out
 } Segment;
 
 typedef struct {

@@ -80,15 +80,6 @@ static bool plan_some(const PlanSettings *s, const DataSummary *train, PlanState
     return ok;
 }
 
-bool plan_epoch(const PlanSettings *s, const DataSummary *train, double *epoch_steps, Error *err) {
-    const int64_t trained = train->dataset->num_tokens - train->counts.tokens_left_out;
-    double tokens;
-    int steps;
-    if (!plan_some(s, train, (PlanState){0}, &steps, &tokens, err)) return false;
-    *epoch_steps = (double)trained / tokens * steps;
-    return true;
-}
-
 bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
                 Error *err) {
     const PlanState start = at;
@@ -97,14 +88,15 @@ bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, 
     if (!plan_some(s, train, at, &steps, &tokens, err)) return false;
     const double fill = tokens / ((double)s->num_micro * s->micro_batch_tokens * steps);
     printf(
-        "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
-        "%d tokens (%s)\n",
+        "plan    %s, %d micro-batch%s of %d tokens a step, filled to %.1f %%, documents up to %d "
+        "tokens (%s)\n",
         layout_name(layout), s->num_micro, s->num_micro == 1 ? "" : "es", s->micro_batch_tokens,
-        s->fill_ppm * 1e-4, s->max_seqlen,
+        100 * fill, s->max_seqlen,
         s->long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs");
     mixture_print(&train->dataset->sources, &start, tokens / steps);
     if (!print_shared(s, layout, train, &start, err)) return false;
-    if (layout == LAYOUT_PACKED && fill < 0.8 * s->fill_ppm * 1e-6)
+    if (layout == LAYOUT_PACKED && fill < 0.8 * s->fill_ppm * 1e-6 &&
+        s->micro_batch_tokens < 4 * s->max_seqlen)
         printf(
             "fill    %.0f %% in the next %d step%s, because few documents fit together; for more, "
             "set --micro-batch-tokens to several times --max-seqlen (%d)\n",

@@ -19,9 +19,6 @@ bool data_summary(DataSummary *d, const Dataset *ds, const PlanSettings *s, Erro
 // label: "train   "
 void data_summary_print(const DataSummary *d, const char *label);
 
-// About how many steps train on all documents once, judged by the first ones.
-bool plan_epoch(const PlanSettings *s, const DataSummary *train, double *epoch_steps, Error *err);
-
 // The lines about the steps from `at` on: their size and cost, poor fill.
 bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
                 Error *err);

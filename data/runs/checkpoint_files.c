@@ -129,7 +129,7 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
 
 #define FILE_NAME "trainer_state.json"
 
-enum { PACKER = 2 };  // another number where steps are packed otherwise
+enum { PACKER = 3 };  // another number where steps are packed otherwise
 static const int64_t max_count = (int64_t)1 << 52;
 
 // Numbers that must be the same for a resumed run to see the same documents in the same steps

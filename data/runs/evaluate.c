@@ -130,7 +130,8 @@ bool evaluate(Dataset *data, const Options *o, ModelFace model, Error *err) {
         if (model.rank == 0 && next.doc != last_doc) row->docs++;
         if (model.rank == 0) row->targets += (double)stream_targets(&index, &next);
         last_doc = next.doc;
-        ok = (!doc || segment_read(doc, data, &next, tokens + 3 * (s.tokens - next.length), err)) &&
+        ok = (!doc ||
+              segment_read(doc, data, &next, 1, tokens + 3 * (s.tokens - next.length), err)) &&
              stream_next_segment(&index, &plan, &at, &next, &left_out, err);
     }
     scorer_close(&s, ok ? &rows->docs : NULL, EVALUATION_ROWS * sizeof *rows / sizeof(double));

@@ -144,14 +144,16 @@ static LoaderSettings make_loader_settings(const Options *o, int32_t rank, int32
 }
 
 // Validation: the first documents of a source in a fixed order, the same for every run and seed.
-static void load_validation(Data *d, const Options *o, int32_t source) {
+// False where --long-docs or the masks leave none.
+static bool load_validation(Data *d, const Options *o, int32_t source, Error *why) {
     LoaderSettings s = d->loader_settings;
     ValidationSet *set = &d->val_sets[source], *sum = &d->val_set;
     const DocIndex all = dataset_doc_index(&d->val), index = mixture_source(&all, source);
     s.source = source + 1;
     s.layout = LAYOUT_PACKED;
     s.plan.seed = 0;
-    must(plan_fix_set(&s.plan, &index, (o->val_tokens - 1) / d->val.sources.n + 1, &err));
+    if (!plan_fix_set(&s.plan, &index, (o->val_tokens - 1) / d->val.sources.n + 1, why))
+        return error_prefix(why, d->val.sources.list[source].spec);
     must(loader_load_step(&d->val_steps[source], &d->val, &s, (PlanState){0}, &err));
     const StepPlan *p = &d->val_steps[source].plan;
     assert(p->real_tokens == s.plan.set_tokens);
@@ -161,6 +163,7 @@ static void load_validation(Data *d, const Options *o, int32_t source) {
     *sum = (ValidationSet){sum->docs + set->docs, sum->tokens + set->tokens,
                            sum->targets + set->targets};
     if (p->num_micro > d->most_val_micros) d->most_val_micros = p->num_micro;
+    return true;
 }
 
 void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConfig *config,
@@ -172,14 +175,32 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConf
     d->loader_settings = make_loader_settings(o, rank, num_ranks);
     const PlanSettings *plan = &d->loader_settings.plan;
     must(data_summary(&d->train_summary, &d->train, plan, &err));
+    for (int32_t i = 0; d->has_val && i < d->val.sources.n; i++) {
+        Error why = {0};
+        if (load_validation(d, o, i, &why)) continue;
+        if (o->val || plan->long_docs == LONG_ERROR) error_exit(&why);
+        warning("no validation: %s", why.what);
+        d->has_val = false;
+    }
     if (d->has_val) must(data_summary(&d->val_summary, &d->val, plan, &err));
-    double epoch_steps = 0;
-    must(d->train.sources.n > 1 || plan_epoch(plan, &d->train_summary, &epoch_steps, &err));
-    run_options_count_steps(epoch_steps, d->train.num_docs);
-    for (int32_t i = 0; d->has_val && i < d->val.sources.n; i++) load_validation(d, o, i);
     if (o->bench)
         must(benchmark_open(&d->bench, o, d->has_tokenizer ? d->tokenizer.file : o->model,
                             config->vocab_size, &err));
+}
+
+void count_steps(const Data *d, const Options *o, PlanState at) {
+    const DocIndex index = dataset_doc_index(&d->train);
+    const Sources *all = &d->train.sources;
+    int64_t steps = o->steps;
+    double epochs;
+    int32_t i;
+    if (o->epochs > 0)
+        line_show(stderr, "counting the steps of --epochs %g ...", (double)o->epochs);
+    must(plan_count_epochs(&index, &d->loader_settings.plan, at, (double)o->epochs, &steps, &epochs,
+                           &i, &err));
+    line_erase(stderr);
+    run_options_set_steps(steps, epochs, all->n > 1 ? all->list[i].spec : NULL,
+                          all->list[i].num_docs);
 }
 
 void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vocab_size) {

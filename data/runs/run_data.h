@@ -30,10 +30,13 @@ typedef struct {
 // For --eval: the validation documents of `path`, or else all of them
 void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vocab_size);
 
-// Opens and checks everything, and counts the steps of --epochs; exits where something is wrong. *d
-// is zeros at first.
+// Opens and checks everything; exits where something is wrong. *d is zeros at first.
 void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConfig *config,
                int32_t rank, int32_t num_ranks);
+
+// Counts the steps of --epochs, or the epochs of --steps, for run_options_set_steps. at: where the
+// run begins.
+void count_steps(const Data *d, const Options *o, PlanState at);
 
 // The model's configuration: of the checkpoint, which --model must match where it is given. Exits
 // also where --max-seqlen is longer than its sliding window: only full attention is implemented.

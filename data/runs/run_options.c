@@ -49,9 +49,9 @@ Option run_option_table[] = {
     NUMBER("batch-tokens", parsed.batch_tokens, "0", 0, 1e12,
            "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch "
            "a rank"),
-    NUMBER(
-        "fill", parsed.fill, "0", 0, 1,
-        "fraction of a step's capacity to use at most; 0: 1 for one micro-batch a step, else 0.97"),
+    NUMBER("fill", parsed.fill, "0", 0, 1,
+           "fraction of a step's capacity to use at most, beyond the documents that fit at any "
+           "length; 0: 1 for one micro-batch a step, else 0.97"),
     CHOICE("long-docs", parsed.long_docs, "split", "split|truncate|drop|error",
            "documents longer than --max-seqlen"),
     NUMBER(
@@ -73,7 +73,9 @@ Option run_option_table[] = {
     NUMBER("steps", parsed.steps, "300", 0, 1e12,
            "optimizer steps; 0: validate, print samples, and write no checkpoint or log"),
     NUMBER("epochs", parsed.epochs, "0", 0, 1e6,
-           "instead of --steps: train this often on all documents, such as 3 or 0.5"),
+           "instead of --steps: train this often, such as 3 or 0.5, on all documents, and at least "
+           "this "
+           "often on each source of a mixture"),
     NUMBER("seed", parsed.seed, "1", 0, 1e15, "of initial weights, document order and samples"),
     NUMBER("log-every", parsed.log_every, "-1", -1, 1e12,
            "steps between lines; 0: none; -1: one line a step, on a terminal about 100 a run and "
@@ -362,13 +364,12 @@ static void choose_rates(Options *o, bool resumes) {
                 (double)(o->lr / usual.lr), usual.what, (double)usual.lr);
 }
 
-void run_options_count_steps(double epoch_steps, int64_t num_docs) {
+void run_options_set_steps(int64_t steps, double epochs, const char *source, int64_t num_docs) {
     Options *o = &parsed;
-    o->epoch_steps = epoch_steps;
-    if (option_given(run_option_table, "epochs") && o->epochs > 0)
-        o->steps = (int64_t)fmax(1, ceil((double)o->epochs * epoch_steps - 1e-6));
+    o->steps = steps;
+    o->epochs_of_steps = epochs;
+    o->epochs_of = source;
     if (o->warmup_steps < 0) o->warmup_steps = o->steps / 10 < 20 ? o->steps / 10 : 20;
-    const double epochs = epoch_steps > 0 ? (double)o->steps / epoch_steps : 0;
     if (epochs > 20 && !o->compare && !o->check_packing)
         warning("%ld step%s: %.0f epochs of %ld document%s; --epochs 3 is usual", o->steps,
                 text_plural(o->steps), epochs, num_docs, text_plural(num_docs));
@@ -382,10 +383,12 @@ void run_options_print(const Options *o) {
     else
         printf("; the defaults for %s are %g and %g\n", usual.what, (double)usual.lr,
                (double)usual.weight_decay);
-    const double epoch = o->epoch_steps, all = epoch > 0 ? (double)o->steps / epoch : 0;
-    if (epoch > 0)
-        printf("epochs  %.*f in %ld step%s: about %.*f %s\n", all < 10 ? 2 : 0, all, o->steps,
-               text_plural(o->steps), epoch < 10 && epoch > 0.1, epoch < 1 ? 1 / epoch : epoch,
+    const double all = o->epochs_of_steps, epoch = (double)o->steps / all;
+    if (all > 0)  // rounded down: 1.00 are all documents
+        printf("epochs  %.*f%s%s in %ld step%s: about %.*f %s\n", all < 10 ? 2 : 0,
+               all < 10 ? floor(100 * all) / 100 : floor(all), o->epochs_of ? " of " : "",
+               o->epochs_of ? o->epochs_of : "", o->steps, text_plural(o->steps),
+               epoch < 10 && epoch > 0.1, epoch < 1 ? 1 / epoch : epoch,
                epoch < 1 ? "epochs a step" : "steps an epoch");
     if (o->save_every < 0)
         printf("saves   every %d minutes of training, and after the last step", SAVE_MINUTES);
@@ -436,17 +439,17 @@ static void check_lora(const Options *o) {
 }
 
 // Before texts are made to shards
-static void check_no_weights(const char *spec, const char *hint, const char *why) {
+static void check_no_weights(const char *spec) {
     Sources sources;
     must(sources_parse(&sources, spec, &err));
-    if (sources.n > 1) exit_with(EXIT_USAGE, hint, "%s: %s, expected no weights", spec, why);
+    if (sources.n > 1)
+        exit_with(EXIT_USAGE, "give a list without weights",
+                  "%s: --eval reads every document once, expected no weights", spec);
     sources_free(&sources);
 }
 
 static void check_training(const Options *o, int num_ranks, bool resumes) {
     bool same = false;
-    if (option_given(run_option_table, "epochs"))
-        check_no_weights(o->train, "give --steps", "--epochs counts documents of one source");
     if (run_trains(o)) must(out_dir_is_outside_models(o->out, &err));
     if (o->val) must(path_is_same(o->val, o->train, &same, &err));
     if (same) warning("--val is --train: its loss says nothing about other texts");
@@ -543,9 +546,7 @@ void run_options_complete_inference(int num_ranks) {
     if (o->eval && !o->bench && !o->val && !option_given(run_option_table, "train"))
         exit_with(EXIT_USAGE, "give --val: texts, JSONL or shards",
                   "--eval: expected --val, --train or --bench, found none of them");
-    if (o->eval)
-        check_no_weights(o->val ? o->val : o->train, "give a list without weights",
-                         "--eval reads every document once");
+    if (o->eval) check_no_weights(o->val ? o->val : o->train);
     if (!o->eval && num_ranks > 1)
         exit_with(EXIT_USAGE, "start one process without mpirun", "--%s works with one rank only",
                   mode);

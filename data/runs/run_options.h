@@ -27,8 +27,9 @@ typedef struct {
         log_every, replay_every, seed;
     float lr, decay_frac, min_lr_frac, weight_decay, fill, grad_clip, temperature, top_p,
         heartbeat_seconds, lora_alpha, memory_gib, epochs;
-    LoraConfig adapters;  // of --lora or --adapter, once the options are checked
-    double epoch_steps;   // about how many steps train on all documents; 0: a mixture
+    LoraConfig adapters;     // of --lora or --adapter, once the options are checked
+    double epochs_of_steps;  // how often --steps train on all documents
+    const char *epochs_of;   // of this source, which takes longest; NULL: there is one
 } Options;
 
 extern Option run_option_table[];  // also says which options were given
@@ -52,9 +53,9 @@ void run_options_complete_inference(int num_ranks);
 // --adapter and --lora-merge alone: the model with the adapters becomes --out/final.
 bool run_merges(const Options *o);
 
-// Once the data is open: sets --steps for --epochs of about epoch_steps each, 0 for a mixture, and
-// --warmup-steps. Warns of a run of more than 20 epochs of these documents.
-void run_options_count_steps(double epoch_steps, int64_t num_docs);
+// Once the data is open: sets --steps, which are `epochs` of num_docs documents of a source (NULL:
+// there is one), and --warmup-steps. Warns of a run of more than 20 epochs.
+void run_options_set_steps(int64_t steps, double epochs, const char *source, int64_t num_docs);
 
 // Writes the file `options` beside the log, for --options: what was given, or for a resumed run, of
 // which that is a part, all that is not the default. Exits with code 4 where that fails.
