@@ -62,6 +62,10 @@ outcome continued_pretraining 0 'plan +packed, 16 micro-batches of 16384' in_clu
 cp -r "$work/tree/tiny" "$work/tree/more"
 outcome mixture 0 '^source  more: 75 %' in_tree scripts/mixture.sh . tiny:3,more:1 tiny:1,more:3 --from-scratch \
     --boundary-token 0 --dry-run
+expect mixture_in_fewer_steps 0 '^step +5/5 ' in_tree scripts/mixture.sh . tiny:3,more:1 tiny:1,more:3 --from-scratch --boundary-token 0 \
+    --batch-tokens 4096 --micro-batch-tokens 4096 --val-every 0 --num-samples 0 --steps 5 --threads 2
+has and_both_phases_train '^step +4/4 ' "$work/out.txt"
+expect mixture_in_one_step 2 'expected a whole number, 2 or more, found 1$' scripts/mixture.sh . a b --steps=1
 cp -r tests/golden/chat "$work/tree/chat"
 sed 's/"vocab_size": 264/"vocab_size": 384/' "$work/tree/config.json" > "$work/tree/chat/config.json"
 for i in 1 2 3 4 5 6 7 8; do
