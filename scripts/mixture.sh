@@ -5,15 +5,11 @@
 # FIRST and LAST name the same sources in the same order: web:0.8,code:0.2 and then web:0.3,code:0.7. A
 # source with weight 0 is not drawn from and keeps its position. --steps N (default 2,000): of both together.
 set -euo pipefail
-fail() { printf "error: %s\nhint: %s\n" "$1" "scripts/mixture.sh models/SmolLM2-135M web:0.8,code:0.2 web:0.3,code:0.7" >&2 && exit 2; }
+fail() { printf "error: %s\nhint: %s\n" "$1" "scripts/mixture.sh models/SmolLM2-135M web:0.8,code:0.2 web:0.3,code:0.7" >&2; exit 2; }
 [ $# -ge 3 ] || fail "expected a model and two mixtures"
-model=$1 first=$2 last=$3 steps=2000 before=
+model=$1 first=$2 last=$3 steps=2000
 shift 3
-for word in "$@"; do
-    [ "$before" != --steps ] || steps=$word
-    [ "$word" = "${word#--steps=}" ] || steps=${word#*=}
-    before=$word
-done
+[[ " $* " =~ .*' --steps'[=\ ]([^ ]*) ]] && steps=${BASH_REMATCH[1]}
 [[ $steps =~ ^[1-9][0-9]*$ ]] && [ "$steps" -ge 2 ] || fail "--steps: expected a whole number, 2 or more, found $steps"
 cd "$(dirname "$0")/.."
 train() {  # train MIXTURE STEPS OPTIONS...

@@ -87,23 +87,14 @@ def load_dataset(name, config, split, streaming):
     return [{"question": "?", "choices": {"text": ["dry", "wet"], "label": ["A", "B"]}, "answerKey": "B"}] * 3
 PY
 # dev/bench.py and dev/peers.py stop the trainer while others work; what ends them ends it too
-measure() { TMPDIR=$work/measured python "$1" "$root/dev" "$train" "$work/tree" 2> /dev/null << 'PY'
-sys.path.insert(0, sys.argv[2])
-from bench import Program, signal, time
-tree = sys.argv[4]
-p = Program("ours", sys.argv[3], "--model", tree, "--from-scratch", "--train", tree + "/tiny", "--boundary-token", 0)
-try:
-    p.step()
-    os.kill(os.getpid(), int(sys.argv[1]))
-    time.sleep(9)
-finally:
-    p.close()
-PY
-}
 for signal in 15 9; do
     mkdir -p "$work/measured"
-    measure $signal
-    judge "ended_by_$signal" "$([ $? -eq $((128 + signal)) ] || echo 'ended in another way')"
+    TMPDIR=$work/measured PYTHONPATH=dev within python3 -c 'import bench, os, sys, time
+program, signal, tree = sys.argv[1:]
+p = bench.Program("ours", program, "--model", tree, "--from-scratch", "--train", tree + "/tiny", "--boundary-token", 0)
+try: p.step() and os.kill(os.getpid(), int(signal)) or time.sleep(9)
+finally: p.close()' "$train" $signal "$work/tree"
+    judge "ended_by_$signal" "$([ $? -ge 128 ] || echo 'by itself')"
     limit_s=5 check "its_trainer_ends_by_$signal" await_gone "$work/measured"
     [ $signal -eq 9 ] || check it_cleans_up test -z "$(ls "$work/measured")"
 done
