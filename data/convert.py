@@ -4,8 +4,9 @@
     convert.py FILE... --out DIR --vocab-size N [--boundary-token ID [--starts]]
 
 FILE is Megatron's NAME.bin with NAME.idx, datatrove's NAME.ds with .index and perhaps .loss, llmq's
-BIN.TOK with or without a mask, OLMo's NAME.npy (raw ids) with NAME.csv.gz, or a numpy array of ids. Files
-without an index need --boundary-token, which ends documents (--starts: begins them). File k becomes
+BIN.TOK with or without a mask, OLMo's NAME.npy (raw ids) with NAME.csv.gz, or a numpy array of ids;
+labels_mask_X.npy is the mask of token_ids_X.npy. Files without an index need --boundary-token, which ends
+documents (--starts: begins them). File k becomes
 DIR/train_0000k_00000.bin and .idx, if it has a loss mask .mask, and further shards of 1e8 tokens. Files
 listed in DIR/convert.json are not converted again; shards of files that you no longer pass are deleted
 from DIR. Needs numpy. Exit codes: 2 usage, 3 bad input, 4 disk.
@@ -15,6 +16,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import sys
 
 try:
@@ -124,6 +126,33 @@ def numpy_array(path):
     return ids, None, None
 
 
+def beside(path):
+    """The files that belong to it by their names: index, mask. The last is OLMo's mask."""
+    folder, name = os.path.split(path)
+    return path + ".index", path + ".loss", path[:-4] + ".idx", path[:-4] + ".csv.gz", \
+        os.path.join(folder, name.replace("token_ids", "labels_mask"))
+
+
+def label_mask(path):
+    """OLMo's: true or false for each token, raw or as numpy's array."""
+    name = beside(path)[-1]
+    if name == path or not os.path.exists(name):
+        return None
+    with open(name, "rb") as f:
+        mask = np.load(name) if f.read(6) == b"\x93NUMPY" else np.fromfile(name, "u1")
+    check(mask.ndim == 1 and ((mask == 0) | (mask == 1)).all(), "%s: expected a bool for each token" % name)
+    return mask
+
+
+def name_unread(files):
+    known = {name for path in files for name in (path, *beside(path))}
+    near = [os.path.join(folder, name) for folder in set(map(os.path.dirname, files)) for name in os.listdir(folder or ".")
+            if re.search("mask|label|meta|[.]loss$", name)]
+    unread = sorted(name for name in near if name not in known and os.path.isfile(name))
+    if unread:
+        print("warning: not read: %s%s" % (", ".join(unread[:5]), ", ..." * (len(unread) > 5)), file=sys.stderr)
+
+
 def scan(path, tokens, mask, args):
     """Document ends by the boundary token."""
     check(args.boundary_token is not None, "%s: does not say where documents end" % path,
@@ -150,12 +179,13 @@ def read(path, args):
         {".ds": datatrove, ".npy": olmo, ".bin": megatron}.get(os.path.splitext(path)[1])
     check(reader, "%s: unknown format" % path, "convert.py --help lists the known formats")
     try:
-        tokens, ends, mask = reader(path)
+        (tokens, ends, mask), labels = reader(path), label_mask(path)
     except ConvertError:
         raise
     except Exception as e:  # from numpy, gzip or csv
         raise ConvertError(3, "%s: cannot read it or its index: %s" % (path, e), "copy both again") from None
     ends = scan(path, tokens, mask, args) if ends is None else ends
+    mask = labels if mask is None else mask
     check(len(ends) and ends[-1] == len(tokens) and (ends[1:] >= ends[:-1]).all() and
           (mask is None or len(mask) == len(tokens)),
           "%s: expected documents, and a mask, of %d tokens" % (path, len(tokens)))
@@ -251,6 +281,9 @@ def run(args):
             if name.startswith(stem + "_"):
                 os.remove(os.path.join(args.out, name))
 
+    masks = {beside(path)[-1] for path in args.files if beside(path)[-1] != path}
+    args.files = [path for path in args.files if path not in masks]  # which FILE... may match as well
+    name_unread(args.files)
     stems = ["%s_%05d" % (args.split, k) for k in range(len(args.files))]
     for stem, path in zip(stems, args.files):
         beside = path, path + ".index", path + ".loss", path[:-4] + ".idx", path[:-4] + ".csv.gz"

@@ -180,7 +180,9 @@ class Program:
         self.command = [trainer, *options, "--lr", 1e-6, "--schedule", "constant", "--val-every", 0,
                         "--num-samples", 0, "--threads", threads]
         self.messages = open(self.folder + "/messages", "w+")
-        self.process = subprocess.Popen(
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))     # by way of close()
+        self.process = subprocess.Popen(    # nobody else would end a stopped program
+            ["setpriv", "--pdeathsig", "KILL"] +
             [str(w) for w in self.command + ["--steps", 1000000, "--out", self.folder + "/run"]],
             cwd=ROOT, stdout=self.messages, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         self.early_s, self.used_s, self.file, self.part = 0.0, 0.0, None, b""

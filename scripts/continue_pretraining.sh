@@ -4,10 +4,8 @@
 # MODEL is a Hugging Face directory; TEXTS are files, JSON Lines or a directory of them, or shards made
 # with its tokenizer.
 set -euo pipefail
-[ $# -ge 2 ] || {
-    printf "error: %s\nhint: %s\n" "expected a model and texts" "scripts/continue_pretraining.sh models/SmolLM2-135M notes/" >&2
-    exit 2
-}
+usage='expected a model and texts\nhint: scripts/continue_pretraining.sh models/SmolLM2-135M notes/'
+[ $# -ge 2 ] || { printf "error: $usage\n" >&2; exit 2; }
 model=$1 texts=$2
 shift 2
 options=(

@@ -10,6 +10,7 @@ Python package gguf (and its numpy). MODEL.gguf must not exist; it appears when 
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk, 7 NaN or Inf in the weights.
 """
 import argparse
+import glob
 import json
 import math
 import os
@@ -44,6 +45,10 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
 
 def bad(path, what, hint="llama.cpp's convert_hf_to_gguf.py knows more of them"):
     fail(BAD_INPUT, "%s: %s" % (path, what), hint)
+
+
+def warn(path, what):
+    print("warning: %s: %s" % (path, what), file=sys.stderr)
 
 
 def read_json(path):
@@ -83,18 +88,13 @@ def read_config(source):
 
 
 def put_config(w, c):
-    w.add_vocab_size(c["vocab_size"])
-    w.add_context_length(c["max_position_embeddings"])
-    w.add_embedding_length(c["hidden_size"])
-    w.add_block_count(c["num_hidden_layers"])
-    w.add_feed_forward_length(c["intermediate_size"])
-    w.add_head_count(c["num_attention_heads"])
-    w.add_head_count_kv(c.get("num_key_value_heads") or c["num_attention_heads"])
-    w.add_key_length(c["head_dim"])
-    w.add_value_length(c["head_dim"])
-    w.add_rope_dimension_count(c["head_dim"])
-    w.add_rope_freq_base(c["rope_theta"])
-    w.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    c["num_key_value_heads"] = c.get("num_key_value_heads") or c["num_attention_heads"]
+    for pair in """vocab_size:vocab_size context_length:max_position_embeddings block_count:num_hidden_layers
+            embedding_length:hidden_size feed_forward_length:intermediate_size head_count:num_attention_heads
+            head_count_kv:num_key_value_heads key_length:head_dim value_length:head_dim
+            rope_dimension_count:head_dim rope_freq_base:rope_theta layer_norm_rms_eps:rms_norm_eps""".split():
+        name, key = pair.split(":")
+        getattr(w, "add_" + name)(c[key])
     if c["rope"]["rope_type"] == "linear":
         w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         w.add_rope_scaling_factor(c["rope"]["factor"])
@@ -152,6 +152,8 @@ def put_tokenizer(w, source, c):
     # llama.cpp needs merges, and the package writes no empty list: add one that never applies
     w.add_token_merges([m if isinstance(m, str) else " ".join(m)
                         for m in tokenizer["model"]["merges"]] or ["<none> <none>"])
+    if tokenizer.get("normalizer"):
+        warn(path, "llama.cpp does not normalise texts (NFC): decomposed characters give other tokens there")
     special = gguf.SpecialVocab(source, n_vocab=vocab_size)
     special.add_special_token.setdefault("bos", False)  # llama.cpp's default depends on the name
     # llama.cpp ends a text at any of three, and at some more that it knows by name
@@ -160,7 +162,11 @@ def put_tokenizer(w, source, c):
     ends = [i for ids in (c.get("eos_token_id"), more.get("eos_token_id"))
             for i in (ids if isinstance(ids, list) else [ids]) if i in range(vocab_size)]
     ends = sorted({i: 0 for i in ends if i != roles.get("eos")}, key=lambda i: "eom" in texts[i])
-    roles.update(zip([k for k in ("eos", "eot", "eom") if k not in roles], ends))
+    free = [k for k in ("eos", "eot", "eom") if k not in roles]
+    roles.update(zip(free, ends))
+    if ends[len(free):]:
+        warn(path, "llama.cpp has no place for %s, and may not stop there" % ", ".join(
+            texts[i] for i in ends[len(free):]))
     template = os.path.join(source, "chat_template.jinja")
     if os.path.exists(template):  # before that of tokenizer_config.json, as in transformers
         with open(template, encoding="utf-8") as f:
@@ -274,6 +280,9 @@ def export(source, path, kind):
         fail(USAGE, "needs the Python package gguf", "pip install gguf")
     if os.path.lexists(path):
         fail(USAGE, "%s: expected a new file, found one" % path, "remove it, or give another")
+    if os.path.exists(os.path.join(source, "adapter_config.json")):
+        bad(source, "expected a model, found an adapter",
+            "./train_llama --adapter %s --lora-merge --out OUT makes OUT/final, a model" % source)
     c, weights = read_config(source), list_weights(source)
     names = gguf_names(c, weights, source)
     w = gguf.GGUFWriter(None, FAMILIES[c["model_type"]][0].lower())
@@ -281,6 +290,8 @@ def export(source, path, kind):
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
     put_config(w, c)
     put_tokenizer(w, source, c)
+    for left in glob.glob(glob.escape(path) + ".tmp-[0-9]*"):  # of exports that were killed
+        os.path.exists("/proc/" + left.rpartition("-")[2]) or os.remove(left)
     partial = "%s.tmp-%d" % (path, os.getpid())
     try:
         write(w, c, weights, names, kind, partial)
@@ -304,9 +315,9 @@ def main():
     args = parser.parse_args()
     try:
         export(args.source, args.path, args.type)
-    except KeyError as e:
-        fail(BAD_INPUT, "%s: a file of the model lacks %s" % (args.source, e),
-             "is it what the trainer or transformers wrote?")
+    except Exception as e:  # on what is missing, or is of another kind
+        bad(args.source, "expected a whole model, found %s: %s" % (type(e).__name__, e),
+            "is it what the trainer or transformers wrote?")
 
 
 if __name__ == "__main__":

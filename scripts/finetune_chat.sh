@@ -5,10 +5,8 @@
 # MODEL is a Hugging Face directory with its chat template; data/README.md describes CHATS.jsonl. For
 # an unknown template, use data/prepare.py as the error says.
 set -euo pipefail
-[ $# -ge 2 ] || {
-    printf "error: %s\nhint: %s\n" "expected a model and a file of chats" "scripts/finetune_chat.sh MODEL CHATS.jsonl" >&2
-    exit 2
-}
+usage='expected a model and a file of chats\nhint: scripts/finetune_chat.sh MODEL CHATS.jsonl'
+[ $# -ge 2 ] || { printf "error: $usage\n" >&2; exit 2; }
 model=$1 chats=$2
 shift 2
 here=$(cd "$(dirname "$0")/.." && pwd)

@@ -13,6 +13,11 @@ import shutil
 import struct
 import sys
 
+try:
+    import gguf
+    import numpy
+except ImportError:
+    gguf = None
 from report import fail
 
 USAGE, BAD_INPUT, DISK = 2, 3, 4
@@ -39,18 +44,14 @@ def hf_name(name):
     fail(BAD_INPUT, "expected the tensors of a Llama model, found %s" % name, ONLY)
 
 
-class Gguf:
-    def __init__(self, path):
-        try:
-            import gguf
-        except ImportError:
-            fail(USAGE, "needs the Python package gguf", "pip install gguf")
-        try:
-            reader = gguf.GGUFReader(path)
-        except Exception as e:  # OSError, ValueError, and numpy's errors for a truncated file
-            fail(BAD_INPUT, "%s: expected a GGUF file: %s" % (path, e), "download it again")
-        self.tensors, self.fields = reader.tensors, reader.fields
-        self.dequantize = gguf.quants.dequantize
+class Model(gguf.GGUFReader if gguf else object):
+    left = 1 << 19  # parts of its header; SmolLM2's has half as many
+
+    def _get(self, offset, dtype, count=1, **order):  # the package's reads on beyond the end
+        part, self.left = super()._get(offset, dtype, count, **order), self.left - 1
+        if len(part) == count and self.left:
+            return part
+        raise ValueError("it ends too early")
 
     def get(self, key, default=None):
         if key in self.fields:
@@ -85,6 +86,12 @@ def model_config(model, tied):
     }
 
 
+def num_weights(c):
+    heads = (c["num_attention_heads"] + c["num_key_value_heads"]) * c["head_dim"]
+    layers = c["num_hidden_layers"] * (2 + 2 * heads + 3 * c["intermediate_size"])
+    return c["hidden_size"] * (layers + 1 + c["vocab_size"] * (2 - c["tie_word_embeddings"]))
+
+
 def token_ids(model):
     return {name + "_token_id": model.get("tokenizer.ggml.%s_token_id" % key)
             for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))}
@@ -95,6 +102,8 @@ def tokenizer_files(model):
     if kind != ("gpt2", "smollm"):
         fail(BAD_INPUT, "expected the tokenizer gpt2 smollm, found %s %s" % kind, ONLY)
     tokens, types = model.get("tokenizer.ggml.tokens"), model.get("tokenizer.ggml.token_type")
+    if not len(set(tokens)) == len(tokens) == len(types) or min(token_ids(model).values()) < 0:
+        fail(BAD_INPUT, "expected different tokens, each with a type, and ids of them", ONLY)
     special = [i for i, t in enumerate(types) if t == CONTROL]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
                   "use_regex": True}
@@ -124,14 +133,15 @@ def tokenizer_files(model):
 
 def weights(model, tensor, config):
     """The tensor as bf16 bytes, rounded to nearest even."""
-    import numpy
     shape = [int(n) for n in reversed(tensor.shape)]
-    values = model.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+    values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(
         tensor.name.split(".")[-2])
     if heads:  # llama.cpp rotates adjacent pairs, Hugging Face the two halves of a head
         values = values.reshape(config[heads], shape[0] // config[heads] // 2, 2, shape[1])
         values = values.swapaxes(1, 2).reshape(shape)
+    if not numpy.isfinite(values).all():
+        fail(BAD_INPUT, "%s: expected finite weights, found NaN or Inf" % tensor.name, ONLY)
     bits = numpy.ascontiguousarray(values, dtype="<f4").view("<u4")
     bits = bits + 0x7fff + (bits >> 16 & 1) >> 16
     return bits.astype("<u2").tobytes()
@@ -154,10 +164,14 @@ def write_safetensors(model, config, path):
 
 
 def convert(source, out):
+    if not gguf:
+        fail(USAGE, "needs the Python package gguf", "pip install gguf")
     if os.path.lexists(out):
         fail(USAGE, "%s: exists already" % out, "choose another directory")
-    model = Gguf(source)
+    model = Model(source)
     config = model_config(model, "output.weight" not in [t.name for t in model.tensors])
+    if num_weights(config) != sum(int(t.n_elements) for t in model.tensors):
+        fail(BAD_INPUT, "expected %s weights, found others" % num_weights(config), ONLY)
     files = {"config.json": config, **tokenizer_files(model),
              "generation_config.json": {"_from_model_config": True, **token_ids(model)}}
     partial = "%s.partial-%d" % (out, os.getpid())
@@ -165,11 +179,9 @@ def convert(source, out):
         os.mkdir(partial)
         for name, value in files.items():
             with open(os.path.join(partial, name), "w", encoding="utf-8") as f:
-                f.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+                f.write(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
         write_safetensors(model, config, os.path.join(partial, "model.safetensors"))
         os.rename(partial, out)
-    except OSError as e:
-        fail(DISK, "%s: %s" % (e.filename or out, e.strerror), "check the space and permissions")
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -179,4 +191,11 @@ if __name__ == "__main__":
         sys.exit(print(__doc__.strip()))
     if len(sys.argv) != 3:
         fail(USAGE, "expected MODEL.gguf and DIR", "gguf_to_hf.py MODEL.gguf DIR")
-    convert(*sys.argv[1:])
+    try:
+        convert(*sys.argv[1:])
+    except OSError as e:
+        fail(BAD_INPUT if e.filename == sys.argv[1] else DISK, "%s: %s" % (
+            e.filename or sys.argv[2], e.strerror), "check the name, the space and the permissions")
+    except Exception as e:  # of gguf and numpy, on a damaged file and on values that make no model
+        fail(BAD_INPUT, "%s: expected a GGUF file of a Llama, found %s: %s" % (
+            sys.argv[1], type(e).__name__, " ".join(str(e).split())), "download it again; " + ONLY)

@@ -9,11 +9,8 @@ declare -A sources=(
     [winogrande]=allenai/winogrande:winogrande_xl:validation [mmlu]=cais/mmlu:all:test
 )
 source=${sources[${2:-none}]:-}
-[ "$source" ] || {
-    printf "error: %s\nhint: %s\n" "expected a model and a benchmark, found '$*'" \
-        "scripts/score.sh out/demo/final hellaswag" >&2
-    exit 2
-}
+usage='expected a model and a benchmark\nhint: scripts/score.sh out/demo/final hellaswag'
+[ "$source" ] || { printf "error: $usage\n" >&2; exit 2; }
 model=$(realpath "$1") name=$2
 shift 2
 cd "$(dirname "$0")/.."

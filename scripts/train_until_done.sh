@@ -5,10 +5,8 @@
 # PAUSE=10     seconds before each restart, e.g. for a machine that reboots
 # Exits with the exit code of the last run.
 set -u
-[ $# -ge 1 ] || {
-    printf 'error: %s\nhint: %s\n' 'expected a training command' 'scripts/train_until_done.sh mpirun -n 8 ./train_llama --out run' >&2
-    exit 2
-}
+usage='expected a training command\nhint: scripts/train_until_done.sh mpirun -n 8 ./train_llama --out run'
+[ $# -ge 1 ] || { printf "error: $usage\n" >&2; exit 2; }
 restarts=${RESTARTS:-5} pause=${PAUSE:-10} without_progress=0 out=out/demo previous= resume=--resume
 for word in "$@"; do
     case $word in --out=*) out=${word#--out=} ;; --resume=*) resume=$word ;; esac

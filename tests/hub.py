@@ -1,6 +1,6 @@
 """hub.py DIR: answers on this machine as the Hugging Face hub does for the repositories DIR/ORG/NAME; prints
-its port, then each request. NAME gated needs the token `secret`; weights come by a redirect, in ranges, and
-of the first request for them only half."""
+its port, then each request. NAME gated needs the token `secret`; busy cannot answer; weights come by a
+redirect, in ranges, and of the first request for them only half."""
 import hashlib
 import http.server
 import json
@@ -27,6 +27,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
         token = self.headers.get("Authorization")
         if not (root / name).is_dir() or (name.endswith("/gated") and kind != "cdn/" and token != "Bearer secret"):
             self.answer(401)
+        elif name.endswith("/busy"):
+            self.answer(503)
         elif kind == "api/models/":
             files = []
             for f in sorted((root / name).iterdir()):

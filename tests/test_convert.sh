@@ -28,6 +28,21 @@ samples formats 'made/datatrove.ds:50256 made/datatrove_wide.ds:70000 made/megat
 samples tokens_alone 'made/llmq.bin:50256 made/llmq_mask.bin:50256 made/numpy.npy:50256' --boundary-token 50256
 samples olmo_alone bare/olmo.npy:50279 --boundary-token 50279
 samples olmo_wide_alone bare/olmo_wide.npy:100257 --boundary-token 100257
+# OLMo's masks in files of their own, raw and numpy's; token 0 begins the first document
+python3 - << 'PY'
+import gzip, numpy as np
+ids, mask = [0, 6, 0, 7, 8, 9, 99, 15, 16, 0, 17, 99], [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1]
+np.array(ids, "<u4").tofile("token_ids_0.npy"), np.array(mask, "?").tofile("labels_mask_0.npy")
+gzip.open("token_ids_0.csv.gz", "wt").write("0,7\n7,12\n")
+np.save("token_ids_1.npy", np.array(ids, "<u4")), np.save("labels_mask_1.npy", np.array(mask, "?"))
+open("labels_mask_2.npy", "w"), open("metadata.json", "w"), open("token_ids_1.meta", "w")
+PY
+said olmo_masks 0 '^token_ids_1.npy: 2 documents, 12 tokens, 6 targets' convert *_[01].npy --out masked --vocab-size 100 \
+    --boundary-token 99
+check_python are_kept <<< 'assert shards.read("masked") == 2 * [([0, 6, 0, 7, 8, 9, 99], [0, 0, 0, 1, 1, 1, 1]), ([15, 16, 0, 17, 99], [0, 0, 0, 1, 1])]'
+has and_what_is_not_read_is_named '^warning: not read: labels_mask_2.npy, metadata.json, token_ids_1.meta$' said.txt
+head -c 11 labels_mask_0.npy > m && mv m labels_mask_0.npy
+expect a_cut_mask 3 'and a mask, of 12 tokens' convert token_ids_0.npy --out masked --vocab-size 100
 # ---- large files, again, and for the trainer ---------------------------------------------------------------
 python3 - << 'PY'
 import numpy as np

@@ -144,6 +144,35 @@ check gguf_to_hugging_face there_and_back
 head -c 700 there.gguf > cut.gguf
 expect refuses_a_cut_gguf 3 'cut.gguf: expected a GGUF file' python3 "$root/scripts/gguf_to_hf.py" cut.gguf cut
 check no_model_of_a_cut_gguf test ! -e cut
+# a value of another kind, a tensor of another type, an array longer than the file: one error line, exit 3
+hostile() {  # hostile KEY_OR_TENSOR VALUE
+    rm -rf hostile.gguf && python "$@" << 'PY' && python3 "$root/scripts/gguf_to_hf.py" hostile.gguf cut
+import gguf, numpy
+name, new = sys.argv[1], eval(sys.argv[2])
+old, w = gguf.GGUFReader("there.gguf"), gguf.GGUFWriter("hostile.gguf", "llama")
+for key, field in list(old.fields.items())[4:]:
+    value, kinds = (new, [gguf.GGUFValueType.get_type(new)]) if name == key else (field.contents(), field.types)
+    w.add_key_value(key, value, kinds[0], kinds[-1] if len(kinds) > 1 else None)
+for t in old.tensors:
+    w.add_tensor(t.name, *(new,) if name == t.name else (t.data, None, t.tensor_type))
+w.write_header_to_file(), w.write_kv_data_to_file(), w.write_tensors_to_file(), w.close()
+if name == "longer":
+    data = open("hostile.gguf", "rb").read().partition(b"tokenizer.ggml.token_type")
+    open("hostile.gguf", "wb").write(data[0] + data[1] + data[2][:8] + struct.pack("<Q", 1 << 60) + data[2][16:])
+PY
+}
+while read -r name value; do expect "hostile_${name##*.}_$value" 3 hint: hostile "$name" "$value"; done << 'CASES'
+llama.attention.head_count 0
+llama.attention.head_count "x"
+llama.attention.head_count_kv 2
+tokenizer.ggml.bos_token_id 999
+tokenizer.ggml.bos_token_id -1
+tokenizer.ggml.token_type 7
+blk.0.attn_q.weight numpy.ones((96,64),"i1")
+blk.0.ffn_up.weight numpy.ones((96,64),"f")*1e39
+longer 0
+CASES
+check no_model_of_a_hostile_gguf test -z "$(ls -d cut cut.p* 2> /dev/null)"
 # ---- what is refused, and leaves nothing -----------------------------------------------------------
 # refuses NAME CODE PATTERN TYPE [PYTHON]: of a copy of llama/final that the Python code changed
 refuses() {
@@ -194,8 +223,17 @@ refuses nan 7 'found NaN or Inf' f16 'w[-2:] = b"\xc0\x7f"'
 refuses a_weight_beyond_f16 3 'in the range of f16' f16 'w[-2:] = b"\x80\x49"'
 expect refuses_a_file_that_is_there 2 'there.gguf: expected a new file' export_as llama/final f16 there.gguf
 expect refuses_no_model 3 'nowhere/config.json' export_as nowhere f16 x.gguf
+mkdir adapter && touch adapter/adapter_config.json adapter/adapter_model.safetensors
+expect refuses_an_adapter 3 'adapter: expected a model, found an adapter' export_as adapter f16 x.gguf
+has and_says_what_makes_a_model '^hint: ./train_llama --adapter adapter --lora-merge --out OUT' out.txt
+: > y.gguf.tmp-9999999 && : > "y.gguf.tmp-$$"
+expect says_that_llama_cpp_does_not_normalise 0 '^warning: merges_qwen/tokenizer.json: .*NFC' export_as merges_qwen f16 y.gguf
+check an_export_that_was_killed_leaves_nothing test "$(echo y.gguf.*)" = "y.gguf.tmp-$$"
+cp -r merges_smollm2 many_ends && echo '{"eos_token_id": [7, 5, 9]}' > many_ends/generation_config.json
+expect names_the_ends_that_do_not_fit 0 '^warning: many_ends/generation_config.json: llama.cpp has no place for ' export_as many_ends f16 z.gguf
 full_disk() { (ulimit -f 100 && trap '' XFSZ && export_as llama/final f32 x.gguf); }
 expect refuses_a_full_disk 4 'error: x.gguf' full_disk
+rm y.gguf.tmp-$$
 check nothing_is_left eval '! ls -A | grep -E "^x|tmp"'
 # ---- llama.cpp ---------------------------------------------------------------------------------------
 # A document's loss and the greedy text, by llama.cpp and by ours
@@ -227,9 +265,16 @@ PY
 }
 mkdir one_text && head -c 60 "text/doc 9.txt" > one_text/doc.txt
 prepare one_text --out one --val-frac 0
-for model in llama mistral qwen2 qwen3 smollm3 llama3; do
+# a token that ends a turn is in generation_config.json: here the fourth byte of the answer
+cp -r llama ends && rm -f ends/final/manifest.json
+"$release" --model llama/final --generate --temperature 0 --prompt 'line 7' --sample-tokens 12 > whole.txt 2> /dev/null
+python << 'PY'
+json.dump({"eos_token_id": [257, open("whole.txt", "rb").read()[3]]}, open("ends/final/generation_config.json", "w"))
+PY
+for model in ends llama mistral qwen2 qwen3 smollm3 llama3; do
     with_package llama_cpp xllamacpp || break
     check llama_cpp_agrees_on_$model llama_cpp_agrees $model/final f16
+    [ $model != ends ] || check and_stops_after_a_turn test "$(wc -c < text.txt)" -lt "$(wc -c < whole.txt)"
     [ $model != llama ] || check llama_cpp_agrees_in_q8_0 llama_cpp_agrees llama/final q8_0
 done
 finish

