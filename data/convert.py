@@ -286,8 +286,8 @@ def run(args):
     name_unread(args.files)
     stems = ["%s_%05d" % (args.split, k) for k in range(len(args.files))]
     for stem, path in zip(stems, args.files):
-        beside = path, path + ".index", path + ".loss", path[:-4] + ".idx", path[:-4] + ".csv.gz"
-        stats = [(f, os.path.getsize(f), os.stat(f).st_mtime_ns) for f in beside if os.path.exists(f)]
+        read_too = [f for f in (path, *beside(path)) if os.path.exists(f)]
+        stats = [(f, os.path.getsize(f), os.stat(f).st_mtime_ns) for f in read_too]
         key = repr((stats, args.vocab_size, args.boundary_token, args.starts))
         if stem not in done or done[stem][0] != key:
             found = read(path, args)
