@@ -70,11 +70,10 @@ void mixture_print(const Sources *s, const PlanState *at, double tokens_per_step
     for (int32_t i = 0; s->n > 1 && tokens_per_step > 0 && i < s->n; i++) {
         const Source *one = &s->list[i];
         const double share = (double)one->weight / ALL_WEIGHTS;
-        printf(
-            "source  %s: %.4g %%, %ld tokens, about %.3g steps an epoch; %ld drawn, %.2f epochs\n",
-            one->spec, 100 * share, one->num_tokens,
-            (double)one->num_tokens / (share * tokens_per_step), at->sources[i].tokens,
-            epochs(one, &at->sources[i]));
+        printf("source  %s: %.4g %%, %ld tokens, ~%.3g steps an epoch; %ld drawn, %.2f epochs\n",
+               one->spec, 100 * share, one->num_tokens,
+               (double)one->num_tokens / (share * tokens_per_step), at->sources[i].tokens,
+               epochs(one, &at->sources[i]));
     }
 }
 

@@ -303,8 +303,8 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
         if (c->length > p->longest_segment) p->longest_segment = c->length;
         if (index->weights) p->weight_sum += index->weights(index->context, c);
     }
-    const bool scales = index->weights && p->weight_sum > 0;
-    p->weight_scale = scales ? ldexp(1, -ilogb(p->weight_sum / (double)p->num_targets)) : 1;
+    const double mean = p->weight_sum > 0 ? p->weight_sum / (double)p->num_targets : 1;
+    p->weight_scale = ldexp(1, -ilogb(mean));  // 1 without weights
     p->weight_sum *= p->weight_scale;
     p->cursor_after.step = state->step + 1;
     return true;
@@ -395,7 +395,7 @@ void plan_free(StepPlan *p) {
 
 bool plan_count_epochs(const DocIndex *index, const PlanSettings *s, PlanState at, double wanted,
                        int64_t *steps, double *epochs, int32_t *source, Error *err) {
-    enum { MANY = 1 << 18 };
+    enum { MANY = 1 << 18 };  // segments: they take about a tenth of a second
     DocIndex lengths = *index;
     StepPlan plan = {0};
     int64_t planned = 0;

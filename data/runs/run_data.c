@@ -194,8 +194,7 @@ void count_steps(const Data *d, const Options *o, PlanState at) {
     int64_t steps = o->steps;
     double epochs;
     int32_t i;
-    if (o->epochs > 0)
-        line_show(stderr, "counting the steps of --epochs %g ...", (double)o->epochs);
+    if (o->epochs > 0) line_show(stderr, "counting the steps of the epochs ...");
     must(plan_count_epochs(&index, &d->loader_settings.plan, at, (double)o->epochs, &steps, &epochs,
                            &i, &err));
     line_erase(stderr);

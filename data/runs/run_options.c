@@ -73,9 +73,8 @@ Option run_option_table[] = {
     NUMBER("steps", parsed.steps, "300", 0, 1e12,
            "optimizer steps; 0: validate, print samples, and write no checkpoint or log"),
     NUMBER("epochs", parsed.epochs, "0", 0, 1e6,
-           "instead of --steps: train this often, such as 3 or 0.5, on all documents, and at least "
-           "this "
-           "often on each source of a mixture"),
+           "instead of --steps: train this often on all documents, such as 3 or 0.5; of a mixture, "
+           "on each source at least this often"),
     NUMBER("seed", parsed.seed, "1", 0, 1e15, "of initial weights, document order and samples"),
     NUMBER("log-every", parsed.log_every, "-1", -1, 1e12,
            "steps between lines; 0: none; -1: one line a step, on a terminal about 100 a run and "
