@@ -92,7 +92,7 @@ for c in tree lines.jsonl array.json notes.txt broken.jsonl broken.json parts.js
     cp out.txt "said-$c"
     holds "${c}_as_expected" "out-$c/tokens" $c.expected
 done
-has counts_what_it_leaves_out '^texts   tree -> .*left out: 1 empty document, 1 binary file, 3 other files' said-tree
+has counts_what_it_leaves_out '^texts   tree -> .*left out: 1 empty document, 1 binary or non-UTF-8 file, 3 other files' said-tree
 has names_a_table '^warning: left out: tree/table.csv: CSV .python3 data/prepare.py --out FILE.jsonl tree/table.csv' said-tree
 has names_other_json '^warning: left out: tree/other.json: JSON without records' said-tree
 has names_a_link '^warning: left out: tree/linked: a directory .links are not followed' said-tree
