@@ -151,7 +151,7 @@ def csv_records(path, _):
         rows = csv.DictReader(lines, restkey="(no name)", delimiter="\t" if ending(path) == ".tsv" else ",")
         for number, row in enumerate(rows, 1):
             try:
-                str(row).encode()
+                "".join(map(str, row.values())).encode()
                 row["weight"] = float(row.get("weight") or "nan")
             except UnicodeEncodeError:
                 row = LeftOut("expected UTF-8: iconv -f WINDOWS-1252 -t UTF-8 %s > NEW.csv" % path)
@@ -224,13 +224,13 @@ def checked(values, level, where=""):
     """Values whose types are those of the table, with the text of a number where a text is also right."""
     found = dict(values)
     for key, value in values.items():
-        types, kind = TYPES[level].get(key, "x"), "a list" if isinstance(value, list) else kind_name(value)
-        names = [{"s": "a string", "n": "a number", "b": "true or false", "l": "a list"}.get(t) for t in types]
+        types, kind = TYPES[level].get(key, "x"), kind_name(value)
+        names = [{"s": "a string", "n": "a number", "b": "true or false", "l": "an array"}.get(t) for t in types]
         if types == "sn" and kind == "a number":
             found[key] = "%.15g" % value
             kind = "a string" if "e" not in found[key] and float(found[key]) == value else "a number of more digits"
         if types != "x" and kind not in names:
-            raise LeftOut("%s%s: expected %s, found %s" % (where, key, " or ".join(names), kind))
+            raise LeftOut("%s%s: expected %s, found %s" % (where, key, " or ".join(names).replace("an array", "a list"), kind))
     return found
 
 
@@ -451,7 +451,7 @@ class Template:
         def mark_name(tool):
             if isinstance(tool.get("function"), dict):
                 return dict(tool, function=mark_name(tool["function"]))
-            return dict(tool, name=mark(tool.get("name"), "name", "tools:"))
+            return dict(tool, name=mark(tool.get("name"), "name", "tools"))
 
         def squeeze(text):
             return "".join(text.split())

@@ -150,6 +150,76 @@ for i in '0 none of "tools"' '1 role "tool": expected system, user or assistant'
     '12 message 2: expected none of "tool_calls"' '13 completions: expected a list' '14 completion 2: completion: expected a string or a list, found a number'; do
     expect "bad_chat_${i%% *}" 3 "error: bad${i%% *}.jsonl:1: .*${i#* }" tokenize demo "bad${i%% *}.jsonl" refused
 done
+# ---- the table of keys: what each may hold, and what others mean by them ----------------------------------------
+check_python one_table_of_keys "$root" << 'PY'
+import re
+sys.path.insert(0, sys.argv[1] + "/data")
+import prepare
+table = open(sys.argv[1] + "/data/models/record.c").read().split("record_levels[NUM_LEVELS] = {")[1].split("};")[0]
+found = {name: "".join(re.findall('"([^"]*)"', keys)).strip() for name, keys in re.findall(r'= \{"(\w+)",(.*?)\},?\n', table, re.S)}
+assert found == prepare.KEYS, found
+PY
+python << 'PY'
+user, answer = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
+chat = lambda **more: {"messages": [user, dict(answer, **more)]}
+call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris", "n": 3}}}
+tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"properties": {"name": {"type": "string"}}}}}
+task = lambda **more: dict({"instruction": "I", "output": "O"}, **more)
+keys = {"list": task(input=[1]), "object": task(system={"a": 1}), "exact": task(input=1e300), "weight": task(weight="1"),
+    "call": chat(content=None, tool_calls=[call]), "legacy": chat(content=None, function_call={"name": "f"}), "tools": dict(chat(), tools=[tool]),
+    "thoughts": chat(reasoning_content="because"), "name": {"messages": [dict(user, name="bob"), answer]}, "images": dict(chat(), images=["x.png"]),
+    "image": {"messages": [dict(user, content=[{"type": "image_url"}, {"type": "text", "text": "Q"}]), answer]}, "empty": chat(content=" \n"),
+    "nothing": {"prompt": "Q", "completion": ""}, "role": {"messages": [user, {"role": "bot", "content": "A"}]}, "missing": chat(content=None),
+    "untrained": chat(train=False), "train": chat(train="no")}
+for name, record in keys.items():
+    open("key_%s.jsonl" % name, "w").write(json.dumps(record) + "\n")
+nulls = dict.fromkeys(("text", "parts", "messages", "prompt", "completions", "tools", "weight", "system"))
+taken = [task(input=57), task(input=0.25, system=99), {**nulls, "text": "plain"}, {**nulls, "parts": [["Q", False], ["A", 0.5], ["B", -1]]},
+    {"messages": [user, dict(answer, train=False, name=None), user, dict(answer, score=1, id=2)], "source": "web", "score": 3}]
+open("taken.jsonl", "w").write("".join("\ufeff%s\n" % json.dumps(r) for r in taken))
+heard = [dict(chat(weight=0.5), weight=-2), {"messages": [user, dict(answer, weight=0), user, answer]}, dict(chat(), system="S"),
+    {"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A", "weight": -1}]}, {"prompt": "Q", "completion": "A", "weight": 0.25}]
+open("weights.jsonl", "w").writelines(json.dumps(r) + "\n" for r in heard)
+open("called.jsonl", "w").writelines(json.dumps(r) + "\n" for r in (keys["call"], keys["tools"], dict(chat(), tools=json.dumps([tool])), keys["thoughts"]))
+open("tools.jinja", "w").write("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.reasoning_content }}"
+    "{{ m.content | trim }}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+PY
+while IFS=: read -r name direct prepared; do
+    expect "key_$name" 3 "error: key_$name.jsonl:1: .*$direct" tokenize demo "key_$name.jsonl" refused
+    expect "prepared_$name" 3 "key_$name.jsonl:1: .*${prepared:-$direct}" run "key_$name.jsonl" --out none.jsonl --strict
+done << 'KEYS'
+list:input. expected a string or a number, found an array
+object:system. expected a string or a number, found an object
+exact:input. expected a number of at most 15 digits:a number of more digits
+weight:weight. expected a number, found a string
+call:none of "tool_calls":tool_calls function name: the template does not render "get_weather"
+legacy:none of "function_call":function_call name: the template does not render "f"
+tools:none of "tools":tools: the template does not render "get_weather"
+thoughts:loses its reasoning_content:the template does not render "because"
+name:none of "name":does not render "bob"
+images:none of "images"
+image:content. expected a text, found a list with image_url
+empty:expected an answer, found an empty text
+nothing:expected an answer, found an empty text
+role:role "bot". expected system:found "bot"
+missing:content. expected a text, found none
+untrained:an answer that is trained:no message of the assistant to train
+train:train. expected true or false, found a string
+KEYS
+check keys_that_are_taken tokenize demo taken.jsonl taken.out
+has unknown_keys_are_named '^unknown keys: source .1 record., score .1 record., id .1 record.$' out.txt
+check_python numbers_are_texts_and_null_is_absent << 'PY'
+(one, _), (two, _), (three, _), (four, weights), (_, five) = shards.read("taken.out/tokens")
+assert b"I\n\n57<" in bytes(one[1:-1]) and b"system\n99<" in bytes(two[1:-1]) and b"I\n\n0.25<" in bytes(two[1:-1])
+assert bytes(three[1:-1]) == b"plain" and (four[1:-1], weights) == ([*b"QAB"], [0, 0, 0.5, -1, -1]) and sum(five) == 12
+PY
+check weights_of_chats tokenize demo weights.jsonl direct.out
+check weights_are_prepared run weights.jsonl --out prepared.jsonl
+check weights_of_parts tokenize demo prepared.jsonl parts.out
+check_python weights_are_carried <<< 'assert shards.read("direct.out/tokens") == shards.read("parts.out/tokens")'
+check rendered_calls run called.jsonl --out called.parts.jsonl --chat-template tools.jinja
+check all_of_them test "$(wc -l < called.parts.jsonl)" -eq 4
+
 check every_turn_needs_no_answer tokenize demo bad2.jsonl turns.out --train-on all
 cp -r bpe foreign
 echo '{% for m in messages %}{{ m.content }}{% endfor %}' > foreign/chat_template.jinja

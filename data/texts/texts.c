@@ -43,7 +43,7 @@ typedef struct {
     atomic_int next_unit;
     LeftOut left_out;
     UnknownKeys unknown;
-    int64_t num_own_ends, num_invalid;
+    int64_t num_own_ends;
     int64_t records[NUM_RECORD_KINDS];
     double least_place;  // of the documents: UnitOptions.val_frac
     bool again;          // they have been read before, and their faults reported
@@ -280,10 +280,9 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
     leave_out(&j->left_out, &u->left_out, j->again);
     if (u->num_invalid > 0 && !j->again)
         warning(
-            "%s: %ld bytes are not UTF-8 and became U+FFFD: iconv -f WINDOWS-1252 -t UTF-8 %s "
-            "> NEW",
+            "%s: bytes that are not UTF-8 and became U+FFFD: %ld (iconv -f WINDOWS-1252 -t "
+            "UTF-8 %s > NEW)",
             u->file->path, u->num_invalid, u->file->path);
-    j->num_invalid += u->num_invalid;
     j->num_own_ends += u->num_own_ends;
     for (size_t i = 0; i < u->unknown.n; i++)
         unknown_add(&j->unknown, u->unknown.items[i].name, u->unknown.items[i].records);
@@ -366,7 +365,7 @@ static bool nothing_to_train(const Job *j, Error *err) {
 static bool make_shards(Job *j, Error *err) {
     j->left_out = (LeftOut){0};
     j->unknown = (UnknownKeys){0};
-    j->num_own_ends = j->num_invalid = 0;
+    j->num_own_ends = 0;
     j->least_place = 1;
     memset(j->records, 0, sizeof j->records);
     shard_writer_init(&j->train, j->temporary, "train", &j->options.vocabulary);
@@ -420,8 +419,9 @@ static void print_records(const Job *j) {
     if (all > 0) printf("\n");
     list[0] = 0;
     for (size_t i = 0; i < j->unknown.n; i++) {
-        snprintf(item, sizeof item, "%s (%ld%s)", j->unknown.items[i].name,
-                 j->unknown.items[i].records, i > 0 ? "" : " records");
+        const int64_t n = j->unknown.items[i].records;
+        snprintf(item, sizeof item, "%s (%ld record%s)", j->unknown.items[i].name, n,
+                 text_plural(n));
         text_list(list, sizeof list, item);
     }
     if (list[0]) printf("unknown keys: %s\n", list);
