@@ -54,9 +54,10 @@ KEYS = {  # as in models/record.c: s string, n number, b boolean, l list, x left
     "content": "type:s text:s",
     "completion": "completion:sl response:sl weight:n"}
 TYPES = {level: dict(pair.split(":") for pair in keys.split()) for level, keys in KEYS.items()}
-for kind in list(KEYS)[:list(KEYS).index("record")]:
+for keys in RECORDS + (("text",),):
+    kind = "completions" if "completions" in keys else keys[0]
     TYPES[kind].update(TYPES["record"], **TYPES["chat"] if kind not in ("text", "parts") else {})
-COLUMNS = {key for kind in list(KEYS)[:list(KEYS).index("record")] for key in TYPES[kind]}
+COLUMNS = {key for keys in RECORDS + (("text",),) for key in TYPES[keys[0]]} | {"completions"}
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
                   "bard": "assistant", "model": "assistant", "observation": "tool"}
@@ -228,7 +229,8 @@ def checked(values, level, where=""):
         names = [{"s": "a string", "n": "a number", "b": "true or false", "l": "an array"}.get(t) for t in types]
         if types == "sn" and kind == "a number":
             found[key] = "%.15g" % value
-            kind = "a string" if "e" not in found[key] and float(found[key]) == value else "a number of more digits"
+            kind = "a string" if re.fullmatch(r"-?[\d.]+", found[key]) and float(found[key]) == value else (
+                "a number of more digits")
         if types != "x" and kind not in names:
             raise LeftOut("%s%s: expected %s, found %s" % (where, key, " or ".join(names).replace("an array", "a list"), kind))
     return found
@@ -334,13 +336,6 @@ def read_text(path):
     except (OSError, ValueError) as e:
         raise PrepareError(BAD_INPUT, "%s: expected text in UTF-8: %s" % (path, e),
                            "check --model and --chat-template") from None
-
-
-def read_tools(text):
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise LeftOut("tools: expected JSON: %s" % e) from None
 
 
 def read_json(path):
@@ -453,12 +448,10 @@ class Template:
                 return dict(tool, function=mark_name(tool["function"]))
             return dict(tool, name=mark(tool.get("name"), "name", "tools"))
 
-        def squeeze(text):
-            return "".join(text.split())
-
         chat = [{k: v if k in ("role", "tool_call_id") or (k == "name" and m["role"] in (
             "tool", "function")) else mark(v, k, "message %d: %s" % (i, k)) for k, v in m.items()}
                 for i, m in enumerate(messages, 1)]
+        squeeze = lambda text: "".join(text.split())
         text = squeeze(self.text(chat, [mark_name(tool) for tool in tools] if tools else tools))
         for i, (where, key, value) in enumerate(marks, 1):
             forms = value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]
@@ -472,15 +465,14 @@ class Template:
         messages, weights = messages_of(record)
         tools = record.get("tools") or None
         if isinstance(tools, str):  # Parquet cannot hold their schemas otherwise
-            tools = read_tools(tools)
-        if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+            tools = json.loads(tools)
+        if tools and not all(isinstance(tool, dict) for tool in tools):
             raise LeftOut("tools: expected a list of objects")
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not any(weights):
             raise LeftOut("no message of the assistant to train")
         text = self.text(messages, tools)
         spans = (self.marked_spans if self.marks else self.turns)(messages, tools, text)
-        if any(i < 0 for _, _, i in spans) and any(weights[i] != 1 for i in answers):
+        if any(i < 0 for _, _, i in spans) and any(w != 1 for w, m in zip(weights, messages) if m["role"] == "assistant"):
             raise LeftOut("the template marks other turns than the assistant's")
         self.check_rendered(messages, tools, unknown)
         parts, at = [], 0
@@ -492,8 +484,8 @@ class Template:
                 parts += [[text[at:start], False], [text[start:end], True if weight == 1 else weight]]
                 at = end
         unknown.update(key for key in record if key not in TYPES[kind_of(record)])
-        parts = [part for part in parts + [[text[at:], False]] if part[0]]
-        return {"parts": parts, **({"weight": record["weight"]} if "weight" in record else {})}
+        found = {"parts": [part for part in parts + [[text[at:], False]] if part[0]]}
+        return dict(found, weight=record["weight"]) if "weight" in record else found
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #include "documents.h"
 
 #include <ctype.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistr.h>
@@ -200,7 +201,9 @@ static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
                          "expected text that the tokenizer does not normalize");
     if (text->parts && ends) count += (weights[n - 1] = weight_of_end(text)) != 0;
     if (text->parts && !begins) count -= weights[0] != 0;
-    for (size_t i = 0; i < n; i++) weights[i] *= text->weight;
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(weights[i] *= text->weight))
+            return bad_input(bad, "weight: expected a product within a float's range");
     weights[0] = text->follows;  // it is no target: nothing comes before it
     return count > 0 || bad_input(bad, "expected a part that is trained, found none");
 }
