@@ -10,15 +10,16 @@ the fields that train_llama knows (data/README.md); --text-key uses another fiel
 
 With --chat, the chat template of --model renders chats (needs jinja2) into
 {"parts": [[text, trained], ...]}, for templates that train_llama does not know. The assistant's turns are
-trained on, with the token that ends them, but not a "prompt", nor messages with "weight": 0. They are what
-{% generation %} in a template marks. Without it a turn is whatever rendering the chat up to it adds to the
-chat before it with a generation prompt, without white space after a closing special token; a chat whose
-earlier text changes as it grows is left out.
+trained on, with their weights and the token that ends them, but not a "prompt". They are what {% generation %}
+in a template marks. Without it a turn is whatever rendering the chat up to it adds to the chat before it with
+a generation prompt, without white space after a closing special token. A chat whose earlier text changes as
+it grows, or of which the template does not render a text, a tool's name or a call, is left out.
 With --bench, rows of a benchmark become {"context", "choices", "answer"} for train_llama --bench, with
 lm-evaluation-harness's zero-shot prompts. A row without an answer, as in test splits, is an error.
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
 import argparse
+import collections
 import contextlib
 import csv
 import datetime
@@ -36,9 +37,27 @@ import time
 
 USAGE, BAD_INPUT, DISK = 2, 3, 4
 MAX_NAMED = 10  # left-out records named in warnings
-RECORDS = (("messages",), ("conversations",), ("instruction", "output"), ("prompt", "completion"),
-           ("prompt", "response"))  # chats that train_llama knows
-KEYS = {key for keys in RECORDS for key in keys} | {"input", "system", "tools", "history", "text"}
+RECORDS = (("messages",), ("conversations",), ("instruction", "output"), ("prompt", "completions"),
+           ("prompt", "completion"), ("prompt", "response"), ("parts",))  # by their keys
+KEYS = {  # as in models/record.c: s string, n number, b boolean, l list, x left out unless a template renders it
+    "text": "text:s",
+    "parts": "parts:l",
+    "messages": "messages:l",
+    "conversations": "conversations:l",
+    "prompt": "prompt:sl completion:sl response:sl",
+    "completions": "prompt:sl completions:l",
+    "instruction": "instruction:sn input:sn output:sn",
+    "record": "weight:n images:x",
+    "chat": "system:sn tools:x functions:x history:x image:x videos:x audios:x",
+    "message": "role:s from:s content:sl value:sl weight:n train:b loss:b reasoning_content:s reasoning:x thinking:x "
+               "tool_calls:x function_call:x name:x images:x audio:x refusal:x train_detail:x",
+    "content": "type:s text:s",
+    "completion": "completion:sl response:sl weight:n"}
+TYPES = {level: dict(pair.split(":") for pair in keys.split()) for level, keys in KEYS.items()}
+for keys in RECORDS + (("text",),):
+    kind = "completions" if "completions" in keys else keys[0]
+    TYPES[kind].update(TYPES["record"], **TYPES["chat"] if kind not in ("text", "parts") else {})
+COLUMNS = {key for keys in RECORDS + (("text",),) for key in TYPES[keys[0]]} | {"completions"}
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
                   "bard": "assistant", "model": "assistant", "observation": "tool"}
@@ -46,6 +65,7 @@ CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n
           "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
           "{{ '<|im_start|>assistant\n' }}{% endif %}")
 START, END = "\ufdd0", "\ufdd1"  # noncharacters around what {% generation %} marks
+MARK = "@unpad%d@"  # after a text that must be rendered
 
 
 class PrepareError(Exception):
@@ -103,7 +123,8 @@ def json_records(path, _):
     """From lines, or from an array in a .json file."""
     with open_input(path) as f:
         if ending(path) == ".json":
-            return (yield from enumerate(json.load(f), 1))
+            found = json.load(f)
+            return (yield from enumerate(found if isinstance(found, list) else [found], 1))
         for number, line in enumerate(f, 1):
             line = line.removeprefix(b"\xef\xbb\xbf")
             if not line.strip():
@@ -111,22 +132,42 @@ def json_records(path, _):
             try:
                 yield number, json.loads(line.decode("utf-8"))
             except (ValueError, RecursionError) as e:
-                yield number, LeftOut("expected JSON: %s" % e)
+                yield number, LeftOut("expected JSON: %s (%s %s > NEW.jsonl)" % (e, repair_of(line), path))
+
+
+def repair_of(line):
+    if line[:1] >= b"\xfe" or b"\0" in line[:2]:
+        return "iconv -f UTF-16 -t UTF-8"
+    try:
+        return "python3 -c 'import ast, json, sys; [print(json.dumps(ast.literal_eval(line))) for line in sys.stdin]' <" \
+            if line.decode().startswith("{'") else "a record must be one line: jq -c ."
+    except UnicodeDecodeError:
+        return "iconv -f WINDOWS-1252 -t UTF-8"
 
 
 def csv_records(path, _):
     csv.field_size_limit(1 << 30)
     with open_input(path) as f:
-        lines = io.TextIOWrapper(f, "utf-8-sig", "replace", newline="")  # only CR and LF end lines
+        lines = io.TextIOWrapper(f, "utf-8-sig", "surrogateescape", newline="")  # only CR and LF end lines
         rows = csv.DictReader(lines, restkey="(no name)", delimiter="\t" if ending(path) == ".tsv" else ",")
-        yield from enumerate(rows, 1)
+        for number, row in enumerate(rows, 1):
+            try:
+                "".join(map(str, row.values())).encode()
+                row["weight"] = float(row.get("weight") or "nan")
+            except UnicodeEncodeError:
+                row = LeftOut("expected UTF-8: iconv -f WINDOWS-1252 -t UTF-8 %s > NEW.csv" % path)
+            except ValueError:
+                pass  # train_llama names it
+            yield number, row
 
 
 def parquet_records(path, keys):
     with require("pyarrow.parquet", path).ParquetFile(path) as file:
         found = file.schema_arrow.names
-        batches = file.iter_batches(1024, columns=[name for name in found if name in keys] or found)
-        yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+        read = [name for name in found if name in keys] or found
+        others = {name: "" for name in found if name not in read}
+        batches = file.iter_batches(1024, columns=read)
+        yield from enumerate(({**others, **row} for batch in batches for row in batch.to_pylist()), 1)
 
 
 def hub_records(name, _):
@@ -141,7 +182,7 @@ READERS = {".jsonl": json_records, ".ndjson": json_records, ".json": json_record
 
 def records(args):
     """(where, a dictionary or LeftOut) of all records in order."""
-    keys = (args.text_key,) if args.text_key and not args.chat else KEYS
+    keys = (args.text_key, "weight", "images") if args.text_key and not args.chat else COLUMNS
     keys = BENCHMARKS[args.bench][1] if args.bench else keys
     for path in args.input:
         reader = hub_records if path.startswith("hf:") else READERS.get(ending(path))
@@ -155,8 +196,8 @@ def records(args):
             raise
         except Exception as e:  # from a package, OSError, or ValueError for a damaged file
             why = getattr(e, "strerror", "") or str(e).split("\n")[0] or type(e).__name__
-            raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, why),
-                               "check it, or copy it again") from None
+            raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, why), "jq -c . %s > NEW.jsonl" % path if isinstance(
+                e, json.JSONDecodeError) else "check it, or copy it again") from None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -168,54 +209,90 @@ def kind_name(value):
             bool: "true or false"}.get(type(value), "a number")
 
 
-def content_of(content, at):
+def clean(value):
+    """Without null and NaN, which Parquet and joined data sets fill in."""
+    if isinstance(value, dict):
+        return {k: clean(v) for k, v in value.items() if v is not None and v == v}
+    return [clean(v) for v in value] if isinstance(value, list) else value
+
+
+def kind_of(record):
+    return next(("completions" if "completions" in keys else keys[0] for keys in RECORDS
+                 if all(k in record for k in keys)), None)
+
+
+def checked(values, level, where=""):
+    """Values whose types are those of the table, with the text of a number where a text is also right."""
+    found = dict(values)
+    for key, value in values.items():
+        types, kind = TYPES[level].get(key, "x"), kind_name(value)
+        names = [{"s": "a string", "n": "a number", "b": "true or false", "l": "an array"}.get(t) for t in types]
+        if types == "sn" and kind == "a number":
+            found[key] = "%.15g" % value
+            kind = "a string" if re.fullmatch(r"-?[\d.]+", found[key]) and float(found[key]) == value else (
+                "a number of more digits")
+        if types != "x" and kind not in names:
+            raise LeftOut("%s%s: expected %s, found %s" % (where, key, " or ".join(names).replace("an array", "a list"), kind))
+    return found
+
+
+def content_of(content, where):
     """The text of a message, or of all parts if it is a list of parts."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(
-            isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
-        return "".join(p["text"] for p in content)
-    raise LeftOut("message %d: expected a string or parts with a text as content, found %s"
-                  % (at, kind_name(content)))
+    for part in content if isinstance(content, list) else ():
+        part = checked(part, "content", where + "content: ") if isinstance(part, dict) else {"type": kind_name(part)}
+        if part.get("type", "text") != "text" or "text" not in part:
+            raise LeftOut("%scontent: expected a text, found a list with %s" % (where, part.get("type", "no text")))
+    return content if isinstance(content, str) else "".join(p["text"] for p in content)
 
 
-def message_of(value, at):
-    """{role, content, ...} from an entry in OpenAI's or ShareGPT's format."""
+def message_of(value, where):
+    """({role, content, ...}, weight) of an entry in OpenAI's or ShareGPT's format."""
     if not isinstance(value, dict):
-        raise LeftOut("message %d: expected an object, found %s" % (at, kind_name(value)))
-    message = {k: v for k, v in value.items() if v is not None}  # Parquet fills in what is missing
-    if "from" in message and "role" not in message:
-        message = {"role": message["from"], "content": message.get("value")}
+        raise LeftOut("%sexpected an object, found %s" % (where, kind_name(value)))
+    message = checked(value, "message", where)
+    for key, other in ("role", "from"), ("content", "value"):
+        if other in message:
+            message.setdefault(key, message.pop(other))
     role = message.get("role")
-    message["role"] = SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
+    message["role"] = SHAREGPT_ROLES.get(role, role)
     if message["role"] not in ROLES:
-        raise LeftOut("message %d: expected a role such as user or assistant, found %s"
-                      % (at, json.dumps(role)))
-    without = "" if "tool_calls" in message else None       # what templates add to text
-    message["content"] = content_of(message.get("content", without), at)
-    return message
+        raise LeftOut("%sexpected a role such as user or assistant, found %s" % (where, json.dumps(role)))
+    calls = message.get("tool_calls") or message.get("function_call")     # what templates add to text
+    if "content" not in message and not calls:
+        raise LeftOut("%scontent: expected a text, found none" % where)
+    message["content"] = content_of(message.get("content", ""), where)
+    trains = message.pop("train", message.pop("loss", message["role"] == "assistant"))
+    weight = message.pop("weight", 1) * trains
+    if trains and message["role"] != "assistant":
+        raise LeftOut("%sonly answers are trained" % where)
+    if weight and not calls and not message["content"].strip():
+        raise LeftOut("%sexpected an answer, found an empty text" % where)
+    return message, weight
 
 
 def messages_of(record):
-    """(messages, index of the first one that may be trained on)."""
+    """(messages, their weights)."""
     def turn(key, role):
-        value = record.get(key)
-        return [{"role": role, "content": value}] if isinstance(value, str) else value
+        return [{"role": role, "content": record[key]}] if isinstance(record[key], str) else record[key]
 
-    prompt = []
-    chat = next((record[k] for k in ("messages", "conversations") if record.get(k) is not None), None)
-    if chat is None and record.get("instruction") is not None:
-        record = {"prompt": "\n\n".join(filter(None, (record["instruction"], record.get("input")))),
-                  "completion": record.get("output")}
-    answer = "response" if record.get("completion") is None else "completion"
-    if chat is None and record.get("prompt") is not None and record.get(answer) is not None:
-        prompt, chat = turn("prompt", "user"), turn(answer, "assistant")
-    if chat is None:
+    kind = kind_of(record)
+    if kind in (None, "parts", "completions"):
         raise LeftOut("expected messages, conversations, prompt and completion, or instruction and "
                       "output, found " + (", ".join(sorted(record)[:8]) or "an empty object"))
-    if not isinstance(prompt, list) or not isinstance(chat, list) or not prompt + chat:
+    record = checked(record, kind)
+    for key in record:
+        if TYPES[kind].get(key) == "x" and key != "tools" and record[key]:
+            raise LeftOut("expected none of \"%s\", which no template renders" % key)
+    prompt, chat = [turn("system", "system")[0]] if record.get("system") else [], record.get(kind)
+    if kind == "instruction":
+        record["prompt"] = "\n\n".join(filter(None, (record["instruction"], record.get("input"))))
+    if kind in ("instruction", "prompt"):
+        prompt += turn("prompt", "user")
+        chat = turn("output" if kind == "instruction" else "completion" if "completion" in record else "response", "assistant")
+    if not chat:
         raise LeftOut("expected a list of messages")
-    return [message_of(m, i + 1) for i, m in enumerate(prompt + chat)], len(prompt)
+    found = [message_of(m, "message %d: " % i) for i, m in enumerate(prompt + chat, 1)]
+    return [m for m, _ in found], [0] * len(prompt) + [weight for _, weight in found[len(prompt):]]
 
 
 def jinja_environment():
@@ -350,24 +427,65 @@ class Template:
             spans.append((len(before), len(end), i))
         return spans
 
-    def parts(self, record):
-        messages, first = messages_of(record)
-        tools = record.get("tools")
-        trained = [i >= first and message["role"] == "assistant" and message.get("weight", 1) != 0
-                   for i, message in enumerate(messages)]
-        if not any(trained):
+    def check_rendered(self, messages, tools, unknown):
+        """Everything is there, before a mark of its own; keys that are in no table are only counted."""
+        marks = []
+
+        def mark(value, key, inside=""):
+            if isinstance(value, str) and value.strip():
+                marks.append((inside, key, value))
+                return value + MARK % len(marks)
+            if isinstance(value, list):
+                return [mark(v, key, inside) for v in value]
+            if not isinstance(value, dict):
+                return value
+            arguments = inside.endswith("arguments")
+            return {mark(k, key, inside) if arguments else k: v if k in ("id", "type", "index") and not arguments else
+                    mark(v, key, inside if arguments else inside + " " + k) for k, v in value.items()}
+
+        def mark_name(tool):
+            if isinstance(tool.get("function"), dict):
+                return dict(tool, function=mark_name(tool["function"]))
+            return dict(tool, name=mark(tool.get("name"), "name", "tools"))
+
+        chat = [{k: v if k in ("role", "tool_call_id") or (k == "name" and m["role"] in (
+            "tool", "function")) else mark(v, k, "message %d: %s" % (i, k)) for k, v in m.items()}
+                for i, m in enumerate(messages, 1)]
+        squeeze = lambda text: "".join(text.split())
+        text = squeeze(self.text(chat, [mark_name(tool) for tool in tools] if tools else tools))
+        for i, (where, key, value) in enumerate(marks, 1):
+            forms = value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]
+            if any(squeeze(form) + MARK % i in text for form in forms):
+                continue
+            if key in TYPES["message"]:
+                raise LeftOut("%s: the template does not render \"%.40s\"" % (where, value))
+            unknown.add(key)
+
+    def parts(self, record, unknown):
+        messages, weights = messages_of(record)
+        tools = record.get("tools") or None
+        if isinstance(tools, str):  # Parquet cannot hold their schemas otherwise
+            tools = json.loads(tools)
+        if tools and not all(isinstance(tool, dict) for tool in tools):
+            raise LeftOut("tools: expected a list of objects")
+        if not any(weights):
             raise LeftOut("no message of the assistant to train")
         text = self.text(messages, tools)
         spans = (self.marked_spans if self.marks else self.turns)(messages, tools, text)
-        if any(i < 0 for _, _, i in spans) and not all(
-                trained[i] for i, m in enumerate(messages) if m["role"] == "assistant"):
+        if any(i < 0 for _, _, i in spans) and any(w != 1 for w, m in zip(weights, messages) if m["role"] == "assistant"):
             raise LeftOut("the template marks other turns than the assistant's")
+        self.check_rendered(messages, tools, unknown)
         parts, at = [], 0
         for start, end, i in spans:
-            if i < 0 or trained[i]:
-                parts += [[text[at:start], False], [text[start:end], True]]
+            weight = weights[i] if i >= 0 else 1
+            if weight and not re.sub("|".join(map(re.escape, self.special)), "", text[start:end]).strip():
+                raise LeftOut("message %d: the template renders an empty answer" % (i + 1))
+            if weight:
+                parts += [[text[at:start], False], [text[start:end], True if weight == 1 else weight]]
                 at = end
-        return [part for part in parts + [[text[at:], False]] if part[0]]
+        unknown.update(key for key in record if key not in TYPES[kind_of(record)])
+        found = {"parts": [part for part in parts + [[text[at:], False]] if part[0]]}
+        return dict(found, weight=record["weight"]) if "weight" in record else found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -430,48 +548,53 @@ def question_of(row, name):
 # Documents
 
 
-def known(record, text_key):
+def known(record, text_key, unknown):
     """The part of a record that train_llama reads."""
-    kept, key = {k: v for k, v in record.items() if k in KEYS and v is not None}, text_key or "text"
-    if not text_key and any(all(k in kept for k in keys) for keys in RECORDS):
-        return kept
-    if not isinstance(record.get(key), str):
-        raise LeftOut("expected a string \"%s\", found %s" % (
-            key, kind_name(record[key]) if key in record else ", ".join(sorted(record)[:8])))
-    return {"text": record[key]}
+    key, kind = text_key or "text", None if text_key else kind_of(record)
+    if not kind:
+        if not isinstance(record.get(key), str):
+            raise LeftOut("expected a string \"%s\", found %s" % (
+                key, kind_name(record[key]) if key in record else ", ".join(sorted(record)[:8]) or "null"))
+        record, kind = {"text": record[key], **{k: v for k, v in record.items() if k not in ("text", key)}}, "text"
+    unknown.update(key for key in record if key not in TYPES[kind])
+    return {k: v for k, v in record.items() if k in TYPES[kind]}
 
 
-def documents(args, left_out):
-    """The lines' contents. Bad records are left out; with --strict, or if they are the first 1000, they
+def documents(args, left_out, unknown):
+    """(content, line) of each. Bad records are left out; with --strict, or if they are the first 1000, they
     are an error."""
     template, count = Template(args) if args.chat else None, 0
     for where, record in records(args):
+        keys = set()
         try:
             if isinstance(record, LeftOut):
                 raise record
             if not isinstance(record, dict):
                 raise LeftOut("expected an object, found " + kind_name(record))
-            found = (question_of(record, args.bench) if args.bench else {"parts": template.parts(record)}
-                     if template else known(record, args.text_key))
-        except LeftOut as e:
+            record = clean(record)
+            found = (question_of(record, args.bench) if args.bench else template.parts(record, keys)
+                     if template else known(record, args.text_key, keys))
+            line = json.dumps(found, allow_nan=False)
+        except (LeftOut, TypeError, ValueError) as e:  # not JSON: a date, infinity
             left_out.append("%s: %s" % (where, e))
             if args.strict or args.bench or (count == 0 and len(left_out) == 1000):
                 raise PrepareError(BAD_INPUT, left_out[0], "a split with answers, as the hub has it" if args.bench
                                    else "--text-key names another field") from None
             continue
+        unknown.update(keys)
         if found.get("text") != "":
             count += 1
-            yield found
+            yield found, line
 
 
-def write(args, left_out):
+def write(args, left_out, unknown):
     """Writes under a temporary name first. Returns the number of documents."""
     count, temporary = 0, args.out + ".tmp"
     try:
         os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
         with open(temporary, "w", encoding="ascii", newline="\n") as f:
-            for count, found in enumerate(documents(args, left_out), 1):
-                f.write(json.dumps(found) + "\n")
+            for count, (_, line) in enumerate(documents(args, left_out, unknown), 1):
+                f.write(line + "\n")
         if count == 0:
             raise PrepareError(BAD_INPUT, "%s: expected documents, found none" %
                                " ".join(args.input), "left out: %s" % "; ".join(left_out[:3]))
@@ -486,18 +609,20 @@ def write(args, left_out):
 
 
 def prepare(args):
-    left_out = []
+    left_out, unknown = [], collections.Counter()
     if args.show:
-        for found in itertools.islice(documents(args, left_out), args.show):
+        for found, _ in itertools.islice(documents(args, left_out, unknown), args.show):
             parts = [("\n".join(map(printable, text.split("\n"))), trained)
                      for text, trained in found.get("parts") or [[found.get("text") or str(found), False]]]
             print("".join("[[%s]]" % text if trained else text for text, trained in parts), end="\n\n")
     else:
-        count = write(args, left_out)
+        count = write(args, left_out, unknown)
     for why in left_out[:MAX_NAMED]:
         print("warning: left out: %s" % printable(why), file=sys.stderr)
     if len(left_out) > MAX_NAMED:
         print("warning: %d records left out in all" % len(left_out), file=sys.stderr)
+    if unknown:
+        print("unknown keys: %s" % ", ".join("%s (%d records)" % (printable(k), n) for k, n in unknown.most_common(20)), file=sys.stderr)
     if not args.show:
         print("wrote %s: %d documents" % (printable(args.out), count))
 

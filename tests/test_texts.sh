@@ -92,7 +92,7 @@ for c in tree lines.jsonl array.json notes.txt broken.jsonl broken.json parts.js
     cp out.txt "said-$c"
     holds "${c}_as_expected" "out-$c/tokens" $c.expected
 done
-has counts_what_it_leaves_out '^texts   tree -> .*left out: 1 empty document, 1 binary file, 3 other files' said-tree
+has counts_what_it_leaves_out '^texts   tree -> .*left out: 1 empty document, 1 binary or non-UTF-8 file, 3 other files' said-tree
 has names_a_table '^warning: left out: tree/table.csv: CSV .python3 data/prepare.py --out FILE.jsonl tree/table.csv' said-tree
 has names_other_json '^warning: left out: tree/other.json: JSON without records' said-tree
 has names_a_link '^warning: left out: tree/linked: a directory .links are not followed' said-tree
@@ -213,6 +213,31 @@ mkdir nothing tables blobs only.val && cp lines.jsonl only.val/val.jsonl
 touch empty.txt tables/x.parquet table.csv && printf 'a\0b' > blobs/x
 gzip -c notes.txt > notes.txt.gz
 cp notes.txt.gz packed.txt
+python << 'PY'
+rows = [{"text": "gr\u00fcn %d" % i} for i in range(3)]
+lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
+for name, data in {"utf16.jsonl": lines.encode("utf-16"), "windows.jsonl": lines.encode("cp1252"), "utf16.json": json.dumps(rows).encode("utf-16"),
+        "indented.jsonl": "\n".join(json.dumps(r, indent=1) for r in rows).encode(), "joined.jsonl": lines.replace("\n", "").encode(),
+        "quotes.jsonl": "\n".join(map(str, rows)).encode(), "indented.json": "\n".join(json.dumps(r, indent=1) for r in rows).encode(),
+        "latin.txt": "gr\u00fcn ".encode("latin-1") * 9, "mostly.txt": b"words " * 999 + b"\xfc\xe4"}.items():
+    open(name, "wb").write(data)
+PY
+for case in utf16.jsonl:'iconv -f UTF-16 -t UTF-8 utf16' windows.jsonl:'iconv -f WINDOWS-1252 .* windows' utf16.json:'iconv -f UTF-16' \
+    indented.jsonl:'.*jq -c . indented' joined.jsonl:'.*jq -c . joined' quotes.jsonl:'.*literal_eval.* < quotes' indented.json:'.*jq -c . indented.json'; do
+    refused "${case%%:*}" "^hint: ${case#*:}" "${case%%:*}"
+done
+refused latin.txt 'latin.txt: expected UTF-8, found 9 other bytes' latin.txt "${as_bpe[@]}"
+has how_to_convert_it '^hint: iconv -f WINDOWS-1252 -t UTF-8 latin.txt > NEW; or --invalid-utf8 replace' out.txt
+makes latin_if_it_must_be '^warning: latin.txt: bytes that .* U.FFFD: 9 .iconv' "${as_bpe[@]}" --train latin.txt --invalid-utf8 replace --out latin
+makes a_byte_of_thousands '^warning: mostly.txt: .*: 2 ' "${as_bpe[@]}" --train mostly.txt --out mostly
+printf '%s\n' '{"text": "words"}' '{"text": "<|endoftext|>words"}' '{"text": "words<|endoftext|>\n"}' > ends.jsonl
+cp -r bpe both && echo '{"bos_token": "<|im_start|>", "eos_token": "<|endoftext|>"}' > both/tokenizer_config.json
+sed 2s/endoftext/im_start/ ends.jsonl > ends.both.jsonl
+makes own_ends '^texts with a BOS or EOS of their own, which is not doubled: 2$' --model both --from-scratch --train ends.both.jsonl --out ends
+check_python one_of_each << 'PY'
+(one, _), (two, _), (three, _) = shards.read("ends/tokens")
+assert one == two == three[:len(one)] and len(three) == len(one) + 1, (one, two, three)
+PY
 refused other_keys 'wrong.jsonl:1: expected text, messages, .* or parts; found body' wrong.jsonl
 refused an_empty_chat 'chat.jsonl:1: expected an answer that is trained, found none' chat.jsonl
 has how_to_train_it '^hint: --train-on all' out.txt

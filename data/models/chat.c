@@ -174,28 +174,8 @@ typedef struct {
 typedef struct {
     Message *items;
     size_t n, capacity;
+    UnknownKeys *unknown;
 } Messages;
-
-const char *const record_kind_names[] = {"text",   "parts",       "messages",   "conversations",
-                                         "prompt", "completions", "instruction"};
-
-static const json_t *either(const json_t *object, const char *key, const char *other) {
-    const json_t *item = json_member(object, key);
-    return item ? item : json_member(object, other);
-}
-
-RecordKind record_kind(const json_t *record) {
-    if (json_member(record, "messages")) return RECORD_MESSAGES;
-    if (json_member(record, "conversations")) return RECORD_CONVERSATIONS;
-    if (json_member(record, "instruction") && json_member(record, "output"))
-        return RECORD_INSTRUCTION;
-    if (json_member(record, "prompt") && json_member(record, "completions"))
-        return RECORD_COMPLETIONS;
-    if (json_member(record, "prompt") && either(record, "completion", "response"))
-        return RECORD_PROMPT;
-    if (json_object_get(record, "parts")) return RECORD_PARTS;
-    return json_is_string(json_object_get(record, "text")) ? RECORD_TEXT : RECORD_OTHER;
-}
 
 static char *join(const char *a, const char *b, const char *c) {
     char *text = host_calloc(strlen(a) + strlen(b) + strlen(c) + 1, 1, "a chat");
@@ -228,44 +208,60 @@ static const char *role_of(const json_t *name) {
 }
 
 // The content is a text, or a list of objects that hold texts.
-static bool add_message(Messages *m, const char *role, const json_t *content, Error *bad) {
-    const json_t *part;
+static bool add_content(Parts *text, const json_t *content, UnknownKeys *unknown, Error *bad) {
+    json_t *part;
     size_t i;
+    if (!content) return bad_input(bad, "content: expected a text, found none");
+    json_array_foreach(content, i, part) {
+        const json_t *type = json_member(part, "type");
+        if (!members_check(part, LEVEL_CONTENT, unknown, bad)) return error_prefix(bad, "content");
+        if ((type && !json_string_is(type, "text")) || !json_member(part, "text"))
+            return error_set(bad, EXIT_BAD_INPUT, "only texts are trained",
+                             "content: expected a text, found a list with %s",
+                             type ? json_string_value(type) : "no text");
+        if (!append(text, json_member(part, "text"))) break;
+    }
+    return (json_is_array(content) ? i == json_array_size(content) : append(text, content)) ||
+           bad_input(bad, "expected a text without NULs as content");
+}
+
+static bool add_message(Messages *m, const char *role, const json_t *content, Error *bad) {
     Parts text = {0};
     parts_add(&text, "", 0, false);
-    bool ok = json_is_array(content) || append(&text, content);
-    json_array_foreach(content, i, part) ok &= append(&text, json_member(part, "text"));
+    const bool ok = add_content(&text, content, m->unknown, bad);
     free(text.parts);
     array_grow(m->items, &m->capacity, m->n + 1, "messages");
     m->items[m->n++] = (Message){role, (char *)text.bytes, NULL, role[0] == 'a'};
-    return ok || bad_input(bad, "message %zu: expected a text without NULs as content", m->n);
+    return ok;
 }
 
-bool read_weight(const json_t *number, float *weight, Error *bad) {
-    if (!number) return true;
-    *weight *= (float)json_number_value(number);
-    return (json_is_number(number) && isfinite(*weight)) ||
-           bad_input(bad, "weight: expected a number");
+static bool add_turn_of(Messages *m, json_t *item, Error *bad) {
+    const json_t *name = either(item, "role", "from"), *trains = either(item, "train", "loss");
+    const char *role = role_of(name);
+    if (!members_check(item, LEVEL_MESSAGE, m->unknown, bad)) return false;
+    if (!role)
+        return error_set(bad, EXIT_BAD_INPUT,
+                         "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders the "
+                         "roles developer and tool, if the template does; others must be renamed",
+                         "role %s%s%s: expected system, user or assistant", name ? "\"" : "",
+                         name ? json_string_value(name) : "missing", name ? "\"" : "");
+    if (!add_message(m, role, either(item, "content", "value"), bad)) return false;
+    Message *last = &m->items[m->n - 1];
+    last->reasoning = json_string_value(json_member(item, "reasoning_content"));
+    if (trains) last->weight = json_is_true(trains);
+    return read_weight(json_member(item, "weight"), &last->weight, bad);
 }
 
 // Turns: a list of messages in OpenAI's or ShareGPT's format, or the text of one with this role.
 static bool add_turns(Messages *m, const json_t *turns, const char *role, Error *bad) {
-    const json_t *item;
+    json_t *item;
     size_t i;
+    char where[40];
     if (json_is_string(turns) && role) return add_message(m, role, turns, bad);
     json_array_foreach(turns, i, item) {
-        const json_t *weight = json_member(item, "weight");
-        role = role_of(either(item, "role", "from"));
-        if (!role || json_is_set(json_member(item, "tool_calls")))
-            return bad_input(bad, "message %zu: expected system, user or assistant, without tools",
-                             m->n + 1);
-        if (!add_message(m, role, either(item, "content", "value"), bad)) return false;
-        m->items[m->n - 1].reasoning = json_string_value(json_member(item, "reasoning_content"));
-        if (!read_weight(weight, &m->items[m->n - 1].weight, bad)) {
-            char where[40];
-            snprintf(where, sizeof where, "message %zu", m->n);
-            return error_prefix(bad, where);
-        }
+        snprintf(where, sizeof where, "message %zu", m->n + 1);
+        if (!json_is_object(item)) return json_type_error(item, where, "an object", bad);
+        if (!add_turn_of(m, item, bad)) return error_prefix(bad, where);
     }
     return json_array_size(turns) > 0 || bad_input(bad, "expected a list of messages");
 }
@@ -277,8 +273,6 @@ static bool read_record(Messages *m, const json_t *record, Error *bad) {
     const json_t *system = json_member(record, "system"), *input = json_member(record, "input"),
                  *answer = task ? json_member(record, "output")
                                 : either(record, "completion", "response");
-    if (json_is_set(json_member(record, "tools")) || json_is_set(json_member(record, "history")))
-        return bad_input(bad, "expected a chat without tools and history");
     if (json_string_length(system) > 0 && !add_message(m, "system", system, bad)) return false;
     if (kind != RECORD_PROMPT && !task)
         return add_turns(m, either(record, "messages", "conversations"), NULL, bad);
@@ -412,7 +406,11 @@ static size_t last_question(const Messages *m) {
 // Refuses what the template would refuse, or drop from the text.
 static bool check_order(const ChatTemplate *t, const Messages *m, Error *bad) {
     for (size_t i = 0; i < m->n; i++) {
-        const char role = m->items[i].role[0];
+        const char role = m->items[i].role[0], *thoughts = m->items[i].reasoning;
+        if (thoughts && thoughts[0] && (role != 'a' || t->style != CHAT_QWEN3))
+            return error_set(bad, EXIT_BAD_INPUT, "data/prepare.py --chat runs other templates",
+                             "message %zu: the template of %s loses its reasoning_content", i + 1,
+                             t->name);
         if (role == 's' && (t->style == CHAT_MISTRAL || (t->style == CHAT_SMOLLM3 && i > 0)))
             return bad_input(bad, "message %zu: the template of %s loses this system message",
                              i + 1, t->name);
@@ -420,6 +418,12 @@ static bool check_order(const ChatTemplate *t, const Messages *m, Error *bad) {
             return bad_input(bad, "message %zu: expected user and assistant to alternate", i + 1);
     }
     return true;
+}
+
+// Nothing but white space
+static bool is_blank(const char *text) {
+    size_t start;
+    return !text || utf8_strip(text, &start) == 0;
 }
 
 static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Error *bad) {
@@ -435,19 +439,23 @@ static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Err
         if (t->style == CHAT_LLAMA) strip(message->text, true);
         if (i == 0) begin_chat(out, t, system);
         if (i == 0 && system) continue;
+        bool empty = is_blank(message->text) && is_blank(message->reasoning);
         if (answer && t->style == CHAT_QWEN3) write_thoughts(message, i > question, i + 1 == m->n);
         if (answer && t->style == CHAT_SMOLLM3)
             replace(&message->text, join(silent ? NO_THOUGHTS : "",
                                          message->text + strspn(message->text, "\n"), ""));
+        empty |= is_blank(message->text);
+        if (answer && empty && message->weight != 0)
+            return bad_input(bad, "message %zu: expected an answer, found an empty text", i + 1);
         add_turn(out, t, message);
     }
     return any || error_set(bad, EXIT_BAD_INPUT, "--train-on all trains every turn",
                             "expected an answer that is trained, found none");
 }
 
-bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Parts *out,
-                 Error *bad) {
-    Messages m = {0};
+bool chat_render(const ChatTemplate *t, json_t *record, bool train_all, Parts *out,
+                 UnknownKeys *unknown, Error *bad) {
+    Messages m = {.unknown = unknown};
     bool ok = read_record(&m, record, bad);
     for (size_t i = 0; i < m.n && train_all; i++) m.items[i].weight = 1;
     ok = ok && write_chat(out, t, &m, bad);

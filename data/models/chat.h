@@ -4,8 +4,7 @@
 // transformers. An unknown template is refused: data/prepare.py --chat runs it.
 #pragma once
 
-#include <jansson.h>
-
+#include "record.h"
 #include "tokenizer.h"
 
 // A text in parts, some of which are trained on
@@ -23,9 +22,6 @@ typedef struct {
 
 void parts_add(Parts *p, const char *text, size_t n, float weight);
 void parts_free(Parts *p);
-
-// *weight *=  the number; NULL: 1
-bool read_weight(const json_t *number, float *weight, Error *bad);
 
 typedef enum {
     CHAT_CHATML,  // SmolLM2, Qwen2, Qwen2.5
@@ -50,29 +46,12 @@ extern const char chatml_template[];
 // one. Dates come from SOURCE_DATE_EPOCH (seconds), or are today's.
 bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *tokenizer, Error *err);
 
-// What a JSON record is, by its keys
-typedef enum {
-    RECORD_TEXT,           // text
-    RECORD_PARTS,          // parts
-    RECORD_MESSAGES,       // messages: role, content
-    RECORD_CONVERSATIONS,  // conversations: from, value
-    RECORD_PROMPT,         // prompt, completion or response: strings, or lists of messages
-    RECORD_COMPLETIONS,    // prompt, completions: a list of what is a document each
-    RECORD_INSTRUCTION,    // instruction, output; optionally input
-    RECORD_OTHER,
-    NUM_RECORD_KINDS = RECORD_OTHER
-} RecordKind;
-
-extern const char *const record_kind_names[NUM_RECORD_KINDS];
-
-// The first kind whose keys exist: messages, conversations, instruction, completions, prompt, ...
-RecordKind record_kind(const json_t *record);
-
 // Renders a record that is one chat. Answers are trained on, including the token that ends them,
 // with the "weight" of the message (0: not) but not in a prompt; with train_all, everything is.
-// *bad says why a record cannot be rendered.
-bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Parts *out,
-                 Error *bad);
+// Counts unknown keys of messages. *bad says why a record, whose own members are right, cannot be
+// rendered, or would teach an empty answer.
+bool chat_render(const ChatTemplate *t, json_t *record, bool train_all, Parts *out,
+                 UnknownKeys *unknown, Error *bad);
 
 // Appends a user's message and what precedes the answer: at the beginning of a chat, with a system
 // message (NULL: the template's own), or after an answer, which has `ended` or was cut off.

@@ -40,6 +40,8 @@ Option run_option_table[] = {
         "validation shards or texts; default: the val shards of --train, or 1 % of its texts"),
     CHOICE("train-on", parsed.train_on, "assistant", "assistant|all",
            "which turns of a chat to train on"),
+    CHOICE("invalid-utf8", parsed.invalid_utf8, "refuse", "refuse|replace",
+           "texts of which more than 1 byte in 1,000 is not UTF-8"),
     CHOICE("layout", parsed.layout, "packed", "packed|padded|rows|repad|shared",
            "how documents fill a batch"),
     NUMBER("max-seqlen", parsed.max_seqlen, "1024", 1, 1 << 24,
@@ -253,7 +255,7 @@ static const char options_of_generate[] =
     "options|generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|"
     "max-seqlen|micro-batch-tokens|threads|memory-gib|bf16-matmul|attention|adapter|base|dry-run";
 static const char options_of_eval[] =
-    "options|eval|train|val|bench|log-every|train-on|long-docs|boundary-token|"
+    "options|eval|train|val|bench|log-every|train-on|invalid-utf8|long-docs|boundary-token|"
     "allow-other-tokenizer|seed|model|adapter|base|from-scratch|max-seqlen|micro-batch-tokens|"
     "threads|memory-gib|bf16-matmul|attention|heartbeat-seconds|dry-run";
 

@@ -14,6 +14,7 @@
 enum {
     UNIT_BYTES = 1 << 18,
     BINARY_BYTES = 1 << 13,  // a NUL among the first ones: not text
+    INVALID_SHARE = 1000,    // one byte of so many may be no UTF-8
 };
 
 void unit_free(Unit *u) {
@@ -110,7 +111,9 @@ bool unit_read(UnitReader *r, Unit *u, Error *err) {
     if (r->next == in->n) return false;
     u->file = &in->items[r->next];
     u->num_documents = u->num_bytes = 0;
+    u->num_own_ends = u->num_invalid = 0;
     u->left_out = (LeftOut){0};
+    u->unknown = (UnknownKeys){0};
     memset(u->kinds, 0, sizeof u->kinds);
     u->err.code = 0;
     if (u->file->kind != INPUT_TEXT)
@@ -212,12 +215,24 @@ static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
     return count > 0 || bad_input(bad, "expected a part that is trained, found none");
 }
 
+// Does the text begin, or but for white space end, with what this token stands for?
+static bool has_token(const Tokenizer *t, int32_t id, const Text *text, bool at_end) {
+    uint64_t n = text->n;
+    size_t size;
+    if (id < 0 || t->byte_ids) return false;
+    const unsigned char *token = tokenizer_bytes(t, id, &size);
+    while (at_end && n > 0 && isspace(text->bytes[n - 1])) n--;
+    return size > 0 && n >= size && memcmp(text->bytes + (at_end ? n - size : 0), token, size) == 0;
+}
+
 // False: *bad says why a text in parts is left out.
 static bool add_document(Unit *u, const Text *text, Error *bad) {
     BpeEncoder *e = u->encoder;
     const bool byte_ids = u->options->tokenizer->byte_ids, wrapped = !text->parts || byte_ids;
-    const int32_t bos = wrapped ? u->options->vocabulary.bos : -1,
-                  eos = wrapped ? u->options->vocabulary.eos : -1;
+    const ShardVocabulary *v = &u->options->vocabulary;
+    const bool begins = wrapped && has_token(u->options->tokenizer, v->bos, text, false),
+               ends = wrapped && has_token(u->options->tokenizer, v->eos, text, true);
+    const int32_t bos = wrapped && !begins ? v->bos : -1, eos = wrapped && !ends ? v->eos : -1;
     const unsigned char *bytes = text->bytes;
     unsigned char *valid = NULL;
     uint64_t n = text->n;
@@ -241,6 +256,7 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
         u->left_out.empty++;  // no byte has a token
         return true;
     }
+    u->num_own_ends += begins || ends;
     const bool masked = text->parts || text->weight != 1;
     if (masked && !mark_document(u, text, first, bad)) return false;
     const double place = place_of(text);
@@ -274,15 +290,36 @@ static void replace_surrogates(char *p, const char *end) {
     }
 }
 
-// Says why a record is not of a known kind; NULL: it is not JSON.
-static bool describe_bad_record(const json_t *record, const char *parse_error, Error *bad) {
-    const json_t *text = json_object_get(record, "text"), *item;
+// What makes JSON Lines of a file with such bytes, which are none; "": nothing known
+static const char *repair_of(const unsigned char *p, size_t n, const json_error_t *why) {
+    const enum json_error_code code = json_error_code(why);
+    if (n > 1 && (p[0] == 0 || p[1] == 0 || p[0] >= 0xfe)) return "iconv -f UTF-16 -t UTF-8";
+    if (u8_check(p, n)) return "iconv -f WINDOWS-1252 -t UTF-8";
+    if (n > 1 && p[0] == '{' && p[1] == '\'')
+        return "JSON has double quotes: python3 -c 'import ast, json, sys; [print(json.dumps("
+               "ast.literal_eval(line))) for line in sys.stdin]' <";
+    return code == json_error_premature_end_of_input || code == json_error_end_of_input_expected ||
+                   strchr("{}[]\"", p[0])
+               ? "a record must be one line: jq -c ."
+               : "";
+}
+
+static bool refuse_bytes(const Unit *u, const unsigned char *p, size_t n, const json_error_t *why,
+                         Error *bad) {
+    const char *repair = repair_of(p, n, why);
+    char hint[sizeof bad->hint] = "";
+    if (repair[0]) snprintf(hint, sizeof hint, "%s %.300s > NEW.jsonl", repair, u->file->path);
+    return error_set(bad, EXIT_BAD_INPUT, hint, "expected JSON: %s", why->text);
+}
+
+static bool refuse_kind(const json_t *record, Error *bad) {
+    const json_t *text = json_member(record, "text"), *item;
     const char *key;
     char keys[160] = "";
-    if (!record) return bad_input(bad, "expected JSON: %s", parse_error);
     if (!json_is_object(record)) return bad_input(bad, "expected an object, found another value");
     if (text) return json_type_error(text, "text", "a string", bad);
-    json_object_foreach((json_t *)record, key, item) text_list(keys, sizeof keys, key);
+    json_object_foreach((json_t *)record, key, item) if (!json_is_null(item))
+        text_list(keys, sizeof keys, key);
     return error_set(
         bad, EXIT_BAD_INPUT,
         json_object_get(record, "chosen")
@@ -302,16 +339,19 @@ static bool read_parts(const json_t *array, bool all, Parts *parts, Error *bad) 
     parts_add(parts, "", 0, false);
     json_array_foreach(array, i, item) {
         const json_t *part = json_array_get(item, 0), *trained = json_array_get(item, 1);
-        if (json_array_size(item) != 2 || !json_is_string(part) || !json_is_boolean(trained))
-            return bad_input(bad, "part %zu: expected [\"text\", true or false]", i + 1);
-        parts_add(parts, json_string_value(part), json_string_length(part),
-                  all || json_is_true(trained));
+        float weight = all || !json_is_false(trained);
+        if (json_array_size(item) != 2 || !json_is_string(part) ||
+            !(json_is_boolean(trained) || json_is_number(trained)))
+            return bad_input(bad, "part %zu: expected [\"text\", true or false] or a weight there",
+                             i + 1);
+        if (!all && json_is_number(trained) && !read_weight(trained, &weight, bad)) return false;
+        parts_add(parts, json_string_value(part), json_string_length(part), weight);
     }
-    return json_is_array(array) || json_type_error(array, "parts", "an array", bad);
+    return true;
 }
 
 // An unknown template ends the run: it would leave out every chat.
-static bool read_chat(Unit *u, const json_t *record, Parts *parts, Error *bad) {
+static bool read_chat(Unit *u, json_t *record, Parts *parts, Error *bad) {
     const UnitOptions *options = u->options;
     if (options->no_chat.code) {
         u->err = options->no_chat;
@@ -321,26 +361,19 @@ static bool read_chat(Unit *u, const json_t *record, Parts *parts, Error *bad) {
                  u->file->path, options->no_chat.hint);
         return true;
     }
-    if (chat_render(&options->chat, record, options->trains_on_all, parts, bad)) return true;
-    if (!bad->hint[0])
-        text_copy(
-            bad->hint, sizeof bad->hint,
-            "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders what only a whole "
-            "template can, such as tools");
-    return false;
+    return chat_render(&options->chat, record, options->trains_on_all, parts, &u->unknown, bad);
 }
 
-static bool add_one(Unit *u, const json_t *record, const char *parse_error, Text text, Error *bad) {
-    const json_t *value = json_object_get(record, "text");
+static bool add_one(Unit *u, json_t *record, Text text, Error *bad) {
     const RecordKind kind = record_kind(record);
+    const json_t *value = json_object_get(record, "text");
     Parts parts = {0};
-    bool ok = read_weight(json_member(record, "weight"), &text.weight, bad);
-    if (!ok) return false;
-    if (kind == RECORD_OTHER)
-        ok = describe_bad_record(record, parse_error, bad);
-    else if (kind == RECORD_PARTS)
+    if (kind == RECORD_OTHER) return refuse_kind(record, bad);
+    bool ok = members_check(record, kind, &u->unknown, bad) &&
+              read_weight(json_member(record, "weight"), &text.weight, bad);
+    if (ok && kind == RECORD_PARTS)
         ok = read_parts(json_object_get(record, "parts"), u->options->trains_on_all, &parts, bad);
-    else if (kind != RECORD_TEXT)
+    else if (ok && kind != RECORD_TEXT)
         ok = read_chat(u, record, &parts, bad);
     text.bytes = kind == RECORD_TEXT ? (unsigned char *)json_string_value(value) : parts.bytes;
     text.n = kind == RECORD_TEXT ? json_string_length(value) : parts.n;
@@ -350,21 +383,32 @@ static bool add_one(Unit *u, const json_t *record, const char *parse_error, Text
     return ok;
 }
 
-// Each completion is a document, and in the place of one an object may also have a weight.
-static bool add_completions(Unit *u, const json_t *record, Text text, Error *bad) {
+// The record of one completion, which an object with a weight may hold
+static json_t *record_of(const json_t *record, json_t *item) {
+    json_t *one = json_object(), *weight = json_member(item, "weight");
+    const json_t *completion = json_is_object(item) ? either(item, "completion", "response") : item;
+    json_object_set(one, "prompt", json_member(record, "prompt"));
+    json_object_set(one, "system", json_member(record, "system"));  // fails if there is none
+    json_object_set(one, "completion", (json_t *)completion);
+    json_object_set(one, "weight", weight);
+    return one;
+}
+
+// Each completion is a document.
+static bool add_completions(Unit *u, json_t *record, Text text, Error *bad) {
     json_t *list = json_object_get(record, "completions"), *item;
     const size_t before = u->num_documents;
     const double least_place = u->least_place;
     char where[40];
     size_t i;
-    if (!read_weight(json_member(record, "weight"), &text.weight, bad)) return false;
+    if (!members_check(record, RECORD_COMPLETIONS, &u->unknown, bad) ||
+        !read_weight(json_member(record, "weight"), &text.weight, bad))
+        return false;
     json_array_foreach(list, i, item) {
-        json_auto_t *one = json_copy((json_t *)record);
-        json_object_del(one, "completions");
-        json_object_del(one, "weight");
-        if (json_object_update(one, item) < 0) json_object_set(one, "completion", item);
+        json_auto_t *one = record_of(record, item);
         snprintf(where, sizeof where, "completion %zu", i + 1);
-        if (!add_one(u, one, NULL, text, bad)) {
+        if (!members_check(item, LEVEL_COMPLETION, &u->unknown, bad) ||
+            !add_one(u, one, text, bad)) {
             u->num_documents = before;
             u->least_place = least_place;
             return error_prefix(bad, where);
@@ -374,13 +418,16 @@ static bool add_completions(Unit *u, const json_t *record, Text text, Error *bad
     return json_array_size(list) > 0 || bad_input(bad, "completions: expected a list");
 }
 
-static bool add_record(Unit *u, const json_t *record, const char *parse_error, Error *bad) {
+static bool add_record(Unit *u, json_t *record, Error *bad) {
     const Text text = {.is_val = u->file->is_val, .weight = 1};
     const RecordKind kind = record_kind(record);
     const size_t before = u->num_documents;
     const bool ok = kind == RECORD_COMPLETIONS ? add_completions(u, record, text, bad)
-                                               : add_one(u, record, parse_error, text, bad);
+                                               : add_one(u, record, text, bad);
     if (u->num_documents > before) u->kinds[kind]++;
+    if (!ok && !bad->hint[0])
+        text_copy(bad->hint, sizeof bad->hint,
+                  "data/README.md lists the records, and the keys that they may hold");
     return ok;
 }
 
@@ -392,6 +439,7 @@ static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
     if (array && n > 0) n--;  // the comma or bracket after it
     while (n > 0 && isspace(p[n - 1])) n--;
     while (n > 0 && isspace(p[0])) p++, n--;
+    if (n >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) p += 3, n -= 3;  // of a file joined to another
     if (n == 0) {
         u->left_out.empty += !array;
         return;
@@ -399,7 +447,8 @@ static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
     replace_surrogates((char *)p, (char *)p + n);
     json_t *record =
         json_loadb((char *)p, n, JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL, &why);
-    const bool ok = add_record(u, record, why.text, &bad);
+    u->unknown.record = number;
+    const bool ok = record ? add_record(u, record, &bad) : refuse_bytes(u, p, n, &why, &bad);
     json_decref(record);
     if (ok) return;
     snprintf(where, sizeof where, array ? "%s: record %ld" : "%s:%ld", u->file->path, number);
@@ -419,23 +468,50 @@ static uint64_t cut_at(const char *text, uint64_t n) {
     return line ? (uint64_t)(line + 1 - text) : at;
 }
 
+// Bytes that are not UTF-8
+static int64_t count_invalid(const unsigned char *p, uint64_t n) {
+    const unsigned char *end = p + n;
+    int64_t count = 0;
+    for (int length; (p = u8_check(p, (size_t)(end - p))); p += abs(length)) {
+        length = utf8_length(p, (size_t)(end - p));
+        if (length < 0) count -= length;
+    }
+    return count;
+}
+
+// An error for a file that was named; one of a directory is left out.
+__attribute__((format(printf, 3, 4))) static void leave_file_out(Unit *u, const char *from,
+                                                                 const char *format, ...) {
+    Error *why = u->file->named ? &u->err : &u->left_out.named[0];
+    char hint[sizeof why->hint];
+    va_list args;
+    va_start(args, format);
+    snprintf(hint, sizeof hint, "iconv -f %s -t UTF-8 %.300s > NEW%s", from, u->file->path,
+             strcmp(from, "UTF-16") ? "; or --invalid-utf8 replace" : "");
+    error_fill(why, EXIT_BAD_INPUT, from[0] ? hint : "give text or .jsonl", format, args);
+    va_end(args);
+    u->left_out.binary++;
+}
+
 static void encode_file(Unit *u) {
     const InputFile *f = u->file;
     unsigned char head[BINARY_BYTES] = {0};
     uint64_t n;
     if (!read_head(f->path, head, sizeof head, &n, &u->err)) return;
-    const bool binary = memchr(head, 0, n),
-               utf16 = memcmp(head, "\xff\xfe", 2) == 0 || memcmp(head, "\xfe\xff", 2) == 0;
-    u->left_out.binary += binary;
-    if (binary)
-        error_set(&u->left_out.named[0], EXIT_BAD_INPUT, "give text or .jsonl",
-                  utf16 ? "%s: expected UTF-8, found UTF-16: iconv -f UTF-16 -t UTF-8 %s"
-                        : "%s: expected text, found a binary file",
-                  f->path, f->path);
-    if (binary && f->named) u->err = u->left_out.named[0];
-    if (binary) return;
+    const bool utf16 = memcmp(head, "\xff\xfe", 2) == 0 || memcmp(head, "\xfe\xff", 2) == 0;
+    if (memchr(head, 0, n))
+        return leave_file_out(u, utf16 ? "UTF-16" : "", "%s: expected %s, found %s", f->path,
+                              utf16 ? "UTF-8" : "text", utf16 ? "UTF-16" : "a binary file");
     char *bytes = file_read_all(f->path, MAX_DOCUMENT_BYTES, &n,
                                 "write it as .jsonl with one document per line", &u->err);
+    if (bytes && !u->options->tokenizer->byte_ids)
+        u->num_invalid = count_invalid((unsigned char *)bytes, n);
+    if ((uint64_t)u->num_invalid > n / INVALID_SHARE && !u->options->keeps_invalid) {
+        leave_file_out(u, "WINDOWS-1252", "%s: expected UTF-8, found %ld other bytes", f->path,
+                       u->num_invalid);
+        u->num_invalid = 0;
+        return free(bytes);
+    }
     const uint64_t start = mark_bytes((char *)head),
                    end = bytes && u->options->cuts_files ? cut_at(bytes, n) : n;
     const Text text = {.bytes = (unsigned char *)bytes + start, .n = end - start, .weight = 1},

@@ -1,7 +1,7 @@
 // Documents from text files and JSON records, tokenized in units that threads can work on.
 //
 // A record is {"text": "..."}, {"parts": [["...", trained], ...]}, a text whose loss is on the
-// parts marked true, or a chat (models/chat.h), which becomes such parts. A token is a target if
+// parts marked true or with a weight, or a chat (models/chat.h), which becomes such parts. A token is a target if
 // all of its text is; one that straddles the end of such a part is not. Parts are the whole
 // document, including the BOS and EOS that their template wrote; only the byte tokenizer's BOS and
 // EOS, which no text can contain, are added.
@@ -33,6 +33,7 @@ typedef struct {
     ChatTemplate chat;
     Error no_chat;       // code != 0: no known template; hint: option of prepare.py
     bool trains_on_all;  // turns of chats, not only on answers
+    bool keeps_invalid;  // texts that are not UTF-8, as U+FFFD, however much that is
     bool cuts_files;     // the last 1 % of each file of at least CUT_MIN_BYTES is for validation
     double val_frac;     // documents placed below it are for validation: by SHA-256 of the text,
                          // about that share; 0: they are chosen otherwise; NO_VALIDATION: none
@@ -54,7 +55,10 @@ typedef struct {
     double least_place;               // of its documents, see val_frac; 1: there are none
     int64_t kinds[NUM_RECORD_KINDS];  // of records that became documents
     LeftOut left_out;
-    Error err;  // code 0: no error
+    UnknownKeys unknown;   // of records
+    int64_t num_own_ends;  // documents whose text has its own BOS or EOS
+    int64_t num_invalid;   // bytes of the file that are not UTF-8 and became U+FFFD
+    Error err;             // code 0: no error
     // during unit_encode
     BpeEncoder *encoder;
     const UnitOptions *options;

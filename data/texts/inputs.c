@@ -161,8 +161,15 @@ static void find_records(InputFile *f) {
 static bool find_kind(Inputs *in, InputFile *f, Error *err) {
     const Ending *e = find_ending(f->path);
     const bool other = e && e->format;
-    const char *format = other ? e->format : "JSON without records",
-               *how = other ? e->hint : "write one object {\"text\": ...} per line";
+    unsigned char mark[2] = {0};
+    uint64_t n;
+    const bool utf16 = !other && read_head(f->path, mark, 2, &n, &(Error){0}) && mark[0] >= 0xfe;
+    const char *format = other   ? e->format
+                         : utf16 ? "UTF-16"
+                                 : "JSON without records",
+               *how = other   ? e->hint
+                      : utf16 ? "iconv -f UTF-16 -t UTF-8 "
+                              : "one object {\"text\": ...} a line, as written by jq -c . ";
     char hint[512];
     f->kind = e ? e->kind : INPUT_TEXT;
     if (!other && f->kind != INPUT_TEXT) find_records(f);

@@ -22,7 +22,7 @@
 
 enum {
     UNITS_PER_THREAD = 16,
-    FORMAT = 4,
+    FORMAT = 5,
     VAL_MIN_DOCS = 10,          // fewer are all trained
     MAX_ROUND_BYTES = 1 << 28,  // except for the last file: their tokens are in memory
 };
@@ -42,6 +42,8 @@ typedef struct {
     int num_units;
     atomic_int next_unit;
     LeftOut left_out;
+    UnknownKeys unknown;
+    int64_t num_own_ends;
     int64_t records[NUM_RECORD_KINDS];
     double least_place;  // of the documents: UnitOptions.val_frac
     bool again;          // they have been read before, and their faults reported
@@ -156,6 +158,7 @@ static bool open_tokenizer(Job *j, Error *err) {
         if (n == 1) j->options.has_byte[*byte] = true;
     }
     j->options.trains_on_all = j->settings->o->train_on != 0;
+    j->options.keeps_invalid = j->settings->o->invalid_utf8 != 0;
     Error *no_chat = &j->options.no_chat;
     chat_template_open(&j->options.chat, bytes ? NULL : j->settings->model, t, no_chat);
     no_chat->hint[0] = 0;  // without a template prepare.py uses ChatML
@@ -176,6 +179,7 @@ static void make_key(Job *j) {
     uint64_t h = fnv1a(FNV1A_START, facts, sizeof facts);
     h = fnv1a(h, &j->options.val_frac, sizeof j->options.val_frac);
     h = fnv1a(h, &j->options.trains_on_all, sizeof j->options.trains_on_all);
+    h = fnv1a(h, &j->options.keeps_invalid, sizeof j->options.keeps_invalid);
     h = fnv1a(h, j->options.chat.name, strlen(j->options.chat.name) + 1);
     h = fnv1a(h, j->options.chat.system, strlen(j->options.chat.system) + 1);
     for (size_t i = 0; i < j->in.n; i++) {
@@ -261,7 +265,11 @@ static void leave_out(LeftOut *left, const LeftOut *more, bool quiet) {
     const int64_t before = left->bad + left->binary, n = more->bad + more->binary;
     for (int64_t i = 0; i < n && before + i < MAX_NAMED; i++) {
         left->named[before + i] = more->named[i];
-        if (!quiet) warning("left out: %s", more->named[i].what);
+        const char *hint = more->named[i].hint;
+        if (i > 0 && strcmp(hint, more->named[i - 1].hint) == 0) hint = "";
+        if (!quiet)
+            warning("left out: %s%s%s%s", more->named[i].what, hint[0] ? " (" : "", hint,
+                    hint[0] ? ")" : "");
     }
     left->empty += more->empty;
     left->binary += more->binary;
@@ -281,6 +289,14 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
             return false;
     }
     leave_out(&j->left_out, &u->left_out, j->again);
+    if (u->num_invalid > 0 && !j->again)
+        warning(
+            "%s: bytes that are not UTF-8 and became U+FFFD: %ld (iconv -f WINDOWS-1252 -t "
+            "UTF-8 %s > NEW)",
+            u->file->path, u->num_invalid, u->file->path);
+    j->num_own_ends += u->num_own_ends;
+    for (size_t i = 0; i < u->unknown.n; i++)
+        unknown_add(&j->unknown, u->unknown.items[i].name, u->unknown.items[i].records);
     j->least_place = fmin(j->least_place, u->least_place);
     for (int i = 0; i < NUM_RECORD_KINDS; i++) j->records[i] += u->kinds[i];
     return true;
@@ -353,6 +369,8 @@ static bool nothing_to_train(const Job *j, Error *err) {
 // the document of the least place for it if there was none.
 static bool make_shards(Job *j, Error *err) {
     j->left_out = (LeftOut){0};
+    j->unknown = (UnknownKeys){0};
+    j->num_own_ends = 0;
     j->least_place = 1;
     memset(j->records, 0, sizeof j->records);
     shard_writer_init(&j->train, j->temporary, "train", &j->options.vocabulary);
@@ -394,7 +412,7 @@ static void print_records(const Job *j) {
     char list[300] = "", item[60];
     int64_t all = 0;
     for (int i = 0; i < NUM_RECORD_KINDS; i++) {
-        snprintf(item, sizeof item, "%ld of %s", j->records[i], record_kind_names[i]);
+        snprintf(item, sizeof item, "%ld of %s", j->records[i], record_levels[i].name);
         if (j->records[i] > 0) text_list(list, sizeof list, item);
         all += j->records[i];
     }
@@ -404,6 +422,14 @@ static void print_records(const Job *j) {
         printf("; chats by the template of %s, trained on %s", j->options.chat.name,
                j->options.trains_on_all ? "every turn" : "the answers");
     if (all > 0) printf("\n");
+    list[0] = 0;
+    for (size_t i = 0; i < j->unknown.n; i++) {
+        const int64_t n = j->unknown.items[i].records;
+        snprintf(item, sizeof item, "%s (%ld record%s)", j->unknown.items[i].name, n,
+                 text_plural(n));
+        text_list(list, sizeof list, item);
+    }
+    if (list[0]) printf("unknown keys: %s\n", list);
 }
 
 static void print_summary(const Job *j) {
@@ -413,12 +439,15 @@ static void print_summary(const Job *j) {
     line_erase(stderr);
     add_count(left, sizeof left, j->left_out.bad, "record");
     add_count(left, sizeof left, j->left_out.empty, "empty document");
-    add_count(left, sizeof left, j->left_out.binary, "binary file");
+    add_count(left, sizeof left, j->left_out.binary, "binary or non-UTF-8 file");
     add_count(left, sizeof left, j->in.num_left_out, "other file");
     printf("texts   %s -> %s: %ld document%s, %ld for validation%s, %.1f MB in %.1f s%s%s\n",
            j->spec, j->dir, docs, text_plural(docs), j->val.num_docs,
            j->options.cuts_files && j->val.num_docs > 0 ? " (the last 1 % of a file)" : "",
            (double)j->in.size_bytes * 1e-6, ms * 1e-3, left[0] ? "; left out: " : "", left);
+    if (j->num_own_ends > 0)
+        printf("texts with a BOS or EOS of their own, which is not doubled: %ld\n",
+               j->num_own_ends);
     print_records(j);
 }
 

@@ -1,0 +1,59 @@
+// What a JSON record may hold: its kind, and the keys of records, messages and completions.
+#pragma once
+
+#include <jansson.h>
+
+#include "../base/error.h"
+
+// What a record is, by its keys
+typedef enum {
+    RECORD_TEXT,           // text
+    RECORD_PARTS,          // parts
+    RECORD_MESSAGES,       // messages: role, content
+    RECORD_CONVERSATIONS,  // conversations: from, value
+    RECORD_PROMPT,         // prompt, completion or response: strings, or lists of messages
+    RECORD_COMPLETIONS,    // prompt, completions: a list of what is a document each
+    RECORD_INSTRUCTION,    // instruction, output; optionally input
+    RECORD_OTHER,
+    NUM_RECORD_KINDS = RECORD_OTHER,
+    // levels of the table of keys that are no kind
+    LEVEL_RECORD = NUM_RECORD_KINDS,  // every record
+    LEVEL_CHAT,                       // every one but texts and parts
+    LEVEL_MESSAGE,
+    LEVEL_CONTENT,  // an object in a message's list of contents
+    LEVEL_COMPLETION,
+    NUM_LEVELS
+} RecordKind;
+
+// The keys that are read, each after a space and before a colon and its types: s string, n number,
+// b boolean, l list. x: no built-in template writes it. A list is no number; null is absent.
+typedef struct {
+    const char *name, *keys;
+} RecordLevel;
+
+extern const RecordLevel record_levels[NUM_LEVELS];
+
+// The first kind whose keys exist: messages, conversations, instruction, completions, prompt, ...
+RecordKind record_kind(const json_t *record);
+
+// The member, or else another one; NULL when both are missing or null
+const json_t *either(const json_t *object, const char *key, const char *other);
+
+// Keys that are read nowhere, with the number of records that have them
+typedef struct {
+    struct {
+        char name[48];
+        int64_t records, last;  // the last one
+    } items[20];
+    size_t n;
+    int64_t record;  // the number of this one, set by the caller; 0: none
+} UnknownKeys;
+
+void unknown_add(UnknownKeys *unknown, const char *key, int64_t records);
+
+// Are the members of the object those of its level? Counts others. A number where a text is also
+// right becomes its text. Names in *bad a key of another type, or that must not be set.
+bool members_check(json_t *object, int level, UnknownKeys *unknown, Error *bad);
+
+// *weight *= the number; NULL: 1
+bool read_weight(const json_t *number, float *weight, Error *bad);
