@@ -62,13 +62,10 @@ void unknown_add(UnknownKeys *unknown, const char *key, int64_t records) {
     text_copy(name, sizeof name, key);
     text_sanitize(name, sizeof name);
     while (i < unknown->n && strcmp(unknown->items[i].name, name) != 0) i++;
-    if (i == MOST ||
-        (i < unknown->n && unknown->record > 0 && unknown->items[i].last == unknown->record))
-        return;
-    if (i == unknown->n) {
-        memset(&unknown->items[unknown->n++], 0, sizeof *unknown->items);
-        text_copy(unknown->items[i].name, sizeof name, name);
-    }
+    if (i == MOST) return;
+    if (i == unknown->n) unknown->n++;
+    if (unknown->record > 0 && unknown->items[i].last == unknown->record) return;
+    text_copy(unknown->items[i].name, sizeof name, name);
     unknown->items[i].records += records;
     unknown->items[i].last = unknown->record;
 }
