@@ -81,11 +81,7 @@ static bool member_check(json_t *object, const char *key, json_t *item, const ch
                          Error *bad) {
     static const char letters[] = "snbl", *const names[] = {"a string", "a number", "true or false",
                                                             "a list"};
-    const char letter = json_is_string(item)    ? 's'
-                        : json_is_number(item)  ? 'n'
-                        : json_is_boolean(item) ? 'b'
-                        : json_is_array(item)   ? 'l'
-                                                : 'o';
+    const char letter = "olsnnbb"[json_typeof(item)];  // in the order of json_type
     const size_t n = strcspn(types, " ");
     char expected[80] = "";
     if (types[0] == 'x')

@@ -283,24 +283,20 @@ static void replace_surrogates(char *p, const char *end) {
     }
 }
 
-// What makes JSON Lines of a file with such bytes, which are none; "": nothing known
-static const char *repair_of(const unsigned char *p, size_t n, const json_error_t *why) {
-    const enum json_error_code code = json_error_code(why);
-    if (n > 1 && (p[0] == 0 || p[1] == 0 || p[0] >= 0xfe)) return "iconv -f UTF-16 -t UTF-8";
-    if (u8_check(p, n)) return "iconv -f WINDOWS-1252 -t UTF-8";
-    if (n > 1 && p[0] == '{' && p[1] == '\'')
-        return "JSON has double quotes: python3 -c 'import ast, json, sys; [print(json.dumps("
-               "ast.literal_eval(line))) for line in sys.stdin]' <";
-    return code == json_error_premature_end_of_input || strchr("{}[]\"", p[0])
-               ? "a record must be one line: jq -c ."
-               : "";
-}
-
+// The hint is what makes JSON Lines of a file with such bytes, if that is known.
 static bool refuse_bytes(const Unit *u, const unsigned char *p, size_t n, const json_error_t *why,
                          Error *bad) {
-    const char *repair = repair_of(p, n, why);
+    const char *repair = NULL;
+    if (strchr("{}[]\"", p[0]) || json_error_code(why) == json_error_premature_end_of_input)
+        repair = "a record must be one line: jq -c .";
+    if (n > 1 && p[0] == '{' && p[1] == '\'')
+        repair =
+            "JSON has double quotes: python3 -c 'import ast, json, sys; [print(json.dumps("
+            "ast.literal_eval(line))) for line in sys.stdin]' <";
+    if (u8_check(p, n)) repair = "iconv -f WINDOWS-1252 -t UTF-8";
+    if (n > 1 && (p[0] == 0 || p[1] == 0 || p[0] >= 0xfe)) repair = "iconv -f UTF-16 -t UTF-8";
     bad_input(bad, "expected JSON: %s", why->text);
-    if (repair[0])
+    if (repair)
         snprintf(bad->hint, sizeof bad->hint, "%s %.300s > NEW.jsonl", repair, u->file->path);
     return false;
 }
