@@ -49,10 +49,9 @@ static const char *types_of(int level, const char *key) {
     if (strpbrk(key, " :") || snprintf(word, sizeof word, " %s:", key) >= (int)sizeof word)
         return NULL;
     const char *at = strstr(record_levels[level].keys, word);
-    if (!at && level < NUM_RECORD_KINDS) at = strstr(record_levels[LEVEL_RECORD].keys, word);
-    if (!at && level < NUM_RECORD_KINDS && level >= RECORD_MESSAGES)
-        at = strstr(record_levels[LEVEL_CHAT].keys, word);
-    return at ? at + strlen(word) : NULL;
+    if (at || level >= NUM_RECORD_KINDS) return at ? at + strlen(word) : NULL;
+    at = types_of(LEVEL_RECORD, key);
+    return at || level < RECORD_MESSAGES ? at : types_of(LEVEL_CHAT, key);
 }
 
 void unknown_add(UnknownKeys *unknown, const char *key, int64_t records) {
@@ -91,12 +90,11 @@ static bool member_check(json_t *object, const char *key, json_t *item, const ch
                          "only a whole template can, such as tools",
                          "expected none of \"%s\", which no built-in template writes", key);
     if (n == 2 && types[1] == 'n' && letter == 'n') {
-        json_t *text = number_text(json_number_value(item));
-        if (text) return json_object_set_new(object, key, text) == 0;
-        return bad_input(bad, "%s: expected a number of at most 15 digits, or a string", key);
+        return json_object_set_new(object, key, number_text(json_number_value(item))) == 0 ||
+               bad_input(bad, "%s: expected a number of at most 15 digits, or a string", key);
     }
-    if (memchr(types, letter, n)) return true;
     for (size_t i = 0; i < n; i++) {
+        if (types[i] == letter) return true;
         if (i > 0) strcat(expected, " or ");
         strcat(expected, names[strchr(letters, types[i]) - letters]);
     }
