@@ -138,27 +138,18 @@ def json_records(path, _):
 def repair_of(line):
     if line[:1] >= b"\xfe" or b"\0" in line[:2]:
         return "iconv -f UTF-16 -t UTF-8"
-    try:
-        return "python3 -c 'import ast, json, sys; [print(json.dumps(ast.literal_eval(line))) for line in sys.stdin]' <" \
-            if line.decode().startswith("{'") else "a record must be one line: jq -c ."
-    except UnicodeDecodeError:
+    if line.decode("utf-8", "ignore").encode() != line:
         return "iconv -f WINDOWS-1252 -t UTF-8"
+    return "a record must be one line: jq -c ." if not line.startswith(b"{'") else (
+        "python3 -c 'import ast, json, sys; [print(json.dumps(ast.literal_eval(line))) for line in sys.stdin]' <")
 
 
 def csv_records(path, _):
     csv.field_size_limit(1 << 30)
     with open_input(path) as f:
-        lines = io.TextIOWrapper(f, "utf-8-sig", "surrogateescape", newline="")  # only CR and LF end lines
+        lines = io.TextIOWrapper(f, "utf-8-sig", newline="")  # only CR and LF end lines
         rows = csv.DictReader(lines, restkey="(no name)", delimiter="\t" if ending(path) == ".tsv" else ",")
-        for number, row in enumerate(rows, 1):
-            try:
-                "".join(map(str, row.values())).encode()
-                row["weight"] = float(row.get("weight") or "nan")
-            except UnicodeEncodeError:
-                row = LeftOut("expected UTF-8: iconv -f WINDOWS-1252 -t UTF-8 %s > NEW.csv" % path)
-            except ValueError:
-                pass  # train_llama names it
-            yield number, row
+        yield from enumerate(({**row, "weight": float(row.get("weight") or "nan")} for row in rows), 1)
 
 
 def parquet_records(path, keys):
@@ -196,8 +187,9 @@ def records(args):
             raise
         except Exception as e:  # from a package, OSError, or ValueError for a damaged file
             why = getattr(e, "strerror", "") or str(e).split("\n")[0] or type(e).__name__
-            raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, why), "jq -c . %s > NEW.jsonl" % path if isinstance(
-                e, json.JSONDecodeError) else "check it, or copy it again") from None
+            hints = {json.JSONDecodeError: "jq -c . %s > NEW.jsonl", UnicodeDecodeError: "iconv -f WINDOWS-1252 -t UTF-8 %s > NEW"}
+            raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, why), hints[type(e)] % path if type(e) in hints
+                               else "check it, or copy it again") from None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -228,9 +220,8 @@ def checked(values, level, where=""):
         types, kind = TYPES[level].get(key, "x"), kind_name(value)
         names = [{"s": "a string", "n": "a number", "b": "true or false", "l": "an array"}.get(t) for t in types]
         if types == "sn" and kind == "a number":
-            found[key] = "%.15g" % value
-            kind = "a string" if re.fullmatch(r"-?[\d.]+", found[key]) and float(found[key]) == value else (
-                "a number of more digits")
+            text = found[key] = "%.15g" % value
+            kind = "a string" if "e" not in text and value - float(text) == 0 else "a number of more digits"
         if types != "x" and kind not in names:
             raise LeftOut("%s%s: expected %s, found %s" % (where, key, " or ".join(names).replace("an array", "a list"), kind))
     return found
@@ -444,9 +435,8 @@ class Template:
                     mark(v, key, inside if arguments else inside + " " + k) for k, v in value.items()}
 
         def mark_name(tool):
-            if isinstance(tool.get("function"), dict):
-                return dict(tool, function=mark_name(tool["function"]))
-            return dict(tool, name=mark(tool.get("name"), "name", "tools"))
+            return dict(tool, function=mark_name(tool["function"])) if isinstance(tool.get("function"), dict) else dict(
+                tool, name=mark(tool.get("name"), "name", "tools"))
 
         chat = [{k: v if k in ("role", "tool_call_id") or (k == "name" and m["role"] in (
             "tool", "function")) else mark(v, k, "message %d: %s" % (i, k)) for k, v in m.items()}

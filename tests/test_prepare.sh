@@ -63,6 +63,16 @@ if command -v zstd > /dev/null; then
 else skip zstandard 'zstd is not installed'; fi
 expect without_zstd 2 'lines.jsonl.zst: needs the program zstd' env PATH=/nowhere \
     "$python" "$root/data/prepare.py" lines.jsonl.zst --out none.jsonl
+printf 'prompt,completion,weight,id\nQ,A,-0.5,1\nQ,B,,2\n' > weights.csv
+check weights_of_a_table run weights.csv --out weights.jsonl
+same weights_are_numbers weights.jsonl <(printf '%s\n' '{"prompt": "Q", "completion": "A", "weight": -0.5}' '{"prompt": "Q", "completion": "B"}')
+has unknown_keys_are_named '^unknown keys: id .2 records.$' out.txt
+printf 'text\ngr\374n\n' > latin.csv
+refused a_latin_table 3 "latin.csv: cannot read: 'utf-8' codec" latin.csv
+has how_to_convert_it '^hint: iconv -f WINDOWS-1252 -t UTF-8 latin.csv > NEW' out.txt
+printf '{"text": NaN, "prompt": "Q", "completion": "A", "weight": NaN}\n' > nan.jsonl
+check nan run nan.jsonl --out nan.out.jsonl
+check nan_is_absent test "$(cat nan.out.jsonl)" = '{"prompt": "Q", "completion": "A"}'
 # ---- data sets of a hub: a stand-in for the package -------------------------------------------------------
 mkdir hub missing
 cat > hub/datasets.py << 'PY'

@@ -228,7 +228,7 @@ for case in utf16.jsonl:'iconv -f UTF-16 -t UTF-8 utf16' windows.jsonl:'iconv -f
 done
 refused latin.txt 'latin.txt: expected UTF-8, found 9 other bytes' latin.txt "${as_bpe[@]}"
 has how_to_convert_it '^hint: iconv -f WINDOWS-1252 -t UTF-8 latin.txt > NEW; or --invalid-utf8 replace' out.txt
-makes latin_if_it_must_be '^warning: latin.txt: bytes that .* U.FFFD: 9 .iconv' "${as_bpe[@]}" --train latin.txt --invalid-utf8 replace --out latin
+makes latin_if_it_must_be '^warning: latin.txt: bytes not .* U.FFFD: 9 .iconv' "${as_bpe[@]}" --train latin.txt --invalid-utf8 replace --out latin
 makes a_byte_of_thousands '^warning: mostly.txt: .*: 2 ' "${as_bpe[@]}" --train mostly.txt --out mostly
 printf '%s\n' '{"text": "words"}' '{"text": "<|endoftext|>words"}' '{"text": "words<|endoftext|>\n"}' > ends.jsonl
 cp -r bpe both && echo '{"bos_token": "<|im_start|>", "eos_token": "<|endoftext|>"}' > both/tokenizer_config.json

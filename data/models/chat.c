@@ -243,8 +243,8 @@ static bool add_turn_of(Messages *m, json_t *item, Error *bad) {
         return error_set(bad, EXIT_BAD_INPUT,
                          "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders the "
                          "roles developer and tool, if the template does; others must be renamed",
-                         "role %s%s%s: expected system, user or assistant", name ? "\"" : "",
-                         name ? json_string_value(name) : "missing", name ? "\"" : "");
+                         "role \"%s\": expected system, user or assistant",
+                         name ? json_string_value(name) : "");
     if (!add_message(m, role, either(item, "content", "value"), bad)) return false;
     Message *last = &m->items[m->n - 1];
     last->reasoning = json_string_value(json_member(item, "reasoning_content"));

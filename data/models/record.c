@@ -49,10 +49,9 @@ static const char *types_of(int level, const char *key) {
     if (strpbrk(key, " :") || snprintf(word, sizeof word, " %s:", key) >= (int)sizeof word)
         return NULL;
     const char *at = strstr(record_levels[level].keys, word);
-    if (!at && level < NUM_RECORD_KINDS) at = strstr(record_levels[LEVEL_RECORD].keys, word);
-    if (!at && level < NUM_RECORD_KINDS && level >= RECORD_MESSAGES)
-        at = strstr(record_levels[LEVEL_CHAT].keys, word);
-    return at ? at + strlen(word) : NULL;
+    if (at || level >= NUM_RECORD_KINDS) return at ? at + strlen(word) : NULL;
+    at = types_of(LEVEL_RECORD, key);
+    return at || level < RECORD_MESSAGES ? at : types_of(LEVEL_CHAT, key);
 }
 
 void unknown_add(UnknownKeys *unknown, const char *key, int64_t records) {
@@ -62,13 +61,10 @@ void unknown_add(UnknownKeys *unknown, const char *key, int64_t records) {
     text_copy(name, sizeof name, key);
     text_sanitize(name, sizeof name);
     while (i < unknown->n && strcmp(unknown->items[i].name, name) != 0) i++;
-    if (i == MOST ||
-        (i < unknown->n && unknown->record > 0 && unknown->items[i].last == unknown->record))
-        return;
-    if (i == unknown->n) {
-        memset(&unknown->items[unknown->n++], 0, sizeof *unknown->items);
-        text_copy(unknown->items[i].name, sizeof name, name);
-    }
+    if (i == MOST) return;
+    if (i == unknown->n) unknown->n++;
+    if (unknown->record > 0 && unknown->items[i].last == unknown->record) return;
+    text_copy(unknown->items[i].name, sizeof name, name);
     unknown->items[i].records += records;
     unknown->items[i].last = unknown->record;
 }
@@ -84,11 +80,7 @@ static bool member_check(json_t *object, const char *key, json_t *item, const ch
                          Error *bad) {
     static const char letters[] = "snbl", *const names[] = {"a string", "a number", "true or false",
                                                             "a list"};
-    const char letter = json_is_string(item)    ? 's'
-                        : json_is_number(item)  ? 'n'
-                        : json_is_boolean(item) ? 'b'
-                        : json_is_array(item)   ? 'l'
-                                                : 'o';
+    const char letter = "olsnnbb"[json_typeof(item)];  // in the order of json_type
     const size_t n = strcspn(types, " ");
     char expected[80] = "";
     if (types[0] == 'x')
@@ -98,12 +90,11 @@ static bool member_check(json_t *object, const char *key, json_t *item, const ch
                          "only a whole template can, such as tools",
                          "expected none of \"%s\", which no built-in template writes", key);
     if (n == 2 && types[1] == 'n' && letter == 'n') {
-        json_t *text = number_text(json_number_value(item));
-        if (text) return json_object_set_new(object, key, text) == 0;
-        return bad_input(bad, "%s: expected a number of at most 15 digits, or a string", key);
+        return json_object_set_new(object, key, number_text(json_number_value(item))) == 0 ||
+               bad_input(bad, "%s: expected a number of at most 15 digits, or a string", key);
     }
-    if (memchr(types, letter, n)) return true;
     for (size_t i = 0; i < n; i++) {
+        if (types[i] == letter) return true;
         if (i > 0) strcat(expected, " or ");
         strcat(expected, names[strchr(letters, types[i]) - letters]);
     }

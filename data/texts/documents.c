@@ -290,26 +290,22 @@ static void replace_surrogates(char *p, const char *end) {
     }
 }
 
-// What makes JSON Lines of a file with such bytes, which are none; "": nothing known
-static const char *repair_of(const unsigned char *p, size_t n, const json_error_t *why) {
-    const enum json_error_code code = json_error_code(why);
-    if (n > 1 && (p[0] == 0 || p[1] == 0 || p[0] >= 0xfe)) return "iconv -f UTF-16 -t UTF-8";
-    if (u8_check(p, n)) return "iconv -f WINDOWS-1252 -t UTF-8";
-    if (n > 1 && p[0] == '{' && p[1] == '\'')
-        return "JSON has double quotes: python3 -c 'import ast, json, sys; [print(json.dumps("
-               "ast.literal_eval(line))) for line in sys.stdin]' <";
-    return code == json_error_premature_end_of_input || code == json_error_end_of_input_expected ||
-                   strchr("{}[]\"", p[0])
-               ? "a record must be one line: jq -c ."
-               : "";
-}
-
+// The hint is what makes JSON Lines of a file with such bytes, if that is known.
 static bool refuse_bytes(const Unit *u, const unsigned char *p, size_t n, const json_error_t *why,
                          Error *bad) {
-    const char *repair = repair_of(p, n, why);
-    char hint[sizeof bad->hint] = "";
-    if (repair[0]) snprintf(hint, sizeof hint, "%s %.300s > NEW.jsonl", repair, u->file->path);
-    return error_set(bad, EXIT_BAD_INPUT, hint, "expected JSON: %s", why->text);
+    const char *repair = NULL;
+    if (strchr("{}[]\"", p[0]) || json_error_code(why) == json_error_premature_end_of_input)
+        repair = "a record must be one line: jq -c .";
+    if (n > 1 && p[0] == '{' && p[1] == '\'')
+        repair =
+            "JSON has double quotes: python3 -c 'import ast, json, sys; [print(json.dumps("
+            "ast.literal_eval(line))) for line in sys.stdin]' <";
+    if (u8_check(p, n)) repair = "iconv -f WINDOWS-1252 -t UTF-8";
+    if (n > 1 && (p[0] == 0 || p[1] == 0 || p[0] >= 0xfe)) repair = "iconv -f UTF-16 -t UTF-8";
+    bad_input(bad, "expected JSON: %s", why->text);
+    if (repair)
+        snprintf(bad->hint, sizeof bad->hint, "%s %.300s > NEW.jsonl", repair, u->file->path);
+    return false;
 }
 
 static bool refuse_kind(const json_t *record, Error *bad) {
@@ -385,12 +381,12 @@ static bool add_one(Unit *u, json_t *record, Text text, Error *bad) {
 
 // The record of one completion, which an object with a weight may hold
 static json_t *record_of(const json_t *record, json_t *item) {
-    json_t *one = json_object(), *weight = json_member(item, "weight");
+    json_t *one = json_object();
     const json_t *completion = json_is_object(item) ? either(item, "completion", "response") : item;
     json_object_set(one, "prompt", json_member(record, "prompt"));
     json_object_set(one, "system", json_member(record, "system"));  // fails if there is none
     json_object_set(one, "completion", (json_t *)completion);
-    json_object_set(one, "weight", weight);
+    json_object_set(one, "weight", json_member(item, "weight"));
     return one;
 }
 
@@ -479,36 +475,33 @@ static int64_t count_invalid(const unsigned char *p, uint64_t n) {
     return count;
 }
 
-// An error for a file that was named; one of a directory is left out.
-__attribute__((format(printf, 3, 4))) static void leave_file_out(Unit *u, const char *from,
-                                                                 const char *format, ...) {
-    Error *why = u->file->named ? &u->err : &u->left_out.named[0];
-    char hint[sizeof why->hint];
-    va_list args;
-    va_start(args, format);
-    snprintf(hint, sizeof hint, "iconv -f %s -t UTF-8 %.300s > NEW%s", from, u->file->path,
-             strcmp(from, "UTF-16") ? "; or --invalid-utf8 replace" : "");
-    error_fill(why, EXIT_BAD_INPUT, from[0] ? hint : "give text or .jsonl", format, args);
-    va_end(args);
+// An error for a file that was named; one of a directory is left out. from: its encoding, or NULL
+static void leave_file_out(Unit *u, const char *from, const char *found) {
+    char hint[sizeof u->err.hint] = "give text or .jsonl";
+    if (from)
+        snprintf(hint, sizeof hint, "iconv -f %s -t UTF-8 %.300s > NEW%s", from, u->file->path,
+                 from[0] == 'U' ? "" : "; or --invalid-utf8 replace");
+    error_set(u->file->named ? &u->err : &u->left_out.named[0], EXIT_BAD_INPUT, hint,
+              "%s: expected %s, found %s", u->file->path, from ? "UTF-8" : "text", found);
     u->left_out.binary++;
 }
 
 static void encode_file(Unit *u) {
     const InputFile *f = u->file;
     unsigned char head[BINARY_BYTES] = {0};
+    char found[40];
     uint64_t n;
     if (!read_head(f->path, head, sizeof head, &n, &u->err)) return;
     const bool utf16 = memcmp(head, "\xff\xfe", 2) == 0 || memcmp(head, "\xfe\xff", 2) == 0;
     if (memchr(head, 0, n))
-        return leave_file_out(u, utf16 ? "UTF-16" : "", "%s: expected %s, found %s", f->path,
-                              utf16 ? "UTF-8" : "text", utf16 ? "UTF-16" : "a binary file");
+        return leave_file_out(u, utf16 ? "UTF-16" : NULL, utf16 ? "UTF-16" : "a binary file");
     char *bytes = file_read_all(f->path, MAX_DOCUMENT_BYTES, &n,
                                 "write it as .jsonl with one document per line", &u->err);
     if (bytes && !u->options->tokenizer->byte_ids)
         u->num_invalid = count_invalid((unsigned char *)bytes, n);
     if ((uint64_t)u->num_invalid > n / INVALID_SHARE && !u->options->keeps_invalid) {
-        leave_file_out(u, "WINDOWS-1252", "%s: expected UTF-8, found %ld other bytes", f->path,
-                       u->num_invalid);
+        snprintf(found, sizeof found, "%ld other bytes", u->num_invalid);
+        leave_file_out(u, "WINDOWS-1252", found);
         u->num_invalid = 0;
         return free(bytes);
     }

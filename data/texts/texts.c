@@ -290,10 +290,8 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
     }
     leave_out(&j->left_out, &u->left_out, j->again);
     if (u->num_invalid > 0 && !j->again)
-        warning(
-            "%s: bytes that are not UTF-8 and became U+FFFD: %ld (iconv -f WINDOWS-1252 -t "
-            "UTF-8 %s > NEW)",
-            u->file->path, u->num_invalid, u->file->path);
+        warning("%s: bytes not in UTF-8, which became U+FFFD: %ld (iconv -f WINDOWS-1252 -t UTF-8)",
+                u->file->path, u->num_invalid);
     j->num_own_ends += u->num_own_ends;
     for (size_t i = 0; i < u->unknown.n; i++)
         unknown_add(&j->unknown, u->unknown.items[i].name, u->unknown.items[i].records);
@@ -424,9 +422,8 @@ static void print_records(const Job *j) {
     if (all > 0) printf("\n");
     list[0] = 0;
     for (size_t i = 0; i < j->unknown.n; i++) {
-        const int64_t n = j->unknown.items[i].records;
-        snprintf(item, sizeof item, "%s (%ld record%s)", j->unknown.items[i].name, n,
-                 text_plural(n));
+        snprintf(item, sizeof item, "%s (%ld records)", j->unknown.items[i].name,
+                 j->unknown.items[i].records);
         text_list(list, sizeof list, item);
     }
     if (list[0]) printf("unknown keys: %s\n", list);
