@@ -50,15 +50,15 @@ run "$train" --model tiny --from-scratch --train corpus --allow-other-tokenizer 
 sed -n 's/ (ended)$//; /^--- sample/,/^done/p' samples.txt | grep -av '^done' > found.txt
 for i in 1 2; do echo "--- sample $i after step 0" && printf 'line 7' && cat line.txt; done > expected.txt
 same samples_begin_with_the_prompt found.txt expected.txt
-# BOS before a prompt: as tokenizer_config.json says, else the post_processor
+# BOS before a prompt: as the post_processor adds it
 while IFS='|' read -r sed member tokens; do
     rm -rf bos && cp -r tiny bos && sed -i "$sed" bos/tokenizer.json && sed -i "s/}$/$member}/" bos/tokenizer_config.json
     text bos of bos --prompt 'line 7'
     has "bos${sed:0:1}$member" "^$tokens prompt tokens" err.txt
 done << 'BOS'
 s/"post_processor": {/"unused": {/||5
-s/"post_processor": {/"unused": {/|, "add_bos_token": true|6
-|, "add_bos_token": false|5
+s/"post_processor": {/"unused": {/|, "add_bos_token": true|5
+|, "add_bos_token": false|6
 BOS
 printf '\xef\xbb\xbfline 7\r\nä\n\nof the\n' > prompts.txt
 text two greedy --prompt 'ä'

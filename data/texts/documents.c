@@ -365,7 +365,7 @@ static bool add_completions(Unit *u, const json_t *record, Text text, Error *bad
 }
 
 static bool add_record(Unit *u, const json_t *record, const char *parse_error, Error *bad) {
-    const Text text = {.is_val = u->file->is_val, .weight = 1};
+    const Text text = {.is_val = u->file->split == SPLIT_VAL, .weight = 1};
     const RecordKind kind = record_kind(record);
     const size_t before = u->num_documents;
     const bool ok = kind == RECORD_COMPLETIONS ? add_completions(u, record, text, bad)
@@ -428,7 +428,10 @@ static void encode_file(Unit *u) {
                                 "write it as .jsonl with one document per line", &u->err);
     const uint64_t start = mark_bytes((char *)head),
                    end = bytes && u->options->cuts_files ? cut_at(bytes, n) : n;
-    const Text text = {.bytes = (unsigned char *)bytes + start, .n = end - start, .weight = 1},
+    const Text text = {.bytes = (unsigned char *)bytes + start,
+                       .n = end - start,
+                       .is_val = f->split == SPLIT_VAL,
+                       .weight = 1},
                rest = {.bytes = (unsigned char *)bytes + end,
                        .n = n - end,
                        .is_val = true,
