@@ -571,6 +571,18 @@ static void train(Run *run) {
     if (!saved) start_save(run, true);
 }
 
+static void print_turn_end(const Data *d) {
+    const ModelFiles *f = &d->files;
+    char name[80];
+    if (f->turn_ends.n == 0 || !d->has_tokenizer) return;
+    tokenizer_name(name, sizeof name, &d->tokenizer, f->turn_ends.ids[0]);
+    printf("turns end with %s, which final/generation_config.json now has as an end of texts%s\n",
+           name,
+           model_files_have_template(f) ? ""
+                                        : "; put the chat template that they were rendered with "
+                                          "into final/chat_template.jinja");
+}
+
 static void finish(Run *run, const DeviceRoom *room) {
     data_summary_print_left_out(&run->data->train_summary);
     if (run->stopped_by) {
@@ -586,6 +598,7 @@ static void finish(Run *run, const DeviceRoom *room) {
            mib(device_memory().bytes_peak),
            mib(room->backend_bytes + llama_memory_total(run->model)),
            mib((size_t)usage.ru_maxrss * 1024));
+    print_turn_end(run->data);
     printf("done: %s/final is %s\n", run->o->out,
            run->o->lora > 0 && !run->o->lora_merge ? "an adapter" : "a Hugging Face model");
 }
@@ -822,7 +835,7 @@ int main(int argc, char **argv) {
     json_auto_t *stored = run_options_complete(&at, comm_num_ranks());
 
     // inputs are proven good before anything is written
-    const LlamaConfig config = load_config(o, &at, option_given(run_option_table, "model"));
+    LlamaConfig config = load_config(o, &at, option_given(run_option_table, "model"));
     DeviceRoom room = open_device(o, &config, &model);
     tokenize_texts(o, &out, &at, config.vocab_size);
     if (is_rank_0())

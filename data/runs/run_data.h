@@ -30,10 +30,10 @@ typedef struct {
 // For --eval: the validation documents of `path`, or else all of them
 void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vocab_size);
 
-// Opens and checks everything, and counts the steps of --epochs; exits where something is wrong. *d
-// is zeros at first.
-void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConfig *config,
-               int32_t rank, int32_t num_ranks);
+// Opens and checks everything, counts the steps of --epochs, and adds tokens that end trained turns
+// to the config's eos; exits where something is wrong. *d is zeros at first.
+void open_data(Data *d, const Options *o, const ResumePoint *at, LlamaConfig *config, int32_t rank,
+               int32_t num_ranks);
 
 // The model's configuration: of the checkpoint, which --model must match where it is given. Exits
 // also where --max-seqlen is longer than its sliding window: only full attention is implemented.

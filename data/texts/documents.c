@@ -104,6 +104,7 @@ bool unit_read(UnitReader *r, Unit *u, Error *err) {
     u->num_documents = u->num_bytes = 0;
     u->left_out = (LeftOut){0};
     memset(u->kinds, 0, sizeof u->kinds);
+    u->votes = 0;
     u->err.code = 0;
     if (u->file->kind != INPUT_TEXT)
         return (r->file.fd >= 0 || open_records(r, u->file, err)) && read_records(r, u, err);
@@ -178,6 +179,20 @@ static float weight_of_end(const Text *text) {
     return text->parts[part].weight;
 }
 
+void vote_for_end(int32_t *turn_end, int64_t *votes, int32_t id, int64_t n) {
+    const bool other = id != *turn_end, wins = other && n > *votes;
+    *votes = !other ? *votes + n : wins ? n - *votes : *votes - n;
+    if (wins) *turn_end = id;
+}
+
+// The special token that the last trained part of ids (n) ends with, a newline may follow: its vote
+static void find_turn_end(Unit *u, const int32_t *ids, const float *weights, size_t n) {
+    const bool *special = u->options->tokenizer->special;
+    while (n > 0 && weights[n - 1] == 0) n--;
+    if (n > 1 && !special[ids[n - 1]]) n--;
+    if (n > 0 && special[ids[n - 1]]) vote_for_end(&u->turn_end, &u->votes, ids[n - 1], 1);
+}
+
 // Weighs the ids from `first` on, those of a text in parts or with a weight.
 static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
     size_t n;
@@ -195,6 +210,7 @@ static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
     if (count < 0)
         return error_set(bad, EXIT_BAD_INPUT, "write the characters in normal form C",
                          "expected text that the tokenizer does not normalize");
+    if (text->parts && !wrapped) find_turn_end(u, ids, weights, n);
     if (text->parts && ends) count += (weights[n - 1] = weight_of_end(text)) != 0;
     if (text->parts && !begins) count -= weights[0] != 0;
     for (size_t i = 0; i < n; i++) weights[i] *= text->weight;

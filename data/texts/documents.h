@@ -54,13 +54,18 @@ typedef struct {
     double least_place;               // of its documents, see val_frac; 1: there are none
     int64_t kinds[NUM_RECORD_KINDS];  // of records that became documents
     LeftOut left_out;
-    Error err;  // code 0: no error
+    int32_t turn_end;  // the special token that most of its trained turns end with, by `votes`
+    int64_t votes;     // 0: there is none
+    Error err;         // code 0: no error
     // during unit_encode
     BpeEncoder *encoder;
     const UnitOptions *options;
 } Unit;
 
 void unit_free(Unit *u);
+
+// Adds n votes for a token to those of a majority (Boyer and Moore).
+void vote_for_end(int32_t *turn_end, int64_t *votes, int32_t id, int64_t n);
 
 typedef struct {
     const Inputs *in;

@@ -42,7 +42,8 @@ typedef struct {
     int num_units;
     atomic_int next_unit;
     LeftOut left_out;
-    int64_t records[NUM_RECORD_KINDS];
+    int64_t records[NUM_RECORD_KINDS], votes;
+    int32_t turn_end;    // as of a Unit
     double least_place;  // of the documents: UnitOptions.val_frac
     bool again;          // they have been read before, and their faults reported
     double start_ms, shown_ms;
@@ -289,6 +290,7 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
     j->in.items[u->file - j->in.items].num_docs += (int64_t)u->num_documents;
     j->least_place = fmin(j->least_place, u->least_place);
     for (int i = 0; i < NUM_RECORD_KINDS; i++) j->records[i] += u->kinds[i];
+    vote_for_end(&j->turn_end, &j->votes, u->turn_end, u->votes);
     return true;
 }
 
@@ -351,7 +353,9 @@ static bool write_tokenizer(const Job *j, Error *err) {
         char *text = file_read_all(from, TOKENIZER_MAX_BYTES, NULL, "", err);
         ok = text && write_text(j->temporary, names[i], text, err);
     }
-    return ok;
+    return ok && (j->votes == 0 ||  // for the model that is trained on them
+                  write_text(j->temporary, "generation_config.json",
+                             json_write(json_pack("{s:i}", "eos_token_id", j->turn_end), 0), err));
 }
 
 static bool nothing_to_train(const Job *j, Error *err) {
@@ -366,6 +370,7 @@ static bool nothing_to_train(const Job *j, Error *err) {
 static bool make_shards(Job *j, Error *err) {
     j->left_out = (LeftOut){0};
     j->least_place = 1;
+    j->votes = 0;
     memset(j->records, 0, sizeof j->records);
     for (size_t i = 0; i < j->in.n; i++) j->in.items[i].num_docs = 0;
     shard_writer_init(&j->train, j->temporary, "train", &j->options.vocabulary);
