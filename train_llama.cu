@@ -748,6 +748,21 @@ static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const O
     load_or_init(m, weights, o);
 }
 
+// Without --max-seqlen a conversation may be as long as the model's context, as far as half of the
+// memory allows.
+static void choose_length(Options *o, const LlamaConfig *config, const DeviceRoom *room) {
+    const int window = config->sliding_window, most = config->max_position_embeddings;
+    int n = window > 0 && window < most ? window : most;
+    if (!o->chat || option_given(run_option_table, "max-seqlen")) return;
+    for (; n > o->max_seqlen; n /= 2) {
+        const LlamaSettings s = {
+            .micro_batch_tokens = n, .max_seqlen = n, .lora = o->adapters, .cache_tokens = n};
+        if (room->usable_bytes && memory_needed(config, s) <= room->usable_bytes / 2) break;
+    }
+    if (n > o->max_seqlen) o->max_seqlen = n;
+    if (n > o->micro_batch_tokens) o->micro_batch_tokens = n;
+}
+
 static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
                      const DeviceRoom *room) {
     static Conversation conversation;
@@ -785,10 +800,11 @@ static void merge_adapters(LlamaModel *m, const LlamaConfig *config, const Optio
     printf("done: %s/final is a Hugging Face model\n", o->out);
 }
 
-static void infer(const Options *o, LlamaModel *m) {
+static void infer(Options *o, LlamaModel *m) {
     run_options_complete_inference(comm_num_ranks());
     const LlamaConfig config = load_config(o, &(ResumePoint){0}, true);
     const DeviceRoom room = open_device(o, &config, m);
+    if (o->generate) choose_length(o, &config, &room);
     (o->eval ? evaluate_model : o->generate ? generate : merge_adapters)(m, &config, o, &room);
 }
 

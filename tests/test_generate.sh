@@ -140,6 +140,9 @@ if with_terminals terminals; then
     writes a_path_is_a_message path.txt talk "$script" --model plain --from-scratch --chat
     text no_chat talk '"the text; Ctrl-D, /exit: leave", "> ", b"/reset\n", "/reset: no such command", "> ", b"\4"' --model tiny --from-scratch
     lacks nothing_was_measured 'prompt tokens' err.txt
+    text full talk '"> ", b"line 7\n", "is full; /reset starts over]\r\n> ", b"two\n", "hint: /reset starts over; ", "> ", b"/reset\n", "> ", b"\4"' \
+        --model plain --from-scratch --chat --max-seqlen 36
+    text as_long_as_the_model talk '"> ", b"'"$(seq -s ' ' 400)"'\n", "[cut off: --sample-tokens", "> ", b"\4"' --model plain --from-scratch --chat
     text too_long talk '"> ", b"'"$(seq -s ' ' 40)"'\n", "raise --max-seqlen", "> ", b"\4"' --model tiny --from-scratch --max-seqlen 32
 fi
 # ---- what is refused -----------------------------------------------------------------------------------

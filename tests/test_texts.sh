@@ -278,6 +278,7 @@ refused a_table 'table.csv: expected' table.csv
 for dir in nothing blobs; do refused "$dir" "$dir: expected token shards" $dir; done
 refused no_such_file 'absent.txt: expected a file or a directory, found nothing' absent.txt
 refused a_model_without_tokenizer 'is text, expected a tokenizer for it' notes.txt --model smollm2-135m
+has what_is_enough '^hint: .*with --from-scratch, a config.json' out.txt
 sed 's/"vocab_size": 512/"vocab_size": 300/' bpe/config.json > c && mkdir low && cp bpe/* low && mv c low/config.json
 code=9 refused a_larger_vocabulary 'made for a vocabulary of 4[0-9]*, the model has 300' notes.txt --model low --from-scratch
 least=$(sed -nE 's/.*made for a vocabulary of ([0-9]+),.*/\1/p' out.txt)
@@ -306,6 +307,7 @@ makes copies_stay_together '^texts .*: 12 documents, 0 for validation' --train s
 echo '{"messages": [{"role": "user", "content": "How many legs has a spider, please?"},
  {"role": "assistant", "content": "Eight."}]}' | tr -d '\n' > spider.jsonl
 makes the_question '^How many legs has a spider, please[?]<.im_end.>$' --train spider.jsonl --max-seqlen 256 --num-samples 1 --out spider
+has chats_without_a_model '^warning: these chats train random weights: --model DIR names' out.txt
 check before_the_answer eval '! grep -a "^Eight" out.txt'
 # ---- what trains nothing needs no --out of its own; a run is no text ----------------------------------------
 expect a_run 0 done "${run[@]}" --model tiny --from-scratch --train 10.jsonl --out mine/1 --epochs 2.5 --val-every 0 --micro-batch-tokens 64

@@ -12,8 +12,9 @@
 #include "checkpoint.h"
 #include "log.h"
 
-// Small files that checkpoints carry, unchanged but for turn_ends in generation_config.json. They are read once, at the start, so that later
-// changes of the directory that they come from do no harm.
+// Small files that checkpoints carry, unchanged but for turn_ends in generation_config.json. They
+// are read once, at the start, so that later changes of the directory that they come from do no
+// harm.
 enum { NUM_MODEL_FILES = 9 };
 typedef struct {
     char *text[NUM_MODEL_FILES];  // NULL: there is none

@@ -220,8 +220,14 @@ LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_give
         exit_with(EXIT_BAD_INPUT, "lower --max-seqlen to it: attention is then full",
                   "%s: sliding_window: expected at least --max-seqlen %d, found %d", o->model,
                   o->max_seqlen, config.sliding_window);
+    if (o->max_seqlen > config.max_position_embeddings && !o->generate) {
+        warning("--max-seqlen %d is beyond max_position_embeddings %d of %s, which final/ raises",
+                o->max_seqlen, config.max_position_embeddings, o->model);
+        config.max_position_embeddings = o->max_seqlen;
+    }
     if (!at->dir[0] || !model_given) return config;
     saved.bos = config.bos, saved.eos = config.eos, saved.pad = config.pad;  // no part of the maths
+    saved.max_position_embeddings = config.max_position_embeddings;
     char *a = llama_config_text(&saved, "float32"), *b = llama_config_text(&config, "float32");
     const bool same = strcmp(a, b) == 0;
     free(a);

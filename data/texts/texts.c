@@ -126,9 +126,12 @@ static bool open_model_tokenizer(Job *j, unsigned char digest[32], Error *err) {
     char path[IO_PATH_MAX];
     if (path_is_dir(model) && !path_join(path, model, "tokenizer.json", err)) return false;
     if (!path_is_dir(model) || !path_exists(path))
-        return error_set(err, EXIT_BAD_INPUT, "give --model DIR with a tokenizer.json",
-                         "%s: is text, expected a tokenizer for it in --model, found none in %s",
-                         j->spec, model);
+        return error_set(
+            err, EXIT_BAD_INPUT,
+            "give --model DIR with a tokenizer.json; with --from-scratch, a config.json beside "
+            "it is enough",
+            "%s: is text, expected a tokenizer for it in --model, found none in %s", j->spec,
+            model);
     if (!tokenizer_open(&j->tokenizer, model, err) || !file_sha256(path, digest, err)) return false;
     return j->tokenizer.eos >= 0 ||
            error_set(err, EXIT_BAD_INPUT, "name it in tokenizer_config.json",
@@ -422,6 +425,8 @@ static void print_records(const Job *j) {
         printf("; chats by the template of %s, trained on %s", j->options.chat.name,
                j->options.trains_on_all ? "every turn" : "the answers");
     if (all > 0) printf("\n");
+    if (chats > 0 && !option_given(run_option_table, "model"))
+        warning("these chats train random weights: --model DIR names a model that can write");
 }
 
 // The first five files with documents of training, or of validation
