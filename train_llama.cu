@@ -578,6 +578,18 @@ static void train(Run *run) {
     if (!saved) start_save(run, true);
 }
 
+static void print_turn_end(const Data *d) {
+    const ModelFiles *f = &d->files;
+    char name[80];
+    if (f->turn_ends.n == 0 || !d->has_tokenizer) return;
+    tokenizer_name(name, sizeof name, &d->tokenizer, f->turn_ends.ids[0]);
+    printf("turns end with %s, which final/generation_config.json now has as an end of texts%s\n",
+           name,
+           model_files_have_template(f) ? ""
+                                        : "; put the chat template that they were rendered with "
+                                          "into final/chat_template.jinja");
+}
+
 static void finish(Run *run, const DeviceRoom *room) {
     data_summary_print_left_out(&run->data->train_summary);
     if (run->stopped_by) {
@@ -593,6 +605,7 @@ static void finish(Run *run, const DeviceRoom *room) {
            mib(device_memory().bytes_peak),
            mib(room->backend_bytes + llama_memory_total(run->model)),
            mib((size_t)usage.ru_maxrss * 1024));
+    print_turn_end(run->data);
     printf("done: %s/final is %s\n", run->o->out,
            run->o->lora > 0 && !run->o->lora_merge ? "an adapter" : "a Hugging Face model");
 }
@@ -742,6 +755,21 @@ static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const O
     load_or_init(m, weights, o);
 }
 
+// Without --max-seqlen a conversation may be as long as the model's context, as far as half of the
+// memory allows.
+static void choose_length(Options *o, const LlamaConfig *config, const DeviceRoom *room) {
+    const int window = config->sliding_window, most = config->max_position_embeddings;
+    int n = window > 0 && window < most ? window : most;
+    if (!o->chat || option_given(run_option_table, "max-seqlen")) return;
+    for (; n > o->max_seqlen; n /= 2) {
+        const LlamaSettings s = {
+            .micro_batch_tokens = n, .max_seqlen = n, .lora = o->adapters, .cache_tokens = n};
+        if (room->usable_bytes && memory_needed(config, s) <= room->usable_bytes / 2) break;
+    }
+    if (n > o->max_seqlen) o->max_seqlen = n;
+    if (n > o->micro_batch_tokens) o->micro_batch_tokens = n;
+}
+
 static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
                      const DeviceRoom *room) {
     static Conversation conversation;
@@ -779,10 +807,11 @@ static void merge_adapters(LlamaModel *m, const LlamaConfig *config, const Optio
     printf("done: %s/final is a Hugging Face model\n", o->out);
 }
 
-static void infer(const Options *o, LlamaModel *m) {
+static void infer(Options *o, LlamaModel *m) {
     run_options_complete_inference(comm_num_ranks());
     const LlamaConfig config = load_config(o, &(ResumePoint){0}, true);
     const DeviceRoom room = open_device(o, &config, m);
+    if (o->generate) choose_length(o, &config, &room);
     (o->eval ? evaluate_model : o->generate ? generate : merge_adapters)(m, &config, o, &room);
 }
 
@@ -830,7 +859,7 @@ int main(int argc, char **argv) {
     json_auto_t *stored = run_options_complete(&at, comm_num_ranks());
 
     // inputs are proven good before anything is written
-    const LlamaConfig config = load_config(o, &at, option_given(run_option_table, "model"));
+    LlamaConfig config = load_config(o, &at, option_given(run_option_table, "model"));
     DeviceRoom room = open_device(o, &config, &model);
     tokenize_texts(o, &out, &at, config.vocab_size);
     if (is_rank_0())

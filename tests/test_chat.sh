@@ -297,6 +297,19 @@ syntax syntax.jinja: expected a chat template
 raises no chats today
 escape unsafe
 TEMPLATES
+# what ends trained turns ends texts, too: of the model's template, and of rendered parts
+cp -r bpe base && edit base/config.json 'j["eos_token_id"] = 0' && echo '{"eos_token_id": 0, "temperature": 0.5}' > base/generation_config.json
+echo '{"parts": [["<|im_start|>user\nq<|im_end|>\n", false], ["a<|im_end|>\n", true]]}' > parts.jsonl
+echo '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}' > messages.jsonl
+chatml='{% for message in messages %}{{"<|im_start|>" + message["role"] + "\n" + message["content"] + "<|im_end|>" + "\n"}}{% endfor %}{% if add_generation_prompt %}{{ "<|im_start|>assistant\n" }}{% endif %}'
+for form in parts messages; do
+    [ $form = parts ] && more='; put the chat template ' || { more='$' && printf %s "${chatml//\"/\'}" > base/chat_template.jinja; }
+    expect ${form}_end_texts 0 "^turns end with <.im_end.>, .*end of texts$more" "$train" --model base --from-scratch --train $form.jsonl \
+        --val text.jsonl --steps 1 --num-samples 0 --val-every 0 --max-seqlen 64 --micro-batch-tokens 256 --out end.$form
+    check_python ${form}_end_texts_in_final $form <<< 'c, g = (json.load(open("end.%s/final/%s.json" % (sys.argv[1], n))) for n in ("config", "generation_config"))
+assert c["eos_token_id"] == 0 and g == {"eos_token_id": [0, 2], "temperature": 0.5}, g'
+done
+same the_template_goes_along base/chat_template.jinja end.messages/final/chat_template.jinja
 expect no_template_of_a_model 3 'expected a chat template, found none' run openai.jsonl --model bpe --out none.jsonl
 mkdir stub && echo 'raise ImportError' > stub/jinja2.py
 PYTHONPATH=$work/stub expect without_jinja2 2 'needs the Python package jinja2' run openai.jsonl --out none.jsonl

@@ -243,4 +243,9 @@ rm -r tuned/final tuned/step-00000002
 expect resume_keeps_them 0 '^lr +2e-05, weight decay 0:' "$train" --resume --out tuned
 expect resume_keeps_the_given 0 '^lr +0.001, weight decay 0.1; ' "${saves[0]}" --resume --out never --steps 9
 
+# ---- hints name tools where they are: here, beside the program, or in share/unpad after make install
+mkdir -p prefix/bin prefix/share/unpad/scripts && touch prefix/share/unpad/scripts/get_model.sh && cp "$release" prefix/bin/train_llama
+expect tools_after_make_install 3 '^hint: .*/prefix/bin/../share/unpad/scripts/get_model.sh ORG/NAME gets' prefix/bin/train_llama --model no/such/model
+mkdir scripts && touch scripts/get_model.sh
+expect tools_from_here 3 '^hint: .*; scripts/get_model.sh ORG/NAME gets' prefix/bin/train_llama --model no/such/model
 finish

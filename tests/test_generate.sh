@@ -50,15 +50,15 @@ run "$train" --model tiny --from-scratch --train corpus --allow-other-tokenizer 
 sed -n 's/ (ended)$//; /^--- sample/,/^done/p' samples.txt | grep -av '^done' > found.txt
 for i in 1 2; do echo "--- sample $i after step 0" && printf 'line 7' && cat line.txt; done > expected.txt
 same samples_begin_with_the_prompt found.txt expected.txt
-# BOS before a prompt: as tokenizer_config.json says, else the post_processor
+# BOS before a prompt: as the post_processor adds it
 while IFS='|' read -r sed member tokens; do
     rm -rf bos && cp -r tiny bos && sed -i "$sed" bos/tokenizer.json && sed -i "s/}$/$member}/" bos/tokenizer_config.json
     text bos of bos --prompt 'line 7'
     has "bos${sed:0:1}$member" "^$tokens prompt tokens" err.txt
 done << 'BOS'
 s/"post_processor": {/"unused": {/||5
-s/"post_processor": {/"unused": {/|, "add_bos_token": true|6
-|, "add_bos_token": false|5
+s/"post_processor": {/"unused": {/|, "add_bos_token": true|5
+|, "add_bos_token": false|6
 BOS
 printf '\xef\xbb\xbfline 7\r\nä\n\nof the\n' > prompts.txt
 text two greedy --prompt 'ä'
@@ -143,6 +143,9 @@ if with_terminals terminals; then
     writes a_path_is_a_message path.txt talk "$script" --model plain --from-scratch --chat
     text no_chat talk '"the text; Ctrl-D, /exit: leave", "> ", b"/reset\n", "/reset: no such command", "> ", b"\4"' --model tiny --from-scratch
     lacks nothing_was_measured 'prompt tokens' err.txt
+    text full talk '"> ", b"line 7\n", "is full; /reset starts over]\r\n> ", b"two\n", "hint: /reset starts over; ", "> ", b"/reset\n", "> ", b"\4"' \
+        --model plain --from-scratch --chat --max-seqlen 36
+    text as_long_as_the_model talk '"> ", b"'"$(seq -s ' ' 400)"'\n", "[cut off: --sample-tokens", "> ", b"\4"' --model plain --from-scratch --chat
     text too_long talk '"> ", b"'"$(seq -s ' ' 40)"'\n", "raise --max-seqlen", "> ", b"\4"' --model tiny --from-scratch --max-seqlen 32
 fi
 # ---- what is refused -----------------------------------------------------------------------------------

@@ -763,6 +763,26 @@ TEST(weights_in_one_file_and_in_several_come_back) {
     }
 }
 
+TEST(a_head_beside_a_tied_one_is_the_embedding) {
+    MODEL a, b;
+    LlamaConfig c = variant_config();
+    c.tie_word_embeddings = true;
+    start_model(&b, &c, settings_of(16, 16));
+    c.tie_word_embeddings = false;
+    start_model(&a, &c, settings_of(16, 16));
+    const Parameters p = llama_parameters(&a), tied = llama_parameters(&b);
+    const Parameter *head = p.list, *embed = p.list;
+    while (strcmp(head->name, "lm_head.weight") != 0) head++;
+    while (strcmp(embed->name, "model.embed_tokens.weight") != 0) embed++;
+    weights_init(p, 7);
+    MUST(save_final(p, MODEL_FP32, MODEL_FILE_BYTES, &err));
+    REFUSED(EXIT_BAD_INPUT, "tie_word_embeddings",
+            parameters_load(tied, false, scratch("final"), &err));
+    memcpy(a.weights + head->offset, a.weights + embed->offset, embed->count * sizeof *a.weights);
+    MUST(save_final(p, MODEL_FP32, MODEL_FILE_BYTES, &err));
+    MUST(parameters_load(tied, false, scratch("final"), &err));
+}
+
 // ---- Memory: the regions of the arenas and the sizes stated in llama.h --------------------------
 
 // Of any number of ranks: shards are all elements in order, none cuts a matrix of Muon's, each has

@@ -48,6 +48,11 @@ check_python every_end_token_is_in_both << 'PY'
 for name in "config", "generation_config":
     assert json.load(open("c2/final/%s.json" % name))["eos_token_id"] == [257, 7], name
 PY
+# a longer context than the model's is trained, and written down
+sed -i 's/"max_position_embeddings": 2048/"max_position_embeddings": 32/' chat/config.json
+expect a_longer_context 0 '^warning: --max-seqlen 64 is beyond max_position_embeddings 32 of chat' "${run[@]}" --model chat --out c3 --steps 1
+has is_in_final '"max_position_embeddings": 64,' c3/final/config.json
+expect it_resumes 0 done "${resume[@]}" --model chat --out c3 --steps 2
 # ---- --overwrite ------------------------------------------------------------------------------------------
 expect old_run 0 done "${run[@]}" --out o --steps 8 --save-every 2 --keep 3
 cp -r o old

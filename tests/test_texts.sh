@@ -92,7 +92,8 @@ for c in tree lines.jsonl array.json notes.txt broken.jsonl broken.json parts.js
     cp out.txt "said-$c"
     holds "${c}_as_expected" "out-$c/tokens" $c.expected
 done
-has counts_what_it_leaves_out '^texts   tree -> .*left out: 1 empty document, 1 binary or non-UTF-8 file, 3 other files' said-tree
+has counts_what_it_leaves_out '^texts   tree -> .*left out: 1 empty document, 1 binary or non-UTF-8 file, 4 other files' said-tree
+has names_hidden_files '^warning: left out: hidden files: [.]hidden$' said-tree
 has names_a_table '^warning: left out: tree/table.csv: CSV .python3 data/prepare.py --out FILE.jsonl tree/table.csv' said-tree
 has names_other_json '^warning: left out: tree/other.json: JSON without records' said-tree
 has names_a_link '^warning: left out: tree/linked: a directory .links are not followed' said-tree
@@ -122,6 +123,34 @@ check dry_run env TMPDIR="$work/away" "${run[@]}" --train tree --out dry --dry-r
 check dry_run_writes_nothing eval 'rmdir away && test ! -e dry'
 mkdir split && cp notes.txt split && cp parts.jsonl split/val.jsonl && cp lines.jsonl split/train.jsonl
 makes validation_file_is_all_of_it '^texts .* 2005 documents, 3 for validation' --train split --out split.run
+# ---- splits of a directory: three to train on, four to validate on, three left out -------------------------------
+rows() { python3 -S -c "for i in range($1): print('{\"text\": \"%d of $2\"}' % i)"; }
+while read -r name; do
+    mkdir -p "ds/$(dirname "$name")"
+    rows 3 "$name" > "ds/$name"
+done << 'NAMES'
+train-00000-of-00002.jsonl
+gsm8k-train-1-of-2.jsonl
+contest.jsonl
+Validation.jsonl
+valid_1.ndjson
+a/dev/part-0.jsonl
+a/eval.json
+test.jsonl
+my_TEST-00000-of-00001.jsonl
+a/test/part-0.jsonl
+NAMES
+echo a card | tee ds/README.md ds/LICENSE > ds/.gitattributes
+makes a_split_is_known_by_its_name '^texts   ds -> .*: 21 documents, 12 for validation, .* left out: 6 other files' --train ds --out ds.run
+has test_sets_are_named '^warning: left out: ds/a/test/part-0.jsonl: a test set; name it in --train' out.txt
+has cards_are_named '^warning: left out: ds/README.md: a text among records' out.txt
+has files_to_train_on '^files   to train on: ds/contest.jsonl .3., ds/gsm8k-train-1-of-2.jsonl .3., ds/train-' out.txt
+has files_to_validate_on '^files   to validate on: ds/Validation.jsonl .3., ds/a/dev/part-0.jsonl .3., ' out.txt
+mkdir words && for name in train valid test README; do echo "a $name" > words/$name.txt; done
+makes texts_have_splits_beside_train '^texts   words .*: 3 documents, 1 for validation' --train words --out words.run
+has cards_among_texts '^warning: trained like the other texts: README.txt$' out.txt
+rm words/train.txt
+makes else_they_are_texts '^texts   words .*: 3 documents, 0 for validation' --train words --out words.run
 # ---- a tokenizer of Hugging Face ----------------------------------------------------------------------
 tiny_model bpe 24 40 8 512
 cp "$root"/tests/golden/tokenizers/smollm2/tokenizer.json bpe
@@ -174,6 +203,22 @@ expect_notes
 holds as_the_new_text r/tokens notes.txt.expected
 check as_validation "${again[@]}" --val lines.jsonl
 expect tokenized_for_its_use 0 '^texts   notes.txt -> r/val_tokens' "${again[@]}" --val notes.txt
+# what else is in the key
+cp -r tiny changing && key=(--model changing --from-scratch --out changed --train words)
+only first_key "${key[@]}"
+while IFS='|' read -r name change; do
+    makes "again_without_changes_$name" '^train ' "${key[@]}"
+    lacks "no_new_tokens_$name" ^texts out.txt
+    eval "$change"
+    makes "new_tokens_$name" ^texts "${key[@]}"
+done << 'CHANGES'
+template|echo '{{ x }}' > changing/chat_template.jinja
+no_template|rm changing/chat_template.jinja
+template_of_the_config|edit changing/tokenizer_config.json 'j["chat_template"] = "{{ y }}"'
+added_token|edit changing/tokenizer_config.json 'j["added_tokens_decoder"] = {"258": {"content": "<tool>"}}'
+tokenizer|edit changing/tokenizer.json 'j["post_processor"] = None'
+new_file|echo more > words/more.txt
+CHANGES
 # ---- --eval ------------------------------------------------------------------------------------------------
 mkdir tmp
 evaluate() { TMPDIR=$work/tmp "$train" --model tiny --from-scratch --eval --max-seqlen 64 "$@"; }
@@ -232,6 +277,7 @@ makes latin_if_it_must_be '^warning: latin.txt: bytes not .* U.FFFD: 9 .iconv' "
 makes a_byte_of_thousands '^warning: mostly.txt: .*: 2 ' "${as_bpe[@]}" --train mostly.txt --out mostly
 printf '%s\n' '{"text": "words"}' '{"text": "<|endoftext|>words"}' '{"text": "words<|endoftext|>\n"}' > ends.jsonl
 cp -r bpe both && echo '{"bos_token": "<|im_start|>", "eos_token": "<|endoftext|>"}' > both/tokenizer_config.json
+edit both/tokenizer.json 'j["post_processor"] = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|im_start|>"}}]}'
 sed 2s/endoftext/im_start/ ends.jsonl > ends.both.jsonl
 makes own_ends '^texts with a BOS or EOS of their own, which is not doubled: 2$' --model both --from-scratch --train ends.both.jsonl --out ends
 check_python one_of_each << 'PY'
@@ -251,11 +297,14 @@ refused a_binary_file 'packed.txt: expected text, found a binary file' packed.tx
 refused parts_without_a_mask 'pairs.jsonl:1: part 1: expected \["text", true or false\]' pairs.jsonl
 refused a_cut_array 'cut.json: record 2 is cut off' cut.json
 refused validation_files_alone 'only.val: expected documents to train on' only.val
+mkdir only.test && cp lines.jsonl only.test/test.jsonl
+refused test_files_alone 'only.test: expected documents to train on, found validation and test' only.test
 code=2 refused a_comma_in_out 'ref,used: expected a path without a comma' notes.txt:1,big.txt:2 --out ref,used
 refused a_table 'table.csv: expected' table.csv
 for dir in nothing blobs; do refused "$dir" "$dir: expected token shards" $dir; done
 refused no_such_file 'absent.txt: expected a file or a directory, found nothing' absent.txt
 refused a_model_without_tokenizer 'is text, expected a tokenizer for it' notes.txt --model smollm2-135m
+has what_is_enough '^hint: .*with --from-scratch, a config.json' out.txt
 sed 's/"vocab_size": 512/"vocab_size": 300/' bpe/config.json > c && mkdir low && cp bpe/* low && mv c low/config.json
 code=9 refused a_larger_vocabulary 'made for a vocabulary of 4[0-9]*, the model has 300' notes.txt --model low --from-scratch
 least=$(sed -nE 's/.*made for a vocabulary of ([0-9]+),.*/\1/p' out.txt)
@@ -286,6 +335,7 @@ makes copies_stay_together '^texts .*: 12 documents, 0 for validation' --train s
 echo '{"messages": [{"role": "user", "content": "How many legs has a spider, please?"},
  {"role": "assistant", "content": "Eight."}]}' | tr -d '\n' > spider.jsonl
 makes the_question '^How many legs has a spider, please[?]<.im_end.>$' --train spider.jsonl --max-seqlen 256 --num-samples 1 --out spider
+has chats_without_a_model '^warning: these chats train random weights: --model DIR names' out.txt
 check before_the_answer eval '! grep -a "^Eight" out.txt'
 # ---- what trains nothing needs no --out of its own; a run is no text ----------------------------------------
 expect a_run 0 done "${run[@]}" --model tiny --from-scratch --train 10.jsonl --out mine/1 --epochs 2.5 --val-every 0 --micro-batch-tokens 64

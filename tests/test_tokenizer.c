@@ -45,6 +45,23 @@ TEST(bos_and_eos_come_from_the_config) {
     CHECK(unlink(scratch("tokenizer_config.json")) == 0);
 }
 
+// As transformers 5.24: add_bos_token changes nothing, the post_processor decides.
+TEST(the_post_processor_adds_bos) {
+    const char *add[] = {"null", "false", "true"};
+    for (int i = 0; i < 6; i++) {
+        const bool adds = i % 2;
+        save("tokenizer_config.json",
+             printed("{'bos_token': 'hello', 'eos_token': 'hello', 'add_bos_token': %s}",
+                     add[i / 2]));
+        TOKENIZER t =
+            must_open(printed("{'post_processor': {'type': 'Sequence', 'processors': [{'single': ["
+                              "{'SpecialToken': {'id': '%s'}}]}]}, %s",
+                              adds ? "hello" : "!", GPT2 + 1));
+        CHECK(t.adds_bos == adds && t.bos_is_disputed == (i >= 2 && adds != (i >= 4)));
+    }
+    CHECK(unlink(scratch("tokenizer_config.json")) == 0);
+}
+
 static const char FALLBACK[] =
     "{'model': {'type': 'BPE', 'byte_fallback': true, 'vocab': {'<unk>': 0, '<s>': 1, '</s>': 2,"
     " '<0x0A>': 3, '<0xFF>': 4, '\xe2\x96\x81the': 5, '<0x0A>x': 6, '\xc3\xa9': 7}}}";
@@ -314,7 +331,7 @@ TEST(texts_encode_as_in_hugging_face) {
         {small_bpe("null", DIGITS("true"), ""), "a11", -1, -1, 3, {0, 5, 5}},
         {small_bpe("null", DIGITS("false"), ""), "a11", -1, -1, 2, {0, 6}},
         {small, "ab", 7, -1, 2, {7, 2}},
-        {small, "ab", 7, 7, 1, {2}},  // it ends documents, and they do not begin with it
+        {small, "ab", 7, 7, 2, {7, 2}},
         {overlap, "b<a>b", -1, -1, 3, {1, 6, 1}},
         {overlap, "<ab<a>ab", -1, -1, 3, {8, 9, 1}},
         {overlap, "b<a>ab<ab", -1, -1, 4, {1, 9, 1, 8}},
@@ -328,6 +345,7 @@ TEST(texts_encode_as_in_hugging_face) {
         int32_t ids[8];
         TOKENIZER t = must_open(cases[i].json);
         t.bos = cases[i].bos;
+        t.adds_bos = t.bos >= 0;
         t.eos = cases[i].eos;
         const int64_t n = tokenizer_encode(&t, cases[i].text, strlen(cases[i].text), ids, 8, &err);
         CHECK_MSG(n == cases[i].n && !memcmp(ids, cases[i].ids, (size_t)n * 4),
@@ -335,6 +353,25 @@ TEST(texts_encode_as_in_hugging_face) {
         REFUSED(EXIT_USAGE, "",
                 tokenizer_encode(&t, cases[i].text, strlen(cases[i].text), ids, n - 1, &err) >= 0);
     }
+}
+
+// As transformers 4.57 and 5.24 encode it, which give it the next id whatever the file says.
+TEST(a_token_of_the_config_alone_is_a_token) {
+    Error err = {0};
+    int32_t ids[8];
+    for (int id = 8; id < 10; id++) {
+        save("tokenizer_config.json",
+             printed("{'added_tokens_decoder': {'7': {'content': '<s>'}, '%d': {'content': 'a b',"
+                     " 'special': true, 'normalized': false}}}",
+                     id));
+        const char *json = small_bpe("null", BYTE_LEVEL, "");
+        if (id == 9) REFUSED(EXIT_BAD_INPUT, "", open_text(&(Tokenizer){0}, json, &err));
+        if (id == 9) break;
+        TOKENIZER t = must_open(json);
+        CHECK(tokenizer_encode(&t, "aa b<s>b", 8, ids, 8, &err) == 4);
+        CHECK(!memcmp(ids, (int32_t[]){0, 8, 7, 1}, 16) && t.special[8] && t.vocab_size == 9);
+    }
+    CHECK(unlink(scratch("tokenizer_config.json")) == 0);
 }
 
 TEST(features_that_change_the_ids_are_refused_by_name) {

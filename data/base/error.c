@@ -91,11 +91,36 @@ static const char *error_hint(const Error *err) {
     return "please report this with the command that led to it";
 }
 
+// Copies text with the tools that it names as they are found from here: beside the program, or
+// where make install puts them, unless they are in this directory.
+static void name_tools(char *out, size_t capacity, const char *text) {
+    static const char *const places[] = {"", "../share/unpad/"};
+    char dir[1024], tool[2048];
+    const ssize_t length = readlink("/proc/self/exe", dir, sizeof dir - 1);
+    size_t used = 0;
+    dir[length > 0 ? length : 0] = 0;
+    if (strrchr(dir, '/')) strrchr(dir, '/')[1] = 0;
+    for (size_t n; *text && used < capacity; text += n) {
+        const char *place = NULL;
+        n = *text == ' ' ? 1 : strcspn(text, " ");
+        const bool is_tool = strncmp(text, "scripts/", 8) == 0 || strncmp(text, "data/", 5) == 0;
+        for (size_t i = 0; i < 2 && is_tool && !place; i++) {
+            snprintf(tool, sizeof tool, "%s%s%.*s", dir, places[i], (int)n, text);
+            if (access(tool, F_OK) == 0) place = tool;
+        }
+        if (place && access(tool + strlen(tool) - n, F_OK) == 0) place = NULL;  // it is here, too
+        used += (size_t)snprintf(out + used, capacity - used, "%.*s", place ? 2047 : (int)n,
+                                 place ? place : text);
+    }
+}
+
 void error_print(const Error *err) {
+    char hint[4096] = "";
     fflush(stdout);
     line_erase(stderr);
     fprintf(stderr, "error: %s\n", err->what);
-    fprintf(stderr, "hint: %s\n", error_hint(err));
+    name_tools(hint, sizeof hint, error_hint(err));
+    fprintf(stderr, "hint: %s\n", hint);
 }
 
 void (*error_hook)(const Error *err);
@@ -133,12 +158,13 @@ int exit_code_of_output(void) {
 bool warnings_off;
 
 void warning(const char *format, ...) {
-    char line[2048];
+    char text[2048], line[4096] = "";
     va_list args;
     if (warnings_off) return;
     va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    name_tools(line, sizeof line, text);
     line_erase(stderr);
     fprintf(stderr, "warning: %s\n", line);  // one write: mpirun mixes what ranks write in pieces
 }

@@ -277,7 +277,9 @@ Bpe *bpe_open(const Tokenizer *t, Error *err) {
     Bpe *b = host_calloc(1, sizeof *b, "a tokenizer");
     b->tokenizer = t;
     if (t->byte_ids) return b;
-    b->root = json_read(t->file, TOKENIZER_MAX_BYTES, "", err);
+    json_t *config;
+    b->root = tokenizer_tree(t->file, &config, err);
+    json_decref(config);
     if (b->root && bpe_read(b, err)) return b;
     if (b->root && err->code != EXIT_USAGE) error_prefix(err, t->file);
     bpe_close(b);
@@ -552,7 +554,7 @@ int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t
         error_set(err, EXIT_USAGE, "", "expected UTF-8, found byte 0x%02x at %zu", *wrong,
                   (size_t)(wrong - p));
     bool ok = e && !wrong;
-    if (ok && t->bos >= 0 && t->bos != t->eos) bpe_add_id(e, t->bos);
+    if (ok && t->adds_bos) bpe_add_id(e, t->bos);
     ok = ok && bpe_encode(e, p, n, err);
     const int64_t count = ok ? (int64_t)e->num_ids : 0;
     if (count > capacity)

@@ -137,12 +137,6 @@ static char *find_template(const char *dir, char *path, Error *err) {
     return json_is_string(text) ? host_copy(json_string_value(text), "chat template") : NULL;
 }
 
-static void copy_token(char *out, size_t capacity, const Tokenizer *t, int32_t id) {
-    size_t n;
-    const unsigned char *bytes = tokenizer_bytes(t, id, &n);
-    snprintf(out, capacity, "%.*s", (int)n, (const char *)bytes);
-}
-
 bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *tokenizer, Error *err) {
     char path[IO_PATH_MAX];
     *t = (ChatTemplate){.name = "ChatML", .end = "<|im_end|>"};
@@ -151,9 +145,9 @@ bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *token
     t->found = text;
     const bool known = text && read_template(t, text);
     free(text);
-    copy_token(t->bos, sizeof t->bos, tokenizer, tokenizer->bos);
+    tokenizer_name(t->bos, sizeof t->bos, tokenizer, tokenizer->bos);
     if (t->style == CHAT_LLAMA) text_copy(t->end, sizeof t->end, "<|eot_id|>");
-    if (t->style == CHAT_MISTRAL) copy_token(t->end, sizeof t->end, tokenizer, tokenizer->eos);
+    if (t->style == CHAT_MISTRAL) tokenizer_name(t->end, sizeof t->end, tokenizer, tokenizer->eos);
     return known || error_set(err, EXIT_BAD_INPUT,
                               "data/prepare.py --chat renders others for training; --prompt takes "
                               "a text written out",

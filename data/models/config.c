@@ -451,8 +451,7 @@ bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Er
     return ok || error_prefix(err, path);
 }
 
-// More ids, from generation_config.json beside config.json, if it exists.
-static bool read_generation_config(LlamaConfig *c, const char *config, Error *err) {
+bool llama_config_add_ids(LlamaConfig *c, const char *config, Error *err) {
     char dir[IO_PATH_MAX], file[IO_PATH_MAX];
     if (!path_parent(dir, config, err) || !path_join(file, dir, "generation_config.json", err))
         return false;
@@ -470,7 +469,7 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     json_auto_t *root =
         json_read(file, JSON_MAX_CONFIG,
                   "expected a Hugging Face model: a directory with a config.json", err);
-    return root && llama_config_parse(c, root, file, err) && read_generation_config(c, file, err);
+    return root && llama_config_parse(c, root, file, err) && llama_config_add_ids(c, file, err);
 }
 
 bool model_is_no_run(const char *option, const char *model, const char *file, Error *err) {

@@ -75,6 +75,9 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err);
 // The same from parsed JSON of config.json alone; path is for messages.
 bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Error *err);
 
+// More ids, from generation_config.json in the directory of this file, if it exists.
+bool llama_config_add_ids(LlamaConfig *c, const char *config, Error *err);
+
 bool token_ids_have(const TokenIds *t, int64_t id);
 
 // The ids of config.json in its own form: null, a number or a list.

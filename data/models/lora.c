@@ -84,9 +84,13 @@ static bool read_root(LoraConfig *c, char base_model[IO_PATH_MAX], json_t *root,
     for (size_t i = 0; i < json_array_size(targets) || i == 0; i++) {
         const char *name = json_string_value(json_array_get(targets, i));
         if (!name || !strchr(name, '_') || !add_target(c, name, strlen(name)))  // no "q" of --lora
-            return bad_input(err,
-                             "target_modules: expected q_proj, ... down_proj in a list, found %s",
-                             name ? name : "none");
+            return error_set(
+                err, EXIT_BAD_INPUT, "write the names of the linear layers as a list",
+                "target_modules: expected q_proj, ... down_proj in a list, found %s%.300s",
+                json_is_string(targets) ? "the regular expression " : "",
+                json_is_string(targets) ? json_string_value(targets)
+                : name                  ? name
+                                        : "none");
     }
     if (!json_get_string(root, "base_model_name_or_path", &base, false, err) ||
         !json_get_int(root, "r", 1, 1024, &c->rank, false, err) ||
@@ -111,15 +115,18 @@ bool lora_config_read(LoraConfig *c, char base_model[IO_PATH_MAX], const char *d
 }
 
 char *lora_config_text(const LoraConfig *c, const char *base_model) {
+    char *absolute = path_exists(base_model) ? realpath(base_model, NULL) : NULL;
     json_t *targets = json_array();
     for (int t = 0; t < LORA_TARGETS; t++)
         if (c->target[t]) json_array_append_new(targets, json_string(lora_target_names[t]));
-    json_t *root = json_pack(
-        "{s:s, s:s, s:o, s:i, s:f, s:f, s:s, s:o, s:{s:s, s:b, s:s, s:b}}", "peft_type", "LORA",
-        "task_type", "CAUSAL_LM", "base_model_name_or_path", json_text(base_model), "r", c->rank,
-        "lora_alpha", (double)c->alpha, "lora_dropout", 0.0, "bias", "none", "target_modules",
-        targets, QUANTIZATION, "quant_method", "bitsandbytes", "load_in_4bit", 1,
-        "bnb_4bit_quant_type", "nf4", "bnb_4bit_use_double_quant", 0);
+    json_t *root =
+        json_pack("{s:s, s:s, s:o, s:i, s:f, s:f, s:s, s:o, s:{s:s, s:b, s:s, s:b}}", "peft_type",
+                  "LORA", "task_type", "CAUSAL_LM", "base_model_name_or_path",
+                  json_text(absolute ? absolute : base_model), "r", c->rank, "lora_alpha",
+                  (double)c->alpha, "lora_dropout", 0.0, "bias", "none", "target_modules", targets,
+                  QUANTIZATION, "quant_method", "bitsandbytes", "load_in_4bit", 1,
+                  "bnb_4bit_quant_type", "nf4", "bnb_4bit_use_double_quant", 0);
+    free(absolute);
     if (!c->nf4) json_object_del(root, QUANTIZATION);
     return json_write(root, JSON_INDENT(2));
 }

@@ -31,7 +31,8 @@ bool lora_config_fits(const LoraConfig *c, const LlamaConfig *model, Error *err)
 // a feature that is not supported.
 bool lora_config_read(LoraConfig *c, char base_model[IO_PATH_MAX], const char *dir, Error *err);
 
-// adapter_config.json as PEFT loads it, in memory the caller frees.
+// adapter_config.json as PEFT loads it, in memory the caller frees; it names the absolute path of a
+// base_model that is one.
 char *lora_config_text(const LoraConfig *c, const char *base_model);
 
 // The adapters of a group of layer l, named and initialised as PEFT does. list (2n): the A of its n

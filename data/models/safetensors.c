@@ -280,7 +280,8 @@ static bool open_path(SafetensorsSet *s, const char *path, Error *err) {
         if (!path_exists(file))
             return error_set(err, EXIT_BAD_INPUT,
                              "transformers' save_pretrained converts a pytorch_model.bin; "
-                             "adapters are for --adapter, or resume their run with --lora-merge",
+                             "adapters are for --adapter, or resume their run with --lora-merge; "
+                             "--from-scratch needs no weights",
                              "%s: expected model.safetensors or model.safetensors.index.json, "
                              "found neither",
                              path);

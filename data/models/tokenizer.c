@@ -180,10 +180,9 @@ static bool begins_texts(const json_t *processor, const char *token) {
     return json_string_is(json_member(item, "id"), token);
 }
 
-// bos_token and eos_token of tokenizer_config.json if it exists, else the usual names. A bos_token
-// of null means that there is none.
-static bool find_ends(const Vocabulary *v, const json_t *tokenizer, const char *config_path,
-                      Error *err) {
+// bos_token and eos_token of tokenizer_config.json (NULL: there is none), else the usual names. A
+// bos_token of null means that there is none.
+static void find_ends(const Vocabulary *v, const json_t *tokenizer, const json_t *config) {
     Tokenizer *t = v->t;
     const struct {
         const char *key;
@@ -191,24 +190,20 @@ static bool find_ends(const Vocabulary *v, const json_t *tokenizer, const char *
         const char *usual[4];
     } ends[] = {{"bos_token", &t->bos, {"<|bos|>", "<|begin_of_text|>", "<s>", "<|endoftext|>"}},
                 {"eos_token", &t->eos, {"<|eos|>", "<|end_of_text|>", "</s>", "<|endoftext|>"}}};
-    json_auto_t *root = NULL;
-    if (path_exists(config_path) && !(root = json_read(config_path, JSON_MAX_CONFIG, "", err)))
-        return false;
     for (int i = 0; i < 2; i++) {
-        const json_t *item = json_member(root, ends[i].key);
+        const json_t *item = json_member(config, ends[i].key);
         if (json_is_object(item)) item = json_member(item, "content");
         *ends[i].id = json_is_string(item) ? find_token(v, json_string_value(item)) : -1;
         const bool named =
-            json_is_string(item) || (i == 0 && json_is_null(json_object_get(root, ends[i].key)));
+            json_is_string(item) || (i == 0 && json_is_null(json_object_get(config, ends[i].key)));
         for (int k = 0; k < 4 && !named && *ends[i].id < 0; k++)
             *ends[i].id = find_token(v, ends[i].usual[k]);
     }
-    const json_t *add = json_member(root, "add_bos_token");
-    t->adds_bos = t->bos >= 0 &&
-                  (json_is_boolean(add)
-                       ? json_is_true(add)
-                       : begins_texts(json_member(tokenizer, "post_processor"), v->names[t->bos]));
-    return true;
+    // transformers 5 does not read add_bos_token where there is a tokenizer.json; 4 does for Llama
+    const json_t *add = json_member(config, "add_bos_token");
+    t->adds_bos =
+        t->bos >= 0 && begins_texts(json_member(tokenizer, "post_processor"), v->names[t->bos]);
+    t->bos_is_disputed = json_is_boolean(add) && json_is_true(add) != t->adds_bos;
 }
 
 // Whether ids below 256 are the bytes themselves, and no tokens are merged.
@@ -219,7 +214,7 @@ static bool has_byte_ids(const Tokenizer *t, const json_t *model) {
     return true;
 }
 
-static bool tokenizer_read(Tokenizer *t, const json_t *root, const char *config_path, Error *err) {
+static bool tokenizer_read(Tokenizer *t, const json_t *root, const json_t *config, Error *err) {
     Vocabulary v = {.t = t};
     const json_t *model = json_member(root, "model");
     const char *type = "BPE";
@@ -234,20 +229,52 @@ static bool tokenizer_read(Tokenizer *t, const json_t *root, const char *config_
         return bad_input(err, "expected BPE, byte-level or with byte fallback");
     const bool ok = read_tokens(&v, root, model, err);
     if (ok) fill_bytes(t, v.names, byte_level);
-    const bool done = ok && find_ends(&v, root, config_path, err);
+    if (ok) find_ends(&v, root, config);
     free(v.names);
-    t->byte_ids = done && has_byte_ids(t, model);
-    return done;
+    t->byte_ids = ok && has_byte_ids(t, model);
+    return ok;
+}
+
+// Adds the tokens that stand in tokenizer_config.json alone to added_tokens. Hugging Face's library
+// gives them the next ids, so that others are refused later.
+static void merge_added(json_t *root, const json_t *config) {
+    json_t *list = json_object_get(root, "added_tokens"), *item,
+           *decoder = json_member(config, "added_tokens_decoder");
+    const char *id;
+    json_auto_t *known = json_object();
+    size_t i;
+    json_array_foreach(list, i, item) {
+        const char *content = json_string_value(json_member(item, "content"));
+        if (content) json_object_set(known, content, item);
+    }
+    if (!json_member(root, "added_tokens") && decoder)
+        json_object_set_new(root, "added_tokens", json_array());
+    list = json_object_get(root, "added_tokens");
+    json_object_foreach(decoder, id, item) {
+        const char *content = json_string_value(json_member(item, "content"));
+        if (!content || json_object_get(known, content)) continue;
+        json_object_set_new(item, "id", json_real(atof(id)));
+        json_array_append(list, item);
+    }
+}
+
+json_t *tokenizer_tree(const char *path, json_t **config, Error *err) {
+    char dir[IO_PATH_MAX], file[IO_PATH_MAX];
+    *config = NULL;
+    if (!path_parent(dir, path, err) || !path_join(file, dir, "tokenizer_config.json", err))
+        return NULL;
+    if (path_exists(file) && !(*config = json_read(file, JSON_MAX_CONFIG, "", err))) return NULL;
+    json_t *root =
+        json_read(path, TOKENIZER_MAX_BYTES, "expected Hugging Face's tokenizer.json", err);
+    if (root) merge_added(root, *config);
+    return root;
 }
 
 bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
-    char dir[IO_PATH_MAX], config[IO_PATH_MAX];
     *t = (Tokenizer){0};
-    if (!path_inside(t->file, path, "tokenizer.json", err) || !path_parent(dir, t->file, err) ||
-        !path_join(config, dir, "tokenizer_config.json", err))
-        return false;
-    json_auto_t *root =
-        json_read(t->file, TOKENIZER_MAX_BYTES, "expected Hugging Face's tokenizer.json", err);
+    if (!path_inside(t->file, path, "tokenizer.json", err)) return false;
+    json_t *parsed;
+    json_auto_t *root = tokenizer_tree(t->file, &parsed, err), *config = parsed;
     if (!root) return false;
     if (tokenizer_read(t, root, config, err)) return true;
     error_prefix(err, t->file);
@@ -259,4 +286,10 @@ const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n) 
     const bool known = id >= 0 && id < t->vocab_size;
     *n = known ? t->offset[id + 1] - t->offset[id] : 0;
     return known ? t->bytes + t->offset[id] : t->bytes;
+}
+
+void tokenizer_name(char *out, size_t capacity, const Tokenizer *t, int32_t id) {
+    size_t n;
+    const unsigned char *bytes = tokenizer_bytes(t, id, &n);
+    snprintf(out, capacity, "%.*s", (int)n, (const char *)bytes);
 }

@@ -12,7 +12,8 @@
 typedef struct {
     int32_t vocab_size;    // largest id + 1
     int32_t bos, eos;      // -1: not known
-    bool adds_bos;         // the tokenizer itself begins texts with BOS
+    bool adds_bos;         // the tokenizer's post_processor begins texts with BOS
+    bool bos_is_disputed;  // add_bos_token, which is not obeyed, says otherwise
     bool byte_ids;         // id = byte below 256, and no merges
     uint32_t *offset;      // (vocab_size + 1) into bytes
     unsigned char *bytes;  // of all tokens, one after another; of special tokens: their names
@@ -33,13 +34,20 @@ void tokenizer_free(Tokenizer *t);
 // The bytes of one id (n), not 0-terminated; none for an id outside the vocabulary.
 const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n);
 
-// Encodes text (n) into out (capacity) like the beginning of a document: after a BOS, unless the
-// tokenizer has none or ends documents with the same token. For prompts (bpe.c): each call reads
-// tokenizer.json again. Returns the number of ids, or -1 with *err (exit 2).
+// The bytes as text in out (capacity), cut off.
+void tokenizer_name(char *out, size_t capacity, const Tokenizer *t, int32_t id);
+
+// Encodes text (n) into out (capacity) like the beginning of a document: after a BOS, if the
+// tokenizer adds it. For prompts (bpe.c): each call reads tokenizer.json again. Returns the number
+// of ids, or -1 with *err (exit 2).
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
                          int64_t capacity, Error *err);
 
 // ---- For bpe.c ----------------------------------------------------------------------------------
+
+// A tokenizer.json, with the added tokens that only tokenizer_config.json beside it has. *config:
+// the latter; NULL: there is none. Both are the caller's. NULL with *err.
+json_t *tokenizer_tree(const char *path, json_t **config, Error *err);
 
 // Bytes (n) to text in GPT-2's alphabet, at most 2 n bytes and a 0. Every byte becomes a printable
 // character, so that BPE never sees a raw byte.

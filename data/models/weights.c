@@ -163,6 +163,29 @@ static bool check_weights(const Parameters *p, const SafetensorsSet *s, const ch
                      misfit, extra[0] ? " unknown: " : "", extra);
 }
 
+// A second copy of the embedding is only that if it has the same values.
+static bool check_tied(const Parameters *p, SafetensorsSet *s, const char *dir, Error *err) {
+    const TensorInfo *head = safetensors_find(s, "lm_head.weight"),
+                     *embed = safetensors_find(s, "model.embed_tokens.weight");
+    float a[1024], b[1024];
+    if (!p->tied_head || !head || !embed) return true;
+    const uint64_t total = tensor_num_elements(embed);
+    bool same = tensor_num_elements(head) == total;
+    for (uint64_t at = 0, n; same && at < total; at += n) {
+        n = total - at < 1024 ? total - at : 1024;
+        if (!safetensors_read_f32(s, head, a, at, n, err) ||
+            !safetensors_read_f32(s, embed, b, at, n, err))
+            return false;
+        same = memcmp(a, b, n * sizeof *a) == 0;
+    }
+    return same || error_set(err, EXIT_BAD_INPUT,
+                             "if the head is its own, tie_word_embeddings in config.json is false; "
+                             "else delete lm_head.weight",
+                             "%s: tie_word_embeddings is true: expected lm_head.weight as "
+                             "model.embed_tokens.weight, found other values",
+                             dir);
+}
+
 static bool check_moments(const Stored *list, int num, const SafetensorsSet *s, const char *path,
                           Error *err) {
     const char *hint = "resume with the model and the --optimizer of the run";
@@ -208,7 +231,8 @@ bool parameters_load(Parameters p, bool moments, const char *path, Error *err) {
     if (moments) path = file;
     float *values = alloc_block(&p);
     Stored *list = list_stored(&p, moments, &num);
-    bool ok = moments ? check_moments(list, num, &s, path, err) : check_weights(&p, &s, path, err);
+    bool ok = moments ? check_moments(list, num, &s, path, err)
+                      : check_weights(&p, &s, path, err) && check_tied(&p, &s, path, err);
     for (int i = 0; p.put && ok && i < num; i++) ok = load_parameter(&p, list[i], &s, values, err);
     free(list);
     free(values);

@@ -26,7 +26,7 @@ typedef enum { ARENA_WEIGHTS, ARENA_M, ARENA_V } ParameterArena;
 typedef struct {
     const Parameter *list;  // (num)
     int num;
-    bool tied_head;    // a second copy of the embedding in a file, lm_head.weight, is ignored
+    bool tied_head;    // an equal copy of the embedding in a file, lm_head.weight, is ignored
     const char *file;  // name of the weights; NULL: model.safetensors or its index
     size_t block;
     void *context;

@@ -8,7 +8,7 @@
 
 // ---- Small files --------------------------------------------------------------------------------
 
-enum { GENERATION_CONFIG };
+enum { GENERATION_CONFIG, TOKENIZER_CONFIG = 2, CHAT_TEMPLATE = 8 };
 static const char *const names[NUM_MODEL_FILES] = {
     "generation_config.json",  // the others are the tokenizer's
     "tokenizer.json",
@@ -39,20 +39,32 @@ bool model_files_read(ModelFiles *f, bool tokenizer, const char **dirs, int num_
     return true;
 }
 
+bool model_files_have_template(const ModelFiles *f) {
+    const char *config = f->text[TOKENIZER_CONFIG];
+    return f->text[CHAT_TEMPLATE] || (config && strstr(config, "\"chat_template\""));
+}
+
 static bool write_carried(const ModelFiles *f, Checkpoint *ck, Error *err) {
-    for (int i = 0; i < NUM_MODEL_FILES; i++)
+    for (int i = GENERATION_CONFIG + 1; i < NUM_MODEL_FILES; i++)
         if (f->text[i] &&
             !checkpoint_write_file(ck, names[i], f->text[i], (size_t)f->size_bytes[i], err))
             return false;
     return true;
 }
 
-static bool write_generation_config(const LlamaConfig *c, Checkpoint *ck, Error *err) {
-    json_t *ids = json_object();
-    if (c->bos.n > 0) json_object_set_new(ids, "bos_token_id", token_ids_json(&c->bos));
-    if (c->eos.n > 0) json_object_set_new(ids, "eos_token_id", token_ids_json(&c->eos));
-    return checkpoint_write_text(ck, names[GENERATION_CONFIG], json_write(ids, JSON_INDENT(2)),
-                                 err);
+static bool write_generation_config(const ModelFiles *f, const LlamaConfig *c, Checkpoint *ck,
+                                    Error *err) {
+    const char *name = names[GENERATION_CONFIG], *text = f->text[GENERATION_CONFIG];
+    TokenIds eos = c->eos;
+    if (text && f->turn_ends.n == 0)
+        return checkpoint_write_file(ck, name, text, f->size_bytes[GENERATION_CONFIG], err);
+    json_t *all = text ? json_parse(text, f->size_bytes[GENERATION_CONFIG], name, err) : NULL;
+    if (text && !all) return false;
+    if (!all) all = json_object();
+    if (f->turn_ends.n > 0) eos.of_config = eos.n;  // all of them
+    if (c->bos.n > 0 && !text) json_object_set_new(all, "bos_token_id", token_ids_json(&c->bos));
+    if (c->eos.n > 0) json_object_set_new(all, "eos_token_id", token_ids_json(&eos));
+    return checkpoint_write_text(ck, name, json_write(all, JSON_INDENT(2)), err);
 }
 
 static const struct {
@@ -63,8 +75,7 @@ bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtyp
                        Checkpoint *ck, Error *err) {
     return checkpoint_write_text(ck, "config.json", llama_config_text(config, dtypes[dtype].torch),
                                  err) &&
-           (f->text[GENERATION_CONFIG] || write_generation_config(config, ck, err)) &&
-           write_carried(f, ck, err);
+           write_generation_config(f, config, ck, err) && write_carried(f, ck, err);
 }
 
 // ---- Tensors ------------------------------------------------------------------------------------

@@ -12,17 +12,21 @@
 #include "checkpoint.h"
 #include "log.h"
 
-// Small files that checkpoints carry unchanged. They are read once, at the start, so that later
-// changes of the directory that they come from do no harm.
+// Small files that checkpoints carry, unchanged but for turn_ends in generation_config.json. They
+// are read once, at the start, so that later changes of the directory that they come from do no
+// harm.
 enum { NUM_MODEL_FILES = 9 };
 typedef struct {
     char *text[NUM_MODEL_FILES];  // NULL: there is none
     uint64_t size_bytes[NUM_MODEL_FILES];
+    TokenIds turn_ends;  // that trained turns end with, beyond config.json's: they end texts, too
 } ModelFiles;
 
 // Reads the tokenizer's files, or generation_config.json, from the first of dirs (num_dirs) that is
 // a directory and has any.
 bool model_files_read(ModelFiles *f, bool tokenizer, const char **dirs, int num_dirs, Error *err);
+
+bool model_files_have_template(const ModelFiles *f);  // a chat template
 
 #define MODEL_DTYPES "fp32|bf16"
 typedef enum { MODEL_FP32, MODEL_BF16 } ModelDtype;  // of the weights

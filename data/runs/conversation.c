@@ -74,7 +74,7 @@ static bool open_tokenizer(Conversation *c, Error *err) {
                          "%s: --generate needs a tokenizer, and there is none", path);
     if (!tokenizer_open(t, path, err)) return false;
     if (o->chat && !chat_template_open(&c->chat, o->model, t, err)) return false;
-    if (o->chat || !t->adds_bos) t->bos = -1;  // a template writes its own
+    if (o->chat) t->adds_bos = false;  // a template writes its own
     if (o->chat)
         w->turn_end_length =
             tokenizer_encode(t, c->chat.end, strlen(c->chat.end), w->turn_end, MAX_TURN_END, err);

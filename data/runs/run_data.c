@@ -112,12 +112,31 @@ static void open_datasets(Data *d, const Options *o, int32_t vocab_size) {
     d->has_val = true;
 }
 
+// Texts become tokens beside a generation_config.json with the token that ends trained turns.
+static void add_turn_ends(Data *d, LlamaConfig *config, const char *spec) {
+    LlamaConfig found = {0};
+    char path[IO_PATH_MAX];
+    must(path_inside(path, spec, "config.json", &err) && llama_config_add_ids(&found, path, &err));
+    for (int i = 0; i < found.eos.n; i++) {
+        const int id = found.eos.ids[i];
+        TokenIds *all[] = {&config->eos, &d->files.turn_ends};
+        bool known = id >= config->vocab_size;
+        for (int k = 0; k < config->eos.of_config; k++) known |= config->eos.ids[k] == id;
+        for (int k = 0; k < 2 && !known; k++)
+            if (!token_ids_have(all[k], id) && all[k]->n < MAX_TOKEN_IDS)
+                all[k]->ids[all[k]->n++] = id;
+    }
+}
+
 // Takes all files of the tokenizer from one directory; files from two would not fit each other.
-static void read_model_files(Data *d, const Options *o, const ResumePoint *at, bool is_rank_0) {
+static void read_model_files(Data *d, const Options *o, const ResumePoint *at, LlamaConfig *config,
+                             bool is_rank_0) {
     const char *dirs[] = {at->dir, o->model, d->train.sources.list[0].spec}, *from = NULL;
     char path[IO_PATH_MAX];
     for (int i = 0; i < 3 && !from; i++)
         if (has_tokenizer(dirs[i], path)) from = dirs[i];
+    for (int i = 0; i < d->train.sources.n; i++)
+        add_turn_ends(d, config, d->train.sources.list[i].spec);
     d->has_tokenizer = from != NULL;
     if (from) must(tokenizer_open(&d->tokenizer, path, &err));
     if (!is_rank_0) return;
@@ -166,12 +185,12 @@ static bool load_validation(Data *d, const Options *o, int32_t source, Error *wh
     return true;
 }
 
-void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConfig *config,
-               int32_t rank, int32_t num_ranks) {
+void open_data(Data *d, const Options *o, const ResumePoint *at, LlamaConfig *config, int32_t rank,
+               int32_t num_ranks) {
     open_datasets(d, o, config->vocab_size);
     check_tokenizers(o, o->train, d->train.tokenizer_hash, d->has_val ? d->val.tokenizer_hash : 0);
     warn_of_vocabulary(o, config, &d->train);
-    read_model_files(d, o, at, rank == 0);
+    read_model_files(d, o, at, config, rank == 0);
     d->loader_settings = make_loader_settings(o, rank, num_ranks);
     const PlanSettings *plan = &d->loader_settings.plan;
     must(data_summary(&d->train_summary, &d->train, plan, &err));
@@ -221,8 +240,14 @@ LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_give
         exit_with(EXIT_BAD_INPUT, "lower --max-seqlen to it: attention is then full",
                   "%s: sliding_window: expected at least --max-seqlen %d, found %d", o->model,
                   o->max_seqlen, config.sliding_window);
+    if (o->max_seqlen > config.max_position_embeddings && !o->generate) {
+        warning("--max-seqlen %d is beyond max_position_embeddings %d of %s, which final/ raises",
+                o->max_seqlen, config.max_position_embeddings, o->model);
+        config.max_position_embeddings = o->max_seqlen;
+    }
     if (!at->dir[0] || !model_given) return config;
     saved.bos = config.bos, saved.eos = config.eos, saved.pad = config.pad;  // no part of the maths
+    saved.max_position_embeddings = config.max_position_embeddings;
     char *a = llama_config_text(&saved, "float32"), *b = llama_config_text(&config, "float32");
     const bool same = strcmp(a, b) == 0;
     free(a);

@@ -30,9 +30,10 @@ typedef struct {
 // For --eval: the validation documents of `path`, or else all of them
 void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vocab_size);
 
-// Opens and checks everything; exits where something is wrong. *d is zeros at first.
-void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConfig *config,
-               int32_t rank, int32_t num_ranks);
+// Opens and checks everything, and adds tokens that end trained turns to the config's eos; exits
+// where something is wrong. *d is zeros at first.
+void open_data(Data *d, const Options *o, const ResumePoint *at, LlamaConfig *config, int32_t rank,
+               int32_t num_ranks);
 
 // Counts the steps of --epochs, or the epochs of --steps, for run_options_set_steps. at: where the
 // run begins.

@@ -35,9 +35,12 @@ Text *text_add(TextWriter *w, int32_t prompt_length) {
 }
 
 bool text_append(const TextWriter *w, Text *text, const char *prompt, Error *err) {
-    const int64_t n =
-        tokenizer_encode(w->printer.tokenizer, prompt, strlen(prompt), text->tokens + text->length,
-                         w->o->max_seqlen - 1 - text->length, err);
+    const int64_t room = w->o->max_seqlen - 1 - text->length,
+                  n = tokenizer_encode(w->printer.tokenizer, prompt, strlen(prompt),
+                                       text->tokens + text->length, room > 0 ? room : 0, err);
+    if (n < 0 && text->length > 0)
+        text_copy(err->hint, sizeof err->hint,
+                  "/reset starts over; a larger --max-seqlen holds longer conversations");
     if (n == 0)
         error_set(err, EXIT_USAGE, "leave it out, or give some text",
                   "prompt: expected at least one token, found none");

@@ -115,6 +115,7 @@ bool unit_read(UnitReader *r, Unit *u, Error *err) {
     u->left_out = (LeftOut){0};
     u->unknown = (UnknownKeys){0};
     memset(u->kinds, 0, sizeof u->kinds);
+    u->votes = 0;
     u->err.code = 0;
     if (u->file->kind != INPUT_TEXT)
         return (r->file.fd >= 0 || open_records(r, u->file, err)) && read_records(r, u, err);
@@ -189,6 +190,20 @@ static float weight_of_end(const Text *text) {
     return text->parts[part].weight;
 }
 
+void vote_for_end(int32_t *turn_end, int64_t *votes, int32_t id, int64_t n) {
+    const bool other = id != *turn_end, wins = other && n > *votes;
+    *votes = !other ? *votes + n : wins ? n - *votes : *votes - n;
+    if (wins) *turn_end = id;
+}
+
+// The special token that the last trained part of ids (n) ends with, a newline may follow: its vote
+static void find_turn_end(Unit *u, const int32_t *ids, const float *weights, size_t n) {
+    const bool *special = u->options->tokenizer->special;
+    while (n > 0 && weights[n - 1] == 0) n--;
+    if (n > 1 && !special[ids[n - 1]]) n--;
+    if (n > 0 && special[ids[n - 1]]) vote_for_end(&u->turn_end, &u->votes, ids[n - 1], 1);
+}
+
 // Weighs the ids from `first` on, those of a text in parts or with a weight.
 static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
     size_t n;
@@ -206,6 +221,7 @@ static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
     if (count < 0)
         return error_set(bad, EXIT_BAD_INPUT, "write the characters in normal form C",
                          "expected text that the tokenizer does not normalize");
+    if (text->parts && !wrapped) find_turn_end(u, ids, weights, n);
     if (text->parts && ends) count += (weights[n - 1] = weight_of_end(text)) != 0;
     if (text->parts && !begins) count -= weights[0] != 0;
     for (size_t i = 0; i < n; i++)
@@ -415,7 +431,7 @@ static bool add_completions(Unit *u, json_t *record, Text text, Error *bad) {
 }
 
 static bool add_record(Unit *u, json_t *record, Error *bad) {
-    const Text text = {.is_val = u->file->is_val, .weight = 1};
+    const Text text = {.is_val = u->file->split == SPLIT_VAL, .weight = 1};
     const RecordKind kind = record_kind(record);
     const size_t before = u->num_documents;
     const bool ok = kind == RECORD_COMPLETIONS ? add_completions(u, record, text, bad)
@@ -507,7 +523,10 @@ static void encode_file(Unit *u) {
     }
     const uint64_t start = mark_bytes((char *)head),
                    end = bytes && u->options->cuts_files ? cut_at(bytes, n) : n;
-    const Text text = {.bytes = (unsigned char *)bytes + start, .n = end - start, .weight = 1},
+    const Text text = {.bytes = (unsigned char *)bytes + start,
+                       .n = end - start,
+                       .is_val = f->split == SPLIT_VAL,
+                       .weight = 1},
                rest = {.bytes = (unsigned char *)bytes + end,
                        .n = n - end,
                        .is_val = true,

@@ -59,6 +59,8 @@ typedef struct {
     UnknownKeys unknown;   // of records
     int64_t num_own_ends;  // documents whose text has its own BOS or EOS
     int64_t num_invalid;   // bytes of the file that are not UTF-8 and became U+FFFD
+    int32_t turn_end;      // the special token that most of its trained turns end with, by `votes`
+    int64_t votes;         // 0: there is none
     Error err;             // code 0: no error
     // during unit_encode
     BpeEncoder *encoder;
@@ -66,6 +68,9 @@ typedef struct {
 } Unit;
 
 void unit_free(Unit *u);
+
+// Adds n votes for a token to those of a majority (Boyer and Moore).
+void vote_for_end(int32_t *turn_end, int64_t *votes, int32_t id, int64_t n);
 
 typedef struct {
     const Inputs *in;

@@ -25,7 +25,7 @@ typedef struct {
 
 static const Ending *find_ending(const char *path) {
     static const Ending list[] = {
-        {".txt .md", INPUT_TEXT, NULL, NULL, false},
+        {".txt .md .text .tokens .raw", INPUT_TEXT, NULL, NULL, false},
         {".jsonl .ndjson", INPUT_LINES, NULL, NULL, false},
         {".json", INPUT_LEFT_OUT, NULL, NULL, false},
         {".csv .tsv", INPUT_LEFT_OUT, "CSV", PREPARE, false},
@@ -63,10 +63,15 @@ static bool is_run(const char *dir) {
            strncmp(head, "{\"event\": \"", 11) == 0 && strstr(head, "\", \"version\": \"");
 }
 
+static const char *base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 static bool add_entry(PathList *list, const char *path, const struct stat *out_dir, Error *err) {
     struct stat st;
     if (lstat(path, &st) != 0) return bad_input(err, "%s: %s", path, strerror(errno));
-    if (S_ISDIR(st.st_mode)) {
+    if (S_ISDIR(st.st_mode) && base_name(path)[0] != '.') {
         const bool is_out = st.st_ino == out_dir->st_ino && st.st_dev == out_dir->st_dev;
         return is_out || path_ends_with(path, "/__pycache__") || is_run(path) ||
                add_tree(list, path, out_dir, err);
@@ -80,7 +85,8 @@ static bool add_entry(PathList *list, const char *path, const struct stat *out_d
 // out_dir: the struct stat of a directory that is left out; st_ino 0: there is none
 static bool add_tree(PathList *list, const char *dir, const void *out_dir, Error *err) {
     PathList entries = {0};
-    bool ok = path_list_add_dir(&entries, dir, "*", err);
+    bool ok = path_list_add_dir(&entries, dir, "*", err) &&
+              path_list_add_dir(&entries, dir, ".[!.]*", err);  // hidden: to be named
     for (size_t i = 0; ok && i < entries.n; i++)
         ok = add_entry(list, entries.items[i].path, out_dir, err);
     path_list_free(&entries);
@@ -157,6 +163,8 @@ static void find_records(InputFile *f) {
     json_decref(record);
 }
 
+static bool is_hidden(const InputFile *f) { return !f->named && base_name(f->path)[0] == '.'; }
+
 // For a file that is left out or refused: says what it is, and what converts it to text.
 static bool find_kind(Inputs *in, InputFile *f, Error *err) {
     const Ending *e = find_ending(f->path);
@@ -171,7 +179,9 @@ static bool find_kind(Inputs *in, InputFile *f, Error *err) {
                       : utf16 ? "iconv -f UTF-16 -t UTF-8 "
                               : "one object {\"text\": ...} a line, as written by jq -c . ";
     char hint[512];
-    f->kind = e ? e->kind : INPUT_TEXT;
+    f->kind = is_hidden(f) ? INPUT_LEFT_OUT : e ? e->kind : INPUT_TEXT;
+    in->num_left_out += is_hidden(f);
+    if (is_hidden(f)) return true;
     if (!other && f->kind != INPUT_TEXT) find_records(f);
     snprintf(hint, sizeof hint, "%s%.300s", how, path_ends_with(how, " ") ? f->path : "");
     if ((other && (f->named || f->kind == INPUT_TEXT)) || (f->kind == INPUT_LEFT_OUT && f->named))
@@ -182,14 +192,73 @@ static bool find_kind(Inputs *in, InputFile *f, Error *err) {
     return true;
 }
 
-// ---- Specs --------------------------------------------------------------------------------------
+// ---- Splits of a directory, by the usual names of them ------------------------------------------
 
-// val.NAME or val_NAME in the directory itself
-static bool is_validation_file(const FoundPath *f) {
-    const char *name = f->path + f->dir_bytes;
-    while (*name == '/') name++;
-    return strncmp(name, "val.", 4) == 0 || (strncmp(name, "val_", 4) == 0 && !strchr(name, '/'));
+static Split split_of_word(const char *word, size_t n) {
+    static const char *const words[] = {"", " train training ", " val valid validation dev eval ",
+                                        " test testing "};
+    char padded[32];
+    Split s = SPLIT_TEST;
+    snprintf(padded, sizeof padded, " %.*s ", (int)n, word);
+    while (s > SPLIT_NONE && !strcasestr(words[s], padded)) s--;
+    return s;
 }
+
+// By the first or the last word of the name, not counting numbers and endings: train-00000-of-00002
+// or gsm8k_test; else by the innermost directory with such a name.
+static Split split_of(const FoundPath *found) {
+    static const char breaks[] = "-_. ", numbers[] = "-_. 0123456789";
+    const char *word = found->path + found->dir_bytes, *slash;
+    Split dir = SPLIT_NONE, s;
+    for (; (slash = strchr(word, '/')); word = slash + 1)
+        if ((s = split_of_word(word, (size_t)(slash - word)))) dir = s;
+    const char *ending = strrchr(word, '.');
+    size_t n = ending ? (size_t)(ending - word) : strlen(word), last;
+    for (bool of = true; of; n -= of ? 3 : 0) {
+        while (n > 0 && strchr(numbers, word[n - 1])) n--;
+        of = n > 3 && strncasecmp(word + n - 3, "-of", 3) == 0;
+    }
+    for (last = n; last > 0 && !strchr(breaks, word[last - 1]);) last--;
+    s = split_of_word(word, strcspn(word, breaks));
+    return s ? s : (s = split_of_word(word + last, n - last)) ? s : dir;
+}
+
+static void leave_out(Inputs *in, InputFile *f, const char *what) {
+    f->kind = INPUT_LEFT_OUT;
+    if (in->num_left_out++ < MAX_NAMED)
+        warning("left out: %s: %s; name it in --train to train on it", f->path, what);
+}
+
+// The base name of a file that tells about the others; NULL: it does not
+static const char *about_others(const InputFile *f) {
+    static const char *const names[] = {"README", "LICENSE", "LICENCE", "COPYING"};
+    const char *name = base_name(f->path);
+    for (size_t i = 0; i < sizeof names / sizeof *names && !f->named && f->kind == INPUT_TEXT; i++)
+        if (strncasecmp(name, names[i], strlen(names[i])) == 0) return name;
+    return NULL;
+}
+
+// A record says what it is; that a text file is of a split is believed where another is to train.
+static void choose_splits(Inputs *in) {
+    char trained[300] = "", hidden[300] = "";
+    bool has_train = false;
+    for (size_t i = 0; i < in->n; i++) has_train |= in->items[i].split == SPLIT_TRAIN;
+    for (InputFile *f = in->items; f < in->items + in->n; f++) {
+        const char *about = about_others(f);
+        if (is_hidden(f)) text_list(hidden, sizeof hidden, base_name(f->path));
+        if (f->kind == INPUT_TEXT && !has_train) f->split = SPLIT_NONE;
+        if (about && in->num_records == 0) text_list(trained, sizeof trained, about);
+        if (about && in->num_records > 0) leave_out(in, f, "a text among records");
+        if (f->kind == INPUT_LEFT_OUT) continue;
+        if (f->split == SPLIT_TEST) leave_out(in, f, "a test set");
+        in->num_test += f->split == SPLIT_TEST;
+        in->num_val += f->split == SPLIT_VAL;
+    }
+    if (hidden[0]) warning("left out: hidden files: %s", hidden);
+    if (trained[0]) warning("trained like the other texts: %s", trained);
+}
+
+// ---- Specs --------------------------------------------------------------------------------------
 
 static bool add_file(Inputs *in, const FoundPath *found, Error *err) {
     struct stat st;
@@ -202,8 +271,8 @@ static bool add_file(Inputs *in, const FoundPath *found, Error *err) {
     f->mtime_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec;
     if (!find_kind(in, f, err)) return false;
     const bool records = f->kind == INPUT_LINES || f->kind == INPUT_ARRAY;
-    f->is_val = !f->named && records && is_validation_file(found);
-    in->num_val += f->is_val;
+    const Ending *e = find_ending(f->path);
+    if (!f->named && (records || (f->kind == INPUT_TEXT && e))) f->split = split_of(found);
     in->num_records += records;
     in->size_bytes += f->size_bytes;
     return true;
@@ -218,6 +287,7 @@ bool inputs_collect(Inputs *in, const char *spec, const char *out_dir, Error *er
     bool ok = path_list_expand(&found, spec, &search, err);
     for (size_t i = 0; ok && i < found.n; i++) ok = add_file(in, &found.items[i], err);
     path_list_free(&found);
+    choose_splits(in);
     return ok;
 }
 
@@ -228,12 +298,13 @@ void inputs_free(Inputs *in) {
 }
 
 // Text or lines, or a format whose error message mentions text.
-static bool is_text(const char *path) {
+static bool is_text(const FoundPath *f) {
     unsigned char head[1 << 13];
     uint64_t n;
-    const Ending *e = find_ending(path);
+    const Ending *e = find_ending(f->path);
+    if (f->dir_bytes > 0 && base_name(f->path)[0] == '.') return false;
     if (e) return !e->is_shard;
-    return read_head(path, head, sizeof head, &n, &(Error){0}) && n > 0 &&
+    return read_head(f->path, head, sizeof head, &n, &(Error){0}) && n > 0 &&
            memchr(head, 0, n) == NULL;
 }
 
@@ -250,9 +321,9 @@ bool inputs_are_texts(const char *spec) {
         text = path_list_add_shards(&shards, first, "train", &ignored) &&
                path_list_add_shards(&shards, first, "val", &ignored) && shards.n == 0;
     size_t i = 0;  // any file of a directory, else the first
-    while (text && i + 1 < found.n && found.items[i].dir_bytes > 0 && !is_text(found.items[i].path))
+    while (text && i + 1 < found.n && found.items[i].dir_bytes > 0 && !is_text(&found.items[i]))
         i++;
-    text = text && is_text(found.items[i].path);
+    text = text && is_text(&found.items[i]);
     path_list_free(&found);
     path_list_free(&shards);
     return text;

@@ -12,6 +12,8 @@ typedef enum {
     INPUT_LEFT_OUT,  // CSV, other JSON and the like, found in a directory
 } InputKind;
 
+typedef enum { SPLIT_NONE, SPLIT_TRAIN, SPLIT_VAL, SPLIT_TEST } Split;
+
 typedef struct {
     char *path;  // owned
     uint64_t size_bytes;
@@ -19,14 +21,15 @@ typedef struct {
     InputKind kind;
     uint64_t first_byte;  // of the first record
     bool named;           // by the user, not found in a directory
-    bool is_val;          // val.jsonl or val_*.jsonl of a directory: its validation set
+    Split split;          // that its name in a directory tells; test files are left out
+    int64_t num_docs;     // counted by whoever reads it
 } InputFile;
 
 typedef struct {
-    InputFile *items;  // (n) directories in order of path, without hidden files
+    InputFile *items;  // (n) directories in order of path
     size_t n, capacity;
     uint64_t size_bytes;
-    int64_t num_left_out, num_records, num_val;  // files
+    int64_t num_left_out, num_records, num_val, num_test;  // files; test files are left out
 } Inputs;
 
 // Bytes of the first record of text (n), including the newline, or the array's comma or bracket,

@@ -44,7 +44,8 @@ typedef struct {
     LeftOut left_out;
     UnknownKeys unknown;
     int64_t num_own_ends;
-    int64_t records[NUM_RECORD_KINDS];
+    int64_t records[NUM_RECORD_KINDS], votes;
+    int32_t turn_end;    // as of a Unit
     double least_place;  // of the documents: UnitOptions.val_frac
     bool again;          // they have been read before, and their faults reported
     double start_ms, shown_ms;
@@ -118,7 +119,8 @@ static void open_byte_tokenizer(Job *j, unsigned char digest[32]) {
     char *json = byte_tokenizer_json();
     sha256(json, strlen(json), digest);
     free(json);
-    j->tokenizer = (Tokenizer){.vocab_size = 258, .bos = 256, .eos = 257, .byte_ids = true};
+    j->tokenizer =
+        (Tokenizer){.vocab_size = 258, .bos = 256, .eos = 257, .adds_bos = true, .byte_ids = true};
 }
 
 static bool open_model_tokenizer(Job *j, unsigned char digest[32], Error *err) {
@@ -126,9 +128,12 @@ static bool open_model_tokenizer(Job *j, unsigned char digest[32], Error *err) {
     char path[IO_PATH_MAX];
     if (path_is_dir(model) && !path_join(path, model, "tokenizer.json", err)) return false;
     if (!path_is_dir(model) || !path_exists(path))
-        return error_set(err, EXIT_BAD_INPUT, "give --model DIR with a tokenizer.json",
-                         "%s: is text, expected a tokenizer for it in --model, found none in %s",
-                         j->spec, model);
+        return error_set(
+            err, EXIT_BAD_INPUT,
+            "give --model DIR with a tokenizer.json; with --from-scratch, a config.json beside "
+            "it is enough",
+            "%s: is text, expected a tokenizer for it in --model, found none in %s", j->spec,
+            model);
     if (!tokenizer_open(&j->tokenizer, model, err) || !file_sha256(path, digest, err)) return false;
     return j->tokenizer.eos >= 0 ||
            error_set(err, EXIT_BAD_INPUT, "name it in tokenizer_config.json",
@@ -149,7 +154,7 @@ static bool open_tokenizer(Job *j, Error *err) {
                          "%s: made for a vocabulary of %d, the model has %d", t->file,
                          t->vocab_size, j->settings->vocab_size);
     *v = (ShardVocabulary){.vocab_size = t->vocab_size, .eos = t->eos};
-    v->bos = t->bos == t->eos ? -1 : t->bos;  // one token between documents is enough
+    v->bos = t->adds_bos ? t->bos : -1;  // as in prompts, and before random weights too
     memcpy(&v->tokenizer_hash, digest, sizeof v->tokenizer_hash);
     j->options.tokenizer = t;
     for (int32_t id = 0; id < t->vocab_size && !t->byte_ids; id++) {
@@ -173,22 +178,37 @@ static bool open_tokenizer(Job *j, Error *err) {
     return j->bpe != NULL;
 }
 
-static void make_key(Job *j) {
-    const ShardVocabulary *v = &j->options.vocabulary;
-    const int64_t facts[] = {FORMAT, v->vocab_size, v->bos, v->eos, (int64_t)v->tokenizer_hash};
+// What changes the shards: this program's format; every byte of the files that make the tokenizer
+// and the chat template, or their absence; the day that a template writes, where SOURCE_DATE_EPOCH
+// fixes it (a run would else end at midnight); the share for validation; --train-on; of each file
+// that is read its path, which tells its split, kind, size and time.
+static bool make_key(Job *j, Error *err) {
+    static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja"};
+    const UnitOptions *o = &j->options;
+    const int64_t facts[] = {FORMAT, (int64_t)o->vocabulary.tokenizer_hash};
+    char path[IO_PATH_MAX];
     uint64_t h = fnv1a(FNV1A_START, facts, sizeof facts);
-    h = fnv1a(h, &j->options.val_frac, sizeof j->options.val_frac);
-    h = fnv1a(h, &j->options.trains_on_all, sizeof j->options.trains_on_all);
-    h = fnv1a(h, &j->options.keeps_invalid, sizeof j->options.keeps_invalid);
-    h = fnv1a(h, j->options.chat.name, strlen(j->options.chat.name) + 1);
-    h = fnv1a(h, j->options.chat.system, strlen(j->options.chat.system) + 1);
+    for (int i = 0; i < 2 && j->tokenizer.file[0]; i++) {
+        unsigned char digest[32] = {0};
+        if (!path_join(path, j->settings->model, names[i], err) ||
+            (path_exists(path) && !file_sha256(path, digest, err)))
+            return false;
+        h = fnv1a(h, digest, sizeof digest);
+    }
+    if (getenv("SOURCE_DATE_EPOCH")) h = fnv1a(h, o->chat.heading, strlen(o->chat.heading));
+    h = fnv1a(h, &o->val_frac, sizeof o->val_frac);
+    h = fnv1a(h, &o->trains_on_all, sizeof o->trains_on_all);
+    h = fnv1a(h, &o->keeps_invalid, sizeof o->keeps_invalid);
     for (size_t i = 0; i < j->in.n; i++) {
         const InputFile *f = &j->in.items[i];
+        if (f->kind == INPUT_LEFT_OUT) continue;
         h = fnv1a(h, f->path, strlen(f->path) + 1);
+        h = fnv1a(h, &f->kind, sizeof f->kind);
         h = fnv1a(h, &f->size_bytes, sizeof f->size_bytes);
         h = fnv1a(h, &f->mtime_ns, sizeof f->mtime_ns);
     }
     snprintf(j->key, sizeof j->key, "%016lx\n", h);
+    return true;
 }
 
 // Was the directory made from the same texts with the same tokenizer?
@@ -295,8 +315,10 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
     j->num_own_ends += u->num_own_ends;
     for (size_t i = 0; i < u->unknown.n; i++)
         unknown_add(&j->unknown, u->unknown.items[i].name, u->unknown.items[i].records);
+    j->in.items[u->file - j->in.items].num_docs += (int64_t)u->num_documents;
     j->least_place = fmin(j->least_place, u->least_place);
     for (int i = 0; i < NUM_RECORD_KINDS; i++) j->records[i] += u->kinds[i];
+    vote_for_end(&j->turn_end, &j->votes, u->turn_end, u->votes);
     return true;
 }
 
@@ -353,7 +375,9 @@ static bool write_tokenizer(const Job *j, Error *err) {
         char *text = file_read_all(from, TOKENIZER_MAX_BYTES, NULL, "", err);
         ok = text && write_text(j->temporary, names[i], text, err);
     }
-    return ok;
+    return ok && (j->votes == 0 ||  // for the model that is trained on them
+                  write_text(j->temporary, "generation_config.json",
+                             json_write(json_pack("{s:i}", "eos_token_id", j->turn_end), 0), err));
 }
 
 static bool nothing_to_train(const Job *j, Error *err) {
@@ -370,7 +394,9 @@ static bool make_shards(Job *j, Error *err) {
     j->unknown = (UnknownKeys){0};
     j->num_own_ends = 0;
     j->least_place = 1;
+    j->votes = 0;
     memset(j->records, 0, sizeof j->records);
+    for (size_t i = 0; i < j->in.n; i++) j->in.items[i].num_docs = 0;
     shard_writer_init(&j->train, j->temporary, "train", &j->options.vocabulary);
     shard_writer_init(&j->val, j->temporary, "val", &j->options.vocabulary);
     const bool ok = dir_remove_tree(j->temporary, err) && dir_create_all(j->temporary, err) &&
@@ -427,6 +453,31 @@ static void print_records(const Job *j) {
         text_list(list, sizeof list, item);
     }
     if (list[0]) printf("unknown keys: %s\n", list);
+    if (chats > 0 && !option_given(run_option_table, "model"))
+        warning("these chats train random weights: --model DIR names a model that can write");
+}
+
+// The first five files with documents of training, or of validation
+static void print_files(const Job *j, const char *name, bool val) {
+    int64_t n = 0;
+    for (const InputFile *f = j->in.items; f < j->in.items + j->in.n; f++) {
+        char path[300];
+        if (f->num_docs == 0 || (f->split == SPLIT_VAL) != val) continue;
+        text_copy(path, sizeof path, f->path);
+        text_sanitize(path, sizeof path);
+        if (n++ < MAX_NAMED) printf("%s%s (%ld)", n == 1 ? name : ", ", path, f->num_docs);
+    }
+    if (n > MAX_NAMED) printf(" and %ld more", n - MAX_NAMED);
+    if (n > 0) printf("\n");
+}
+
+static void print_tokenizer(const Job *j) {
+    const Tokenizer *t = &j->tokenizer;
+    char bos[80] = "no BOS";
+    if (!t->file[0]) return;
+    if (t->adds_bos) tokenizer_name(bos, sizeof bos, t, t->bos);
+    printf("texts begin with %s, by the post_processor of tokenizer.json%s\n", bos,
+           t->bos_is_disputed ? "; as in transformers 5, add_bos_token has no effect" : "");
 }
 
 static void print_summary(const Job *j) {
@@ -445,7 +496,10 @@ static void print_summary(const Job *j) {
     if (j->num_own_ends > 0)
         printf("texts with a BOS or EOS of their own, which is not doubled: %ld\n",
                j->num_own_ends);
+    if (j->in.n > 1) print_files(j, "files   to train on: ", false);
+    print_files(j, "files   to validate on: ", true);
     print_records(j);
+    print_tokenizer(j);
 }
 
 // The tokens of an existing run are needed to resume it.
@@ -522,10 +576,13 @@ static bool source_to_shards(char **spec, const char *name, double val_frac, con
         j.options.cuts_files = val_frac > 0 && val_frac < 1 && j.in.num_val == 0 &&
                                j.in.num_records == 0 && j.in.n <= CUT_MAX_FILES;
         if (j.in.num_val > 0 || j.options.cuts_files) j.options.val_frac = 0;  // chosen already
-        if (ok && val_frac < 1 && j.in.num_val == (int64_t)j.in.n)
-            ok = bad_input(err, "%s: expected documents to train on, found validation files only",
+        if (ok && val_frac < 1 && j.in.num_val + j.in.num_test > 0 &&
+            j.in.num_val + j.in.num_left_out == (int64_t)j.in.n)
+            ok = error_set(err, EXIT_BAD_INPUT, "name the files themselves to train on them",
+                           "%s: expected documents to train on, found validation and test files "
+                           "only",
                            *spec);
-        if (ok) make_key(&j);
+        ok = ok && make_key(&j, err);
         if (ok && !is_up_to_date(&j)) ok = choose_place(&j, name, err) && write_all(&j, err);
         if (ok) dir_remove_tree(j.old, &(Error){0});
         bpe_close(j.bpe);

@@ -100,7 +100,7 @@ static UnitOptions unit_options[NUM_TOKENIZERS];
 
 static BpeEncoder *encoder(int i) {
     static Tokenizer list[NUM_TOKENIZERS] = {
-        {.vocab_size = 258, .bos = 256, .eos = 257, .byte_ids = true}};
+        {.vocab_size = 258, .bos = 256, .eos = 257, .adds_bos = true, .byte_ids = true}};
     static const char *const dirs[] = {"", "tests/golden/tokenizers/smollm2",
                                        "tests/golden/tokenizers/llama3",
                                        "tests/golden/tokenizers/qwen"};
@@ -112,7 +112,7 @@ static BpeEncoder *encoder(int i) {
     const Bpe *b = bpe_open(t, &err);
     if (!b) error_exit(&err);
     unit_options[i] = (UnitOptions){.tokenizer = t, .vocabulary = {1 << 24, t->bos, t->eos, 0}};
-    if (t->bos == t->eos) unit_options[i].vocabulary.bos = -1;
+    if (!t->adds_bos) unit_options[i].vocabulary.bos = -1;
     memset(unit_options[i].has_byte, true, 256);
     return opened[i] = bpe_encoder_open(b);
 }
@@ -184,7 +184,10 @@ static bool fuzz_tokenizer(Input *in) {
     double most = (double)json_object_size(vocab);
     json_object_foreach(vocab, name, id) most = fmax(most, json_number_value(id) + 1);
     CHECK(!added || json_is_array(added));
-    CHECK(t.vocab_size <= most + (double)json_array_size(added));
+    json_auto_t *config = parse(in->part[1]);
+    CHECK(t.vocab_size <=
+          most + (double)(json_array_size(added) +
+                          json_object_size(json_member(config, "added_tokens_decoder"))));
     CHECK(t.vocab_size > 0 && t.bos >= -1 && t.bos < t.vocab_size && t.eos < t.vocab_size);
     for (int32_t i = 0; i < t.vocab_size; i++) CHECK(t.offset[i] <= t.offset[i + 1]);
     chat_template_open(&chat, scratch("."), &t, &(Error){0});
