@@ -252,6 +252,9 @@ yes '{"text": "again"}' | head -n 12 > same.jsonl
 makes nine_are_all_trained '^texts .*: 9 documents, 0 for validation' --train 9.jsonl --out v9
 has how_to_have_some '^val     none; --val FILE or DIR gives some$' out.txt
 makes one_of_ten '^texts .*: 10 documents, 1 for validation, ' --train 10.jsonl --out v10
+edit v10/tokens/tokenizer.json 'j["version"] = "1.1"'
+expect another_tokenizer_in_tokens 9 '^error: v10/tokens/tokenizer.json: expected the tokenizer of v10/tokens' "${run[@]}" \
+    --steps 0 --val-every 0 --train 10.jsonl --out v10
 mkdir 12 && for i in $(seq 12); do echo $i > 12/$i.txt; done
 makes one_of_twelve_files '^texts .*: 12 documents, 1 for validation, ' --train 12 --out v12
 makes copies_stay_together '^texts .*: 12 documents, 0 for validation' --train same.jsonl --out vsame
@@ -286,7 +289,7 @@ check full_disk test "$? $(ls disk | grep tokens)" = '4 '
 python3 -S -c '
 for i in range(300000): print("{\"text\": \"a document of %d words, and some more of them, as it were: %d\"}" % (i, i * i))' > large.jsonl
 "${run[@]}" --train large.jsonl --out signal --threads 1 --steps 0 --val-every 0 > out.txt 2>&1 &
-until [ -e signal/tokens.tmp ] || ! kill -0 $! 2> /dev/null; do sleep 0.02; done
+until [ -e signal/tokens.unpad.tmp-$! ] || ! kill -0 $! 2> /dev/null; do sleep 0.02; done
 kill $!
 wait $!
 check stopped_by_a_signal test "$? $(ls signal | grep tokens)" = '75 '

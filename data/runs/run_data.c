@@ -119,6 +119,10 @@ static void read_model_files(Data *d, const Options *o, const ResumePoint *at, b
     for (int i = 0; i < 3 && !from; i++)
         if (has_tokenizer(dirs[i], path)) from = dirs[i];
     d->has_tokenizer = from != NULL;
+    if (from == dirs[2])
+        same_tokenizer(from, d->train.tokenizer_hash, path, tokenizer_hash(from, path),
+                       "remove the directory, which is made again if it is of texts",
+                       o->allow_other_tokenizer);
     if (from) must(tokenizer_open(&d->tokenizer, path, &err));
     if (!is_rank_0) return;
     must(model_files_read(&d->files, true, from ? &from : dirs, from ? 1 : 3, &err));
