@@ -81,6 +81,13 @@ static void load_or_init(LlamaModel *m, const char *dir, const Options *o) {
     line_erase(stderr);
 }
 
+// A flipped bit in a model that a run wrote is found, as --resume finds it.
+static void verify_models(const Options *o) {
+    if (!is_rank_0() || o->dry_run) return;
+    if (!o->from_scratch && path_is_dir(o->model)) must(checkpoint_verify_model(o->model, &err));
+    if (o->adapter) must(checkpoint_verify_model(o->adapter, &err));
+}
+
 // ---- Resuming and options -----------------------------------------------------------------------
 
 // A bare --resume that finds no checkpoint is a fresh start: dir stays empty.
@@ -93,8 +100,8 @@ static ResumePoint find_resume(const Options *o, OutDir *out) {
     if (o->resume && run_trains(o) && is_rank_0() && path_is_dir(o->out))
         must(out_dir_lock(out, &err));
     comm_barrier();  // rank 0 has undone what a killed run left
-    if (!o->resume && !o->overwrite && run_trains(o) && is_rank_0())
-        must(out_dir_is_free(o->out, &err));
+    if (!o->resume && run_trains(o) && is_rank_0())
+        must(out_dir_is_free(o->out, o->overwrite, &err));
     if (!o->resume) return at;
     must(out_dir_find_resume(o->out, o->resume, run_trains(o), &at, &err));
     if (!at.dir[0] && is_rank_0())
@@ -809,6 +816,7 @@ static void merge_adapters(LlamaModel *m, const LlamaConfig *config, const Optio
 
 static void infer(Options *o, LlamaModel *m) {
     run_options_complete_inference(comm_num_ranks());
+    verify_models(o);
     const LlamaConfig config = load_config(o, &(ResumePoint){0}, true);
     const DeviceRoom room = open_device(o, &config, m);
     if (o->generate) choose_length(o, &config, &room);
@@ -836,7 +844,7 @@ static Options *start_process(int argc, char **argv) {
 static int64_t read_state(Run *run) {
     const ResumePoint *at = run->resume;
     if (run->o->compare || run->o->check_packing) return -1;
-    if (!at->dir[0]) return run->o->resume ? LOG_KEEP_ALL : -1;
+    if (!at->dir[0]) return run->o->resume ? 0 : -1;
     must(state_read(&run->state, at->dir, &run->data->loader_settings.plan, &run->data->train,
                     &err));
     run->last_good = run->state;
@@ -859,6 +867,7 @@ int main(int argc, char **argv) {
     json_auto_t *stored = run_options_complete(&at, comm_num_ranks());
 
     // inputs are proven good before anything is written
+    if (!at.dir[0]) verify_models(o);
     LlamaConfig config = load_config(o, &at, option_given(run_option_table, "model"));
     DeviceRoom room = open_device(o, &config, &model);
     tokenize_texts(o, &out, &at, config.vocab_size);

@@ -382,9 +382,9 @@ def main():
                             for run in runs)
         out = args.out or os.path.join(os.path.dirname(runs[0].path), "report.html")
         try:
-            with open(out + ".tmp", "w", encoding="utf-8", errors="replace") as file:
+            with open(f"{out}.tmp-{os.getpid()}", "x", encoding="utf-8", errors="replace") as file:
                 file.write(page(runs, left))
-            os.replace(out + ".tmp", out)
+            os.replace(file.name, out)
         except OSError as e:
             fail(4, f"{out}: cannot write: {e.strerror}", "give --out FILE.html in another directory")
         for run in runs:

@@ -76,9 +76,8 @@ static int count_names(const char *part) {
 
 static int out_of_order, parts_moved, syncs;
 
-// A checkpoint gets its name when its manifest, and then the directory, have been synced. Of one
-// that has its name the manifest is removed first. At the end of a run all get temporary names, for
-// good, before one is removed.
+// A checkpoint gets its name when its manifest, and then the directory, have been synced. Before it
+// is removed it gets a temporary name for good.
 static void watch_order(const char *call, int fd, const char *path, const char *to,
                         const void *data, size_t n, off_t at) {
     char manifest[IO_PATH_MAX + 16];
@@ -126,6 +125,7 @@ TEST(any_operations_leave_what_is_expected) {
     for (int round = 0; round < 40; round++) {
         enum { NONE, GOOD, DAMAGED, WITHOUT_MANIFEST } of[MOST + 1] = {NONE};
         int64_t final = -1, step;
+        int kept_aside = 0;
         Error err = {0};
         fresh_run(0);
         put_file(scratch("out/log.jsonl"), "x", 1);
@@ -136,18 +136,19 @@ TEST(any_operations_leave_what_is_expected) {
             const char *path = printed("%s/step-%08d", scratch("out"), k);
             const char *state = printed("%s/state.json", path);
             if (what == 0) {
-                MUST(dir_create_all(printed("%s.tmp-%d", path, getpid()), &err));
-                put_file(printed("%s.tmp-%d/old.json", path, getpid()), "x", 1);
+                MUST(dir_create_all(printed("%s.unpad.tmp-%d", path, getpid()), &err));
+                put_file(printed("%s.unpad.tmp-%d/old.json", path, getpid()), "x", 1);
             }
+            kept_aside += what < 3 && of[k] == WITHOUT_MANIFEST;
             if (what < 3) must_save(k, NULL), of[k] = GOOD;
             if (what == 0) {  // the manifest is not what the directory happens to have first
                 CHECK(!path_exists(printed("%s/old.json", path)));
-                MUST(checkpoint_recover(scratch("out"), false, &err));
+                MUST(checkpoint_recover(scratch("out"), &err));
                 CHECK(rename(state, scratch("x")) == 0 && rename(scratch("x"), state) == 0);
             }
             if (what == 3) must_save(k, "final"), final = k;
             if (what == 4 && of[k] == GOOD) {
-                CHECK(truncate(state, 3) == 0);
+                put_file(state, printed("{\"stop\": %d}\n", k), 12);
                 of[k] = DAMAGED;
             }
             if (what == 5 && (of[k] == GOOD || of[k] == DAMAGED)) {
@@ -155,19 +156,20 @@ TEST(any_operations_leave_what_is_expected) {
                 of[k] = WITHOUT_MANIFEST;
             }
             if (what == 6) {  // it gets its name back, or its successor stays
-                const char *other = printed("%s.old-4711", path);
+                const char *other = printed("%s.unpad.old-4711", path);
                 CHECK(of[k] && keep > 1
                           ? rename(path, other) == 0
                           : dir_create_all(other, &err) && (of[k] || rmdir(other) == 0));
-                MUST(dir_create_all(printed("%s.tmp-4711", path), &err));
-                MUST(checkpoint_recover(scratch("out"), true, &err));
+                MUST(dir_create_all(printed("%s.unpad.tmp-4711", path), &err));
+                MUST(checkpoint_recover(scratch("out"), &err));
             }
             if (what == 7) MUST(checkpoint_prune(scratch("out"), k, keep, &err));
             for (int i = k, kept = 0; what == 7 && keep > 0 && i > 0; i--)
-                if (of[i] == WITHOUT_MANIFEST || (of[i] && kept++ >= keep)) of[i] = NONE;
+                if (of[i] && of[i] != WITHOUT_MANIFEST && kept++ >= keep) of[i] = NONE;
             if (what == 8) {
-                MUST(dir_create_all(printed("%s.tmp-4711", path), &err));
+                MUST(dir_create_all(printed("%s.unpad.tmp-4711", path), &err));
                 MUST(checkpoint_remove_all(scratch("out"), &err));
+                for (int i = 1; i <= MOST; i++) kept_aside += of[i] == WITHOUT_MANIFEST;
                 memset(of, NONE, sizeof of);
                 final = -1;
             }
@@ -180,7 +182,9 @@ TEST(any_operations_leave_what_is_expected) {
             CHECK_MSG(out_of_order == 0, "round %d, operation %d (%u of %d)", round, op, what, k);
             CHECK_MSG(newest() == (last > 0 || !there ? last : -2) && damaged_seen == bad,
                       "round %d, operation %d (%u of %d)", round, op, what, k);
-            CHECK(count_names("") == 3 + there + (final > 0));  // with ., .. and log.jsonl
+            CHECK(count_names(".kept-") == kept_aside);
+            // with ., .. and log.jsonl
+            CHECK(count_names("") == 3 + there + (final > 0) + kept_aside);
             CHECK(final < 0 ||
                   (checkpoint_verify(scratch("out/final"), &step, &err) && step == final));
         }
@@ -188,10 +192,9 @@ TEST(any_operations_leave_what_is_expected) {
     }
 }
 
-// Others' files and directories under the names of leftovers stay, even where a save needs the
-// name, and empty ones under names that are no leftover's; what killed runs leave goes, or gets its
-// name back.
-TEST(leftovers_are_known_by_their_names_and_what_they_hold) {
+// Others' files and directories under names like those of leftovers stay; what killed runs leave
+// goes, or gets its name back.
+TEST(leftovers_are_known_by_their_marks) {
     char own[2][64],
         others[] =
             "step-7 step-0000000x step-00000100.bak step-00000100.tmp- step-00000100.tmp-1x "
@@ -218,9 +221,9 @@ TEST(leftovers_are_known_by_their_names_and_what_they_hold) {
         put_file(scratch(printed("out/%s", probes[i][0])), probes[i][1], strlen(probes[i][1]));
     put_file(scratch("out/.probe-9"), "pr\0\0\0\0", 6);  // after a power cut
     must_save(4, NULL);
-    CHECK(rename(scratch("out/step-00000004"), scratch("out/step-00000004.old-5")) == 0);
-    put_file(scratch("out/step-00000004.old-5/notes"), "of a user, in our checkpoint", 28);
-    MUST(checkpoint_recover(scratch("out"), false, &err) && dir_probe(scratch("out"), &err));
+    CHECK(rename(scratch("out/step-00000004"), scratch("out/step-00000004.unpad.old-5")) == 0);
+    MUST(dir_create_all(scratch("out/step-00000002.unpad.tmp-6"), &err));
+    MUST(checkpoint_recover(scratch("out"), &err) && dir_probe(scratch("out"), &err));
     CHECK(newest() == 4 && damaged_seen == 0);
     must_save(1, NULL);
     must_save(2, NULL);
@@ -231,18 +234,46 @@ TEST(leftovers_are_known_by_their_names_and_what_they_hold) {
     CHECK_MSG(count_names("") == 2 + 1 + 5 + 6 + n, "%d names", count_names(""));
 }
 
+// More files, other sizes, directories, links, no manifest: what no save wrote stays, and its
+// directory with it.
+TEST(a_directory_with_more_than_a_save_wrote_is_kept) {
+    const char *dirs[] = {"step-00000001", "final"},
+               *names[] = {"README.md", "state.json", "notes", "link.json", "model.safetensors"};
+    for (int how = 0; how < 5; how++) {
+        fresh_run(3);
+        must_save(3, "final");
+        for (int i = 0; i < 2; i++) {
+            Error why = {0};
+            const char *dir = scratch(printed("out/%s", dirs[i])),
+                       *path = printed("%s/%s", dir, names[how]);
+            if (how < 2) put_file(path, "mine", 4);
+            CHECK(how != 2 || mkdir(path, 0777) == 0);
+            CHECK(how != 3 || symlink("state.json", path) == 0);
+            CHECK(how != 4 || unlink(printed("%s/manifest.json", dir)) == 0);
+            CHECK(!checkpoint_may_remove_all(scratch("out"), &why) && why.code == EXIT_USAGE);
+            CHECK_MSG(how == 4 || strstr(why.what, path), "%s", why.what);
+        }
+        MUST(checkpoint_prune(scratch("out"), 3, 1, &err));
+        must_save(4, "final");
+        MUST(checkpoint_recover(scratch("out"), &err));
+        CHECK(count_names("step-") == 2 && count_names("final") == 2);
+        CHECK(path_exists(scratch(printed("out/step-00000001/%s", names[how]))));
+        CHECK(path_exists(printed("%s.kept-%d/%s", scratch("out/final"), getpid(), names[how])));
+    }
+}
+
 // Of a checkpoint that is elsewhere the link goes, and nothing behind it.
 TEST(nothing_behind_links_is_removed) {
-    const char *names[] = {"final", "step-00000001", "step-00000002", "step-00000009.tmp-1",
-                           "final.old-1"};
-    const int left[] = {3, 5, 2, 0};
+    const char *names[] = {"final", "step-00000001", "step-00000002", "step-00000009.unpad.tmp-1",
+                           "final.unpad.old-1"};
+    const int left[] = {3, 3, 2, 0};
     for (int what = 0; what < 4; what++) {
         fresh_run(1);
         MUST(dir_remove_tree(scratch("behind"), &err));
         CHECK(rename(scratch("out/step-00000001"), scratch("behind")) == 0);
         for (int i = 0; i < 5; i++)
             CHECK(symlink(scratch("behind"), scratch(printed("out/%s", names[i]))) == 0);
-        if (what == 0) MUST(checkpoint_recover(scratch("out"), false, &err));
+        if (what == 0) MUST(checkpoint_recover(scratch("out"), &err));
         if (what == 1) must_save(2, NULL), must_save(3, "final");
         if (what == 2) MUST(checkpoint_prune(scratch("out"), 2, 1, &err));
         if (what == 3) MUST(checkpoint_remove_all(scratch("out"), &err));
@@ -328,12 +359,12 @@ TEST(every_io_call_of_a_save_fails_in_turn) {
             CHECK(ok || err.code == EXIT_DISK || err.code == EXIT_BAD_INPUT);
             CHECK_MSG(fault_open_fds() == fds, "%s: file descriptor leak", victim);
             CHECK(!replaces || persistent || path_exists(scratch("out/step-00000002")));
-            CHECK_MSG(checkpoint_recover(scratch("out"), true, &again), "%s", again.what);
+            CHECK_MSG(checkpoint_recover(scratch("out"), &again), "%s", again.what);
             const int64_t step = newest();
             CHECK_MSG(damaged_seen == 0 && (step == 2 || (step == 1 && !ok)), "newest %ld", step);
             CHECK(count_names(".tmp-") == 0 && count_names(".old-") == 0);
         } while (calls >= nth);
-        CHECK_MSG(calls >= 28, "%ld calls", calls);
+        CHECK_MSG(calls >= 27, "%ld calls", calls);
     }
 }
 

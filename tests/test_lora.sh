@@ -109,6 +109,9 @@ check without_the_old_ones_it_resumes "$train" --resume --out again
 same_state resumed_further_has_the_same_bits {more,again}/step-00000003
 mv elsewhere twelve/final
 check its_options_start_a_twin "$train" --options again/options --out twin --dry-run
+mkdir whole && cp -r base whole/final
+expect a_merge_over_its_model 2 '^error: --overwrite: .* found whole/final$' \
+    "$train" --adapter full/final --model whole/final --lora-merge --out whole --overwrite
 expect a_merge_over_its_adapter 2 'final' "$train" --adapter again/final --lora-merge --out again --overwrite
 # ---- other ranks, and the CUDA backend --------------------------------------------------------------
 few=("${run[@]}" --micro-batch-tokens 128 --batch-tokens 256 --val-every 0 --steps 2
@@ -167,7 +170,7 @@ expect adapters_of_a_whole_model 9 'hint: give --lora 0' "$train" --resume --out
 within env -C full "$train" --adapter final "${greedy[@]}"
 grep -av ' tokens/s' out.txt > found
 same a_base_is_found_from_elsewhere adapted-text found
-cp -r base other && cp merged/final/model.safetensors other/
+cp -r base other && cp merged/final/model.safetensors other/ && rm other/manifest.json
 expect another_base 9 'that the adapters were trained beside' "$train" --resume --out half --model other --steps 9
 said adapters_beside_another_base 0 '^warning: full/final: trained beside /.*/base, found --model other$' \
     "$train" --model other --adapter full/final "${greedy[@]}"

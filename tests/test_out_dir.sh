@@ -87,10 +87,7 @@ expect resume_without_a_checkpoint 3 "^error: killed' early: a run without a che
 grep '^hint: ' out.txt | sed 's/^hint: start it again: //; s/1000000/2/' > again.sh
 check nothing_of_it_is_lost diff -r -x .lock "killed' early" early
 expect with_train_it_starts 0 'start +random weights' "${run[@]}" --out early --steps 2 --resume
-check_python and_adds_to_the_log <<'PY'
-killed, both = (open(f"{run}/log.jsonl").read() for run in ("killed' early", "early"))
-assert both.startswith(killed[:killed.rindex("\n") + 1]) and len(steps("early")) == len(steps("killed' early")) + 2
-PY
+check and_its_log_is_of_these_steps test "$(grep -c '"loss"' early/log.jsonl)" -eq 2
 expect the_command_starts_it_again 0 done bash again.sh
 check from_the_beginning test "$(grep -c '"loss"' "killed' early/log.jsonl")" -eq 2
 mkdir empty
@@ -157,9 +154,44 @@ check nothing_behind_links_is_written test "$(cat file) $(names n2)" = "mine $(n
 rm n2/log.jsonl && mkfifo n2/log.jsonl n5/log.jsonl
 expect log_is_a_fifo 4 'n2/log.jsonl: expected a regular file, found another kind' "${resume[@]}" --out n2 --steps 2
 expect log_is_a_fifo_in_a_dry_run 4 'n5/log.jsonl: expected' "${run[@]}" --out n5 --steps 1 --resume --dry-run
-mkdir -p aliens/final.old-1/notes
-expect alien_names 0 '^warning: aliens/final.old-1: named like a leftover' "${run[@]}" --out aliens --steps 2 --save-every 1
-warnings alien_names_are_named_once 1
+# ---- files of others stay, and so does a directory with one in it -------------------------------------------
+mkdir -p x/{tokens,val_tokens} y/{tokens.old,tokens.tmp,final.old-1/notes}
+for dir in {x,y}/*; do echo mine > "$dir/file"; done
+cp -r x x.before && cp -r old/. y && cp -r old/final y/final.old-2
+text=("$train" --model chat --from-scratch --train text --max-seqlen 64 --micro-batch-tokens 256 --steps 1 --num-samples 0)
+expect tokens_of_others 2 '^error: x/tokens/file: expected what this program wrote' "${text[@]}" --out x --overwrite
+same they_are_kept {x,x.before}/tokens/file
+rm -r x/tokens && echo '{"text": 1}' > x/log.jsonl && echo mine > x/.lock
+expect a_log_of_others 2 '^error: x/log.jsonl: expected the log of a run' "${text[@]}" --out x --overwrite
+rm x/log.jsonl
+expect val_tokens_of_others 2 '^error: x/val_tokens/file: ' "${text[@]}" --out x --val text
+same these_too {x,x.before}/val_tokens/file
+has a_lock_of_others '^mine$' x/.lock
+echo new > new.txt
+expect validated_on_what_is_replaced 2 '^error: --val x/tokens: ' "${text[@]}" --train new.txt --out x --val x/tokens
+cp -r y y.before
+for what in 'train final/mine.jsonl' 'bench step-00000006/mine.jsonl' 'model step-00000006/mine' 'options final/mine'; do
+    rm -r y && cp -r y.before y && set -- $what
+    if [ "$1" = model ]; then cp -r chat "y/$2"; else echo "lr 1" > "y/$2"; fi && cp -r y z
+    expect "overwrite_with_--$1_in_it" 2 "^error: y/$2: expected what" "${text[@]}" "--$1" "y/$2" --out y --overwrite
+    check "--$1_is_there" diff -r -x .lock y z && rm -r z
+done
+echo card > y/final/README.md && echo 'lr 3' > y/options && mkdir y/step-00000006/mine
+said a_step_with_more_is_kept 0 '^warning: y/step-00000006/mine: expected' "${resume[@]}" --out y --steps 11 --save-every 1 --keep 2
+check once test "$(grep -c 'warning: y/step' said.txt)" -eq 1
+has final_with_more_is_kept '^warning: y/final/README.md: expected .* kept as y/final.kept-' said.txt
+check nothing_else_is_lost test "$(names y)" = "$(cd y && echo final final.kept-* final.old-1 final.old-2) log.jsonl options \
+step-00000006 step-00000010 step-00000011 tokens.old tokens.tmp"
+check as_it_was eval '[ "$(cat y/final.kept-*/README.md y/options)" = "card
+lr 3" ] && for d in final.old-1 final.old-2 tokens.old tokens.tmp; do diff -r y.before/$d y/$d; done'
+cp -r old ours && cp -rl ours snapshot && cp -r ours before
+expect a_snapshot_by_links 0 done "${resume[@]}" --out ours --steps 9
+check is_not_written_to diff -r before snapshot
+cp -r old bits && shards flip bits/final/model.safetensors 30000
+eval=("$train" --eval --val corpus --model bits/final --max-seqlen 64 --micro-batch-tokens 256)
+expect a_flipped_bit_in_a_model 3 '^error: bits/final/model.safetensors: CRC32C' "${eval[@]}"
+echo '{"mine": 1}' > bits/final/manifest.json
+expect a_manifest_of_others 0 perplexity "${eval[@]}"
 # ---- scripts/quickstart.sh ----------------------------------------------------------------------------------
 mkdir -p tree/scripts tree/data/demo && cp "$root/scripts/quickstart.sh" tree/scripts && touch tree/data/demo/dataset.json
 printf 'all:\n' > tree/Makefile

@@ -30,8 +30,10 @@ head -n 1 odd/log.jsonl > none/log.jsonl
 lines_of() { python3 -c 'import json, log; print("\n".join(json.dumps(r) for r in '"$1"'))'; }
 # ---- the report -----------------------------------------------------------------------------------
 report() { python3 "$scripts/report.py" "$@"; }
+echo mine > mine && ln -s ../mine odd/report.html.tmp
 outcome one_run 0 '^wrote odd/report.html: odd/log.jsonl: 30 steps, loss 4.990 to 3.700, validation 3.500' report odd
 has bad_lines_are_named '^warning: odd/log.jsonl: .*: line 4, 5, 6$' out.txt
+has no_link_is_followed '^mine$' mine
 has skipped_steps_and_spikes_are_marked '>×</text>.*>▾</text>|>▾</text>.*>×</text>' odd/report.html
 has packing_is_measured 'rows padded to 64 would have 3\.08 times the tokens and 5\.00 times' odd/report.html
 outcome several_runs 0 '^wrote both.html: one/log.jsonl: 1 steps, ' report odd one --out both.html

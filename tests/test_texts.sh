@@ -328,6 +328,9 @@ yes '{"text": "again"}' | head -n 12 > same.jsonl
 makes nine_are_all_trained '^texts .*: 9 documents, 0 for validation' --train 9.jsonl --out v9
 has how_to_have_some '^val     none; --val FILE or DIR gives some$' out.txt
 makes one_of_ten '^texts .*: 10 documents, 1 for validation, ' --train 10.jsonl --out v10
+edit v10/tokens/tokenizer.json 'j["version"] = "1.1"'
+expect another_tokenizer_in_tokens 9 '^error: v10/tokens/tokenizer.json: expected the tokenizer of v10/tokens' "${run[@]}" \
+    --steps 0 --val-every 0 --train 10.jsonl --out v10
 mkdir 12 && for i in $(seq 12); do echo $i > 12/$i.txt; done
 makes one_of_twelve_files '^texts .*: 12 documents, 1 for validation, ' --train 12 --out v12
 makes copies_stay_together '^texts .*: 12 documents, 0 for validation' --train same.jsonl --out vsame
@@ -367,7 +370,7 @@ for i in range(300000): print("{\"text\": \"a document of %d words, and some mor
 python3 -S -c 'print("{\"text\": \"%s\"}" % ("ab" * 12000000))' > long.jsonl
 for f in large long; do
     "${run[@]}" "${as_bpe[@]}" --train $f.jsonl --out $f --threads 1 --steps 0 --val-every 0 > out.txt 2>&1 &
-    until [ -e $f/tokens.tmp ] || ! kill -0 $! 2> /dev/null; do sleep 0.02; done
+    until [ -e $f/tokens.unpad.tmp-$! ] || ! kill -0 $! 2> /dev/null; do sleep 0.02; done
     sleep 0.2
     kill $!
     start=$SECONDS

@@ -79,6 +79,13 @@ bool dir_remove_tree(const char *path, Error *err) {
     return remove_at(AT_FDCWD, path, path, 0, err);
 }
 
+bool file_replace(const char *path, const void *data, uint64_t n, Error *err) {
+    char partial[IO_PATH_MAX];
+    if (!path_printf(partial, err, "%s" FILE_REPLACED, path)) return false;
+    unlink(partial);  // of a run that was killed
+    return file_create(partial, data, n, err) && io_rename(partial, path, err);
+}
+
 bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, Error *err) {
     bool exists = true;
     for (long n = (long)getpid(); exists; n++)
@@ -129,6 +136,7 @@ static bool lock_in_time(int fd) {
 
 bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     char path[IO_PATH_MAX], owner[256], host[128] = "?";
+    struct stat st;
     lock->fd = lock->dir_fd = -1;
     if (!path_join(path, dir, ".lock", err)) return false;
     const int fd = io_open_own(path, O_RDWR | O_CREAT, err);
@@ -143,6 +151,11 @@ bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     lock->dir_fd = io_open(dir, O_RDONLY | O_DIRECTORY, 0);
     if (!locked) return true;
     lock->fd = fd;
+    // A snapshot by `cp -rl` has it too. This one stays locked for those who wait for it.
+    if (fstat(fd, &st) == 0 && st.st_nlink > 1 && unlink(path) == 0)
+        return dir_lock(lock, dir, err);
+    const ssize_t found = pread(fd, owner, 8, 0);
+    if (found > 0 && memcmp(owner, "process ", (size_t)found) != 0) return true;  // not our text
     gethostname(host, sizeof host - 1);
     const int n = snprintf(owner, sizeof owner, "process %ld on %s\n", (long)getpid(), host);
     const bool named = ftruncate(fd, 0) == 0 && pwrite(fd, owner, (size_t)n, 0) == n;

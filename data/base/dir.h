@@ -13,6 +13,11 @@ bool dir_sync(const char *path, Error *err);
 // rename(2); durable only after dir_sync.
 bool io_rename(const char *from, const char *to, Error *err);
 
+// Puts a file of these n bytes in the place of another, which is not written to: it may have other
+// names. Durable after dir_sync.
+#define FILE_REPLACED ".unpad.tmp"  // after its name: what a kill leaves
+bool file_replace(const char *path, const void *data, uint64_t n, Error *err);
+
 // rm -r; symbolic links are removed, not followed, the path itself included. A path that does not
 // exist is not an error.
 bool dir_remove_tree(const char *path, Error *err);

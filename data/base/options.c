@@ -429,11 +429,14 @@ static void write_line(const Option *o, const char *value, FILE *out) {
     free(quoted);
 }
 
+static const char mark[] = "# Written by train_llama at each start of this run\n";
+
 bool options_write(const Option *table, const char *except, bool resolved, const char *path,
                    Error *err) {
     char buffer[40], *text;
     size_t size;
     FILE *out = host_stream(&text, &size, "options");
+    fputs(mark, out);
     for (const Option *o = table; o->name; o++) {
         if (!o->address || index_of_word(except, o->name) >= 0) continue;
         json_auto_t *is = option_json(o);
@@ -442,10 +445,11 @@ bool options_write(const Option *table, const char *except, bool resolved, const
         if (value && !(resolved && usual && strcmp(value, usual) == 0)) write_line(o, value, out);
     }
     fclose(out);
-    char partial[IO_PATH_MAX];
-    bool ok = path_printf(partial, err, "%s.tmp", path);
-    if (ok) unlink(partial);  // of a run that was killed
-    ok = ok && file_create(partial, text, size, err) && io_rename(partial, path, err);
+    char *found = file_read_all(path, JSON_MAX_CONFIG, NULL, "", &(Error){0});
+    const bool ours = !path_exists(path) || (found && strncmp(found, mark, strlen(mark)) == 0);
+    if (!ours) warning("%s: expected a file that a run wrote, found another: kept", path);
+    const bool ok = !ours || file_replace(path, text, size, err);
+    free(found);
     free(text);
     return ok;
 }

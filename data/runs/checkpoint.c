@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,24 +32,23 @@ bool checkpoint_parse_step(const char *name, int64_t *step) {
     return *step >= 0 && strcmp(canonical, name) == 0;
 }
 
-// Do checkpoints have files of this name?
-static bool is_file_name(const char *name) {
-    return path_ends_with(name, ".json") || path_ends_with(name, ".safetensors") ||
-           path_ends_with(name, ".jinja") || path_ends_with(name, "merges.txt") ||
-           path_ends_with(name, "tokenizer.model");
-}
+// Marks of directories of this program, in no one else's names: one that is being written or
+// removed, and one that is being replaced
+#define TEMPORARY ".unpad.tmp-"
+#define REPLACED ".unpad.old-"
 
-// Is the name one of a checkpoint, and then the mark, as in step-00000100.tmp-4711?
+// Is the name one with this mark and a number, as in step-00000100.unpad.tmp-4711? *base: before it
 static bool is_leftover(const char *name, const char *mark, char base[256]) {
-    int64_t step;
-    snprintf(base, 256, "%.*s", (int)strcspn(name, "."), name);
-    return fnmatch(mark, name + strlen(base), FNM_EXTMATCH) == 0 &&
-           (strcmp(base, "final") == 0 || checkpoint_parse_step(base, &step));
+    const char *at = strstr(name, mark);
+    if (at) snprintf(base, 256, "%.*s", (int)(at - name), name);
+    return at && fnmatch("+([0-9])", at + strlen(mark), FNM_EXTMATCH) == 0;
 }
 
 // ---- manifest.json ------------------------------------------------------------------------------
 
-static const char manifest_name[] = "manifest.json", format_name[] = "unpad checkpoint 1";
+// Of shards it has another name: they are no model.
+static const char manifest_name[] = "manifest.json", shards_manifest_name[] = "texts.json",
+                  format_name[] = "unpad checkpoint 1";
 
 // The last line, with the checksum of the text before it
 enum { TAIL_BYTES = sizeof ",\n  \"manifest_crc32c\": \"01234567\"\n}\n" - 1 };
@@ -64,9 +64,10 @@ static bool manifest_write(const Checkpoint *ck, Error *err) {
     const size_t n = strlen(text) - strlen("\n}\n");  // the tail closes the object
     FileWriter w;
     write_tail(tail, crc32c(0, text, n));
-    const bool ok = path_join(path, ck->dir, manifest_name, err) && writer_open(&w, path, err) &&
-                    writer_write(&w, text, n, err) && writer_write(&w, tail, TAIL_BYTES, err) &&
-                    writer_close(&w, err);
+    const bool ok =
+        path_join(path, ck->dir, ck->step < 0 ? shards_manifest_name : manifest_name, err) &&
+        writer_open(&w, path, err) && writer_write(&w, text, n, err) &&
+        writer_write(&w, tail, TAIL_BYTES, err) && writer_close(&w, err);
     free(text);
     return ok;
 }
@@ -104,13 +105,14 @@ static bool verify_file(const char *dir, const json_t *entry, Error *err) {
     return ok;
 }
 
-static json_t *read_manifest(const char *dir, Error *err) {
-    char path[IO_PATH_MAX], tail[TAIL_BYTES + 1];
+// *was_read: a NULL is the manifest's fault.
+static json_t *read_manifest(const char *path, bool *was_read, Error *err) {
+    char tail[TAIL_BYTES + 1];
     uint64_t n = 0;
     json_t *root = NULL;
-    if (!path_join(path, dir, manifest_name, err)) return NULL;
     char *text = file_read_all(path, JSON_MAX_CONFIG, &n, "the checkpoint is incomplete", err);
     if (!text) return NULL;
+    *was_read = true;
     const size_t length = strlen(text), body = length > TAIL_BYTES ? length - TAIL_BYTES : 0;
     write_tail(tail, crc32c(0, text, body));
     if (length != n || strcmp(text + body, tail) != 0)
@@ -122,7 +124,9 @@ static json_t *read_manifest(const char *dir, Error *err) {
 }
 
 bool checkpoint_verify(const char *dir, int64_t *step, Error *err) {
-    json_auto_t *root = read_manifest(dir, err);
+    char path[IO_PATH_MAX];
+    if (!path_join(path, dir, manifest_name, err)) return false;
+    json_auto_t *root = read_manifest(path, &(bool){0}, err);
     const json_t *files = json_member(root, "files"), *entry;
     const char *format = NULL;
     int64_t found = -1;
@@ -140,6 +144,79 @@ bool checkpoint_verify(const char *dir, int64_t *step, Error *err) {
     return true;
 }
 
+// An array of what a directory holds, as in a manifest, without checksums; -1 bytes: no regular
+// file. NULL on error.
+static json_t *list_files(const char *path, Error *err) {
+    struct stat st;
+    DIR *dir = opendir(path);
+    json_t *files = json_array();
+    for (struct dirent *e; dir && (errno = 0, e = readdir(dir));) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        if (fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0) break;
+        json_array_append_new(files,
+                              json_pack("{s:o, s:I}", "name", json_text(e->d_name), "size_bytes",
+                                        S_ISREG(st.st_mode) ? st.st_size : (int64_t)-1));
+    }
+    if (errno == ENOTDIR) json_array_append_new(files, json_pack("{s:s}", "name", ""));
+    const bool ok = !errno || errno == ENOTDIR || disk_error(err, path, "cannot list");
+    if (dir) closedir(dir);
+    if (!ok) json_decref(files);
+    return ok ? files : NULL;
+}
+
+// With the same name and size
+static bool has_file(const json_t *files, const json_t *wanted) {
+    const json_t *size = json_object_get(wanted, "size_bytes"), *entry;
+    size_t i;
+    json_array_foreach(files, i, entry) {
+        if (json_equal(json_object_get(entry, "name"), json_object_get(wanted, "name")) &&
+            json_number_value(json_object_get(entry, "size_bytes")) == json_number_value(size))
+            return true;
+    }
+    return false;
+}
+
+bool checkpoint_verify_model(const char *dir, Error *err) {
+    char path[IO_PATH_MAX];
+    size_t i;
+    const json_t *entry;
+    if (!path_join(path, dir, manifest_name, err)) return false;
+    json_auto_t *root = read_manifest(path, &(bool){0}, &(Error){0}),
+                *found = root ? list_files(dir, err) : NULL;
+    json_array_foreach(json_object_get(root, "files"), i, entry) {
+        if (has_file(found, entry) && !verify_file(dir, entry, err)) return false;
+    }
+    return !err->code;
+}
+
+static bool is_link(const char *path) { return readlink(path, (char[1]){0}, 1) >= 0; }
+
+bool checkpoint_is_ours(const char *dir, Error *err) {
+    char path[IO_PATH_MAX];
+    bool exists, was_read = false;
+    size_t i;
+    Error why = {0};
+    const json_t *found;
+    if (is_link(dir)) return true;
+    if (!path_join(path, dir, manifest_name, err) || !path_find(path, &exists, err)) return false;
+    if (!exists &&
+        (!path_join(path, dir, shards_manifest_name, err) || !path_find(path, &exists, err)))
+        return false;
+    json_auto_t *root = exists ? read_manifest(path, &was_read, &why) : NULL;
+    if (exists && !was_read) *err = why;
+    json_auto_t *files = err->code ? NULL : list_files(dir, err);
+    json_array_foreach(files, i, found) {
+        const char *name = json_string_value(json_object_get(found, "name"));
+        if (!has_file(json_object_get(root, "files"), found) &&
+            (!root || strcmp(name, strrchr(path, '/') + 1) != 0))
+            error_set(err, EXIT_USAGE, "move it elsewhere, or give another --out",
+                      "%s/%s: expected what this program wrote, as its manifest names it, found "
+                      "another file",
+                      dir, name);
+    }
+    return !err->code;
+}
+
 // ---- Writing ------------------------------------------------------------------------------------
 
 void checkpoint_abort(Checkpoint *ck) {
@@ -153,11 +230,10 @@ bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const c
                       Error *err) {
     ck->step = step;
     ck->files = NULL;
-    assert(step >= 0 && (!name || strcmp(name, "final") == 0));
     if (!path_printf(ck->out_dir, err, "%s", out_dir) ||
         !(name ? path_join(ck->publish, out_dir, name, err)
                : checkpoint_step_path(ck->publish, out_dir, step, err)) ||
-        !dir_free_name(ck->dir, ck->publish, ".tmp-", err))
+        !dir_free_name(ck->dir, ck->publish, TEMPORARY, err))
         return false;
     if (mkdir(ck->dir, 0777) != 0) return disk_error(err, ck->dir, "cannot create the directory");
     ck->files = json_array();
@@ -165,7 +241,7 @@ bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const c
 }
 
 void checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, uint32_t crc) {
-    assert(path_is_plain_name(file) && is_file_name(file) && strcmp(file, manifest_name) != 0);
+    assert(path_is_plain_name(file) && strcmp(file, manifest_name) != 0);
     json_array_append_new(
         ck->files, json_pack("{s:s, s:I, s:o}", "name", file, "size_bytes", (int64_t)size_bytes,
                              "crc32c", json_sprintf("%08x", crc)));
@@ -179,6 +255,12 @@ bool checkpoint_write_file(Checkpoint *ck, const char *file, const void *data, s
     return true;
 }
 
+bool checkpoint_register_all(Checkpoint *ck, Error *err) {
+    json_decref(ck->files);
+    ck->files = list_files(ck->dir, err);
+    return ck->files != NULL;
+}
+
 bool checkpoint_write_text(Checkpoint *ck, const char *file, char *text, Error *err) {
     const bool ok = checkpoint_write_file(ck, file, text, strlen(text), err);
     free(text);
@@ -187,12 +269,23 @@ bool checkpoint_write_text(Checkpoint *ck, const char *file, char *text, Error *
 
 // ---- Publishing ---------------------------------------------------------------------------------
 
+// Takes its name away from what there is under it. With this mark checkpoint_recover finds what is
+// ours; nothing finds what is not.
+static bool set_aside(const char *path, const char *mark, char aside[IO_PATH_MAX], Error *err) {
+    Error why = {0};
+    const bool ours = checkpoint_is_ours(path, &why), foreign = why.code == EXIT_USAGE;
+    if (!ours && !foreign) *err = why;
+    if (err->code || !dir_free_name(aside, path, ours ? mark : ".kept-", err) ||
+        !io_rename(path, aside, err))
+        return false;
+    if (foreign) warning("%s: kept as %s", why.what, aside);
+    return true;
+}
+
 // Renames an older checkpoint to `old` first, and back when the new one cannot take its place.
 static bool swap_in(Checkpoint *ck, char old[IO_PATH_MAX], Error *err) {
     const bool replaces = path_exists(ck->publish);
-    if (replaces &&
-        !(dir_free_name(old, ck->publish, ".old-", err) && io_rename(ck->publish, old, err)))
-        return false;
+    if (replaces && !set_aside(ck->publish, REPLACED, old, err)) return false;
     if (io_rename(ck->dir, ck->publish, err)) return true;
     if (replaces) io_rename(old, ck->publish, &(Error){0});
     return false;
@@ -206,8 +299,8 @@ bool checkpoint_publish(Checkpoint *ck, Error *err) {
     }
     json_decref(ck->files);
     ck->files = NULL;
-    if (!dir_sync(ck->out_dir, err)) return false;  // perhaps not yet durable: keep old
-    dir_remove_tree(old, &(Error){0});              // failing costs space, not safety
+    if (!dir_sync(ck->out_dir, err)) return false;             // perhaps not yet durable: keep old
+    if (old[0]) checkpoint_recover(ck->out_dir, &(Error){0});  // failing costs space, not safety
     return true;
 }
 
@@ -235,84 +328,78 @@ bool checkpoint_list(Steps *steps, const char *out_dir, Error *err) {
     return true;
 }
 
-// Is a directory complete, or does it hold what a save or a removal leaves, and nothing else?
-static bool is_ours(const char *path) {
-    DIR *dir = opendir(path);
-    bool ours = dir != NULL;
-    for (struct dirent *e; ours && (e = readdir(dir));)
-        ours = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
-               (e->d_type != DT_DIR && is_file_name(e->d_name));
-    if (dir) closedir(dir);
-    return ours || checkpoint_verify(path, NULL, &(Error){0});
-}
-
 // Leftovers of killed runs: unfinished directories are removed; so is one that was being replaced,
 // unless its successor is missing: then it gets its name back.
-static bool recover_entry(const char *out_dir, const char *name, bool warns, Error *err) {
+static bool recover_entry(const char *out_dir, const char *name, Error *err) {
     char path[IO_PATH_MAX], whole[IO_PATH_MAX], base[256];
     bool has_successor;
-    const bool is_old = is_leftover(name, ".old-+([0-9])", base),
-               is_temp = is_leftover(name, ".tmp-+([0-9])", base),
-               is_probe = fnmatch(".probe?(d)-+([0-9])", name, FNM_EXTMATCH) == 0;
-    if (!is_old && !is_temp && !is_probe) return true;
+    const bool is_old = is_leftover(name, REPLACED, base),
+               is_temp = is_leftover(name, TEMPORARY, base),
+               is_probe = fnmatch(".probe?(d)-+([0-9])", name, FNM_EXTMATCH) == 0,
+               is_file = path_ends_with(name, FILE_REPLACED);
+    if (!is_old && !is_temp && !is_probe && !is_file) return true;
     if (!path_join(path, out_dir, name, err)) return false;
-    if (!(is_probe ? dir_is_probe(path) : is_ours(path))) {
-        if (warns) warning("%s: named like a leftover of a save, but no save made it: kept", path);
-        return true;
-    }
-    if (is_probe) return unlink(path) == 0 || disk_error(err, path, "cannot remove");
+    if (is_probe && !dir_is_probe(path)) return true;
+    if (is_probe || is_file) return unlink(path) == 0 || disk_error(err, path, "cannot remove");
     if (!path_join(whole, out_dir, base, err) || !path_find(whole, &has_successor, err))
         return false;
     if (is_old && !has_successor) return io_rename(path, whole, err);
     return dir_remove_tree(path, err);
 }
 
-bool checkpoint_recover(const char *out_dir, bool warns, Error *err) {
+bool checkpoint_recover(const char *out_dir, Error *err) {
     DIR *dir = opendir(out_dir);
     if (!dir) return errno == ENOENT || disk_error(err, out_dir, "cannot open the directory");
     bool ok = true;
-    for (struct dirent *e; ok && (e = readdir(dir));)
-        ok = recover_entry(out_dir, e->d_name, warns, err);
+    for (struct dirent *e; ok && (e = readdir(dir));) ok = recover_entry(out_dir, e->d_name, err);
     closedir(dir);
     return ok;
 }
 
-static bool is_link(const char *path) { return readlink(path, (char[1]){0}, 1) >= 0; }
+// No reader takes it for a checkpoint then, and once that is durable checkpoint_recover removes it.
+static bool remove_one(const char *path, Error *err) {
+    char aside[IO_PATH_MAX];
+    return set_aside(path, TEMPORARY, aside, err);
+}
 
 bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err) {
-    char dir[IO_PATH_MAX], manifest[IO_PATH_MAX];
+    char dir[IO_PATH_MAX], path[IO_PATH_MAX];
     STEPS steps = {0};
     int kept = 0;
-    bool ok = checkpoint_recover(out_dir, false, err) && checkpoint_list(&steps, out_dir, err);
+    bool ok = checkpoint_list(&steps, out_dir, err);
     for (int i = 0; ok && keep > 0 && i < steps.n; i++) {
+        Error why = {0};
         ok = checkpoint_step_path(dir, out_dir, steps.list[i], err) &&
-             path_join(manifest, dir, manifest_name, err);
-        const bool complete = ok && path_exists(manifest);
-        if (!ok || steps.list[i] > step || (complete && kept++ < keep)) continue;
-        // the manifest first: the rest of the directory can never be taken for a checkpoint
-        ok = (!complete || is_link(dir) || unlink(manifest) == 0 ||
-              disk_error(err, manifest, "cannot remove")) &&
-             dir_remove_tree(dir, err);
+             path_join(path, dir, manifest_name, err);
+        if (!ok || steps.list[i] > step || !path_exists(path) || kept++ < keep) continue;
+        if (checkpoint_is_ours(dir, &why))
+            ok = remove_one(dir, err);
+        else if (why.code != EXIT_USAGE)
+            ok = false, *err = why;
+        else if (kept == keep + 1)  // not at each save
+            warning("%s: the checkpoint is kept", why.what);
     }
+    return ok && dir_sync(out_dir, err) && checkpoint_recover(out_dir, err);
+}
+
+// final/ and all checkpoints, the oldest first
+static bool for_all(const char *out_dir, bool (*call)(const char *path, Error *err), Error *err) {
+    STEPS steps = {0};
+    char path[IO_PATH_MAX];
+    bool ok = checkpoint_list(&steps, out_dir, err) && path_join(path, out_dir, "final", err) &&
+              (!path_exists(path) || call(path, err));
+    while (ok && steps.n-- > 0)
+        ok = checkpoint_step_path(path, out_dir, steps.list[steps.n], err) && call(path, err);
     return ok;
 }
 
-// Renames a directory so that no reader takes it for a checkpoint; checkpoint_recover removes it.
-static bool set_aside(const char *path, Error *err) {
-    char aside[IO_PATH_MAX];
-    if (is_link(path)) return dir_remove_tree(path, err);
-    return !path_exists(path) ||
-           (dir_free_name(aside, path, ".tmp-", err) && io_rename(path, aside, err));
+bool checkpoint_may_remove_all(const char *out_dir, Error *err) {
+    return for_all(out_dir, checkpoint_is_ours, err);
 }
 
 bool checkpoint_remove_all(const char *out_dir, Error *err) {
-    STEPS steps = {0};
-    char path[IO_PATH_MAX];
-    bool ok = checkpoint_recover(out_dir, false, err) && checkpoint_list(&steps, out_dir, err) &&
-              path_join(path, out_dir, "final", err) && set_aside(path, err);
-    while (ok && steps.n-- > 0)  // the oldest first
-        ok = checkpoint_step_path(path, out_dir, steps.list[steps.n], err) && set_aside(path, err);
-    return ok && dir_sync(out_dir, err) && checkpoint_recover(out_dir, false, err);
+    return checkpoint_recover(out_dir, err) && for_all(out_dir, remove_one, err) &&
+           dir_sync(out_dir, err) && checkpoint_recover(out_dir, err);
 }
 
 // ---- The newest good one ------------------------------------------------------------------------

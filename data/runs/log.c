@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -20,6 +21,17 @@ static FILE *log_read(const char *path, Error *err) {
     FILE *file = fd >= 0 ? fdopen(fd, "r") : NULL;
     if (fd >= 0 && !file) disk_error(err, path, "cannot open"), close(fd);
     return file;
+}
+
+// A log with more names than one, as `cp -rl` gives it, becomes a file of its own.
+static bool log_unshare(const char *path, Error *err) {
+    struct stat st;
+    uint64_t n;
+    if (lstat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_nlink == 1) return true;
+    char *text = file_read_all(path, INT64_MAX, &n, "", err);
+    const bool ok = text && file_replace(path, text, n, err);
+    free(text);
+    return ok;
 }
 
 // Keeps the lines that end within the first keep_bytes.
@@ -42,7 +54,7 @@ static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
     if (!ok) return false;
     if (removed > 0 && ftruncate(log->fd, (off_t)log->size_bytes) != 0)
         return disk_error(err, log->path, "cannot shorten");
-    if (found < keep_bytes && keep_bytes != LOG_KEEP_ALL)
+    if (found < keep_bytes)
         warning("%s: expected %ld bytes at step %ld, found %ld: records are missing", log->path,
                 keep_bytes, step, found);
     else if (removed > 0)
@@ -53,7 +65,7 @@ static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
 
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err) {
     *log = (RunLog){0};
-    if (!path_join(log->path, dir, "log.jsonl", err)) return false;
+    if (!path_join(log->path, dir, "log.jsonl", err) || !log_unshare(log->path, err)) return false;
     log->fd = io_open_own(log->path, O_RDWR | O_CREAT | (keep_bytes < 0 ? O_TRUNC : 0), err);
     if (log->fd < 0) return false;
     log->open = true;
@@ -124,6 +136,7 @@ bool log_read_progress(const char *dir, LogProgress *p, Error *err) {
     char path[IO_PATH_MAX], *line = NULL;
     size_t capacity = 0;
     int64_t step;
+    bool begun = false, ours = false;
     *p = (LogProgress){.first_save = INT64_MAX};
     if (!path_join(path, dir, "log.jsonl", err) || !path_find(path, &p->found, err)) return false;
     FILE *file = p->found ? log_read(path, err) : NULL;
@@ -131,10 +144,15 @@ bool log_read_progress(const char *dir, LogProgress *p, Error *err) {
     for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
         if (strncmp(line, "{\"event\": \"start\"", 17) == 0) read_start(p, line, (size_t)n);
         if (sscanf(line, "{\"step\": %ld", &step) == 1 && step > p->last_step) p->last_step = step;
+        // a power loss may leave zeros
+        begun |= line[0] != 0;
+        ours |= strncmp(line, "{\"event\": ", 10) == 0 || p->last_step > 0;
     }
     free(line);
     fclose(file);
-    return true;
+    return ours || !begun ||
+           error_set(err, EXIT_USAGE, "move it elsewhere, or give another --out",
+                     "%s: expected the log of a run, found another file", path);
 }
 
 // Seconds since 1970

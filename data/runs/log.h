@@ -18,11 +18,9 @@ typedef struct {
     char path[IO_PATH_MAX];
 } RunLog;
 
-#define LOG_KEEP_ALL INT64_MAX
-
 // Opens log.jsonl in `dir`. keep_bytes < 0: empty; else truncated to the records that end within
-// keep_bytes, its length at the checkpoint of `step`, or LOG_KEEP_ALL. Warns when that removes
-// records, or when some are missing. Failures are EXIT_DISK.
+// keep_bytes, its length at the checkpoint of `step`. Warns when that removes records, or when some
+// are missing. Failures are EXIT_DISK.
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err);
 
 // Appends a record, which it frees, whole or not at all. Records that do not fit on the disk are
@@ -34,7 +32,7 @@ bool log_sync(const RunLog *log, Error *err);
 
 // Of the run whose log is in a directory: the last step of its log, the step after which it was to
 // save first (INT64_MAX: at no certain step), and what starts it again, for a shell (empty: not
-// known). Without a log, found is false.
+// known). Without a log, found is false. EXIT_USAGE where it is another file.
 typedef struct {
     bool found;
     int64_t last_step, first_save;

@@ -19,7 +19,7 @@ bool out_dir_lock(OutDir *out, Error *err) {
     out->locked = true;
     const int log = path_exists(path) ? io_open_own(path, O_RDONLY, err) : -1;
     if (log >= 0) close(log);
-    return !err->code && checkpoint_recover(out->path, true, err);
+    return !err->code && checkpoint_recover(out->path, err);
 }
 
 // ---- --resume -----------------------------------------------------------------------------------
@@ -135,10 +135,14 @@ bool out_dir_is_outside_models(const char *out, Error *err) {
     }
 }
 
-bool out_dir_is_free(const char *out, Error *err) {
+bool out_dir_is_free(const char *out, bool overwrite, Error *err) {
     char path[IO_PATH_MAX], final[IO_PATH_MAX];
     bool has_log, has_final;
     STEPS steps = {0};
+    LogProgress log;
+    if (overwrite)
+        return !path_is_dir(out) ||
+               (log_read_progress(out, &log, err) && checkpoint_may_remove_all(out, err));
     if (!path_join(path, out, "log.jsonl", err) || !path_join(final, out, "final", err) ||
         !path_find(path, &has_log, err) || !path_find(final, &has_final, err) ||
         (path_is_dir(out) && !checkpoint_list(&steps, out, err)))
@@ -152,7 +156,7 @@ bool out_dir_is_free(const char *out, Error *err) {
 
 bool out_dir_open(OutDir *out, bool continues, bool overwrite, Error *err) {
     return dir_create_all(out->path, err) && out_dir_lock(out, err) && dir_probe(out->path, err) &&
-           (continues || overwrite || out_dir_is_free(out->path, err)) &&
+           (continues || out_dir_is_free(out->path, overwrite, err)) &&
            (!overwrite || checkpoint_remove_all(out->path, err));
 }
 

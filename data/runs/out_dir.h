@@ -28,8 +28,8 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
 
 enum { MAX_FAILED_SAVES = 3 };  // in a row: then the run ends
 
-// A bare --resume that found no checkpoint: with --train on the command line a fresh start, which
-// adds to the log that is there; fails without, and where checkpoints must have been.
+// A bare --resume that found no checkpoint: with --train on the command line a fresh start; fails
+// without, and where checkpoints must have been.
 bool out_dir_start_from_scratch(const char *out, bool train_given, Error *err);
 
 // Fails where a later save of another run would remove `out`: in a checkpoint or in final/.
@@ -39,8 +39,8 @@ bool out_dir_is_outside_models(const char *out, Error *err);
 // checkpoint of `out`.
 bool out_dir_keeps_model(const char *out, const char *option, const char *model, Error *err);
 
-// Fails if a run or a model is there.
-bool out_dir_is_free(const char *out, Error *err);
+// Fails if a run or a model is there; overwrite: only if anything in them is not of this program.
+bool out_dir_is_free(const char *out, bool overwrite, Error *err);
 
 // Creates and locks the directory and tries to write in it. A run that is there is an error unless
 // this one continues it. overwrite: its checkpoints are removed.

@@ -138,6 +138,10 @@ static void read_model_files(Data *d, const Options *o, const ResumePoint *at, L
     for (int i = 0; i < d->train.sources.n; i++)
         add_turn_ends(d, config, d->train.sources.list[i].spec);
     d->has_tokenizer = from != NULL;
+    if (from == dirs[2])
+        same_tokenizer(from, d->train.tokenizer_hash, path, tokenizer_hash(from, path),
+                       "remove the directory, which is made again if it is of texts",
+                       o->allow_other_tokenizer);
     if (from) must(tokenizer_open(&d->tokenizer, path, &err));
     if (!is_rank_0) return;
     must(model_files_read(&d->files, true, from ? &from : dirs, from ? 1 : 3, &err));

@@ -535,6 +535,7 @@ void run_options_complete_inference(int num_ranks) {
                                                                 : o->generate ? options_of_generate
                                                                               : options_of_merge);
     if (run_merges(o)) must(out_dir_is_outside_models(o->out, &err));
+    if (run_merges(o) && o->overwrite) must(out_dir_keeps_model(o->out, "model", o->model, &err));
     if (other && !o->eval && !o->generate)
         exit_with(EXIT_USAGE, "leave it out, or give --train to train the adapters further",
                   "--%s has no effect where adapters are only merged", other);

@@ -16,6 +16,7 @@
 #include "../base/json.h"
 #include "../base/memory.h"
 #include "../base/signals.h"
+#include "../runs/checkpoint.h"
 #include "../shards/shard_writer.h"
 #include "../shards/sources.h"
 #include "documents.h"
@@ -30,12 +31,13 @@ enum {
 typedef struct {
     const Texts *settings;
     const char *spec;
-    OutDir *out;  // contains `dir`
+    OutDir *out;    // contains `dir`
+    Checkpoint ck;  // of the shards and all with them
     Inputs in;
     Tokenizer tokenizer;
     UnitOptions options;
     Bpe *bpe;
-    char dir[IO_PATH_MAX], temporary[IO_PATH_MAX], old[IO_PATH_MAX];
+    char dir[IO_PATH_MAX];
     char key[20];  // hash of the inputs and of everything that determines the shards
     ShardWriter train, val;
     Unit *units;  // (num_units) of a round
@@ -272,7 +274,7 @@ static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before,
         for (int k = 0; k < num_threads; k++) done += bpe_bytes(threads[k].encoder);
         show_progress(j, done < after ? done : after);
         if (was_stopped(j, &err)) {  // a long record would take minutes, and has written nothing
-            dir_remove_tree(j->temporary, &(Error){0});
+            checkpoint_abort(&j->ck);
             error_exit(&err);
         }
         clock_gettime(CLOCK_REALTIME, &until);
@@ -368,15 +370,15 @@ static bool write_tokenizer(const Job *j, Error *err) {
                                         "special_tokens_map.json", "chat_template.jinja"};
     char from[IO_PATH_MAX];
     bool ok = true;
-    if (!j->tokenizer.file[0]) return byte_tokenizer_write(j->temporary, err);
+    if (!j->tokenizer.file[0]) return byte_tokenizer_write(j->ck.dir, err);
     for (size_t i = 0; ok && i < sizeof names / sizeof *names; i++) {
         ok = path_join(from, j->settings->model, names[i], err);
         if (!ok || !path_exists(from)) continue;
         char *text = file_read_all(from, TOKENIZER_MAX_BYTES, NULL, "", err);
-        ok = text && write_text(j->temporary, names[i], text, err);
+        ok = text && write_text(j->ck.dir, names[i], text, err);
     }
     return ok && (j->votes == 0 ||  // for the model that is trained on them
-                  write_text(j->temporary, "generation_config.json",
+                  write_text(j->ck.dir, "generation_config.json",
                              json_write(json_pack("{s:i}", "eos_token_id", j->turn_end), 0), err));
 }
 
@@ -397,9 +399,10 @@ static bool make_shards(Job *j, Error *err) {
     j->votes = 0;
     memset(j->records, 0, sizeof j->records);
     for (size_t i = 0; i < j->in.n; i++) j->in.items[i].num_docs = 0;
-    shard_writer_init(&j->train, j->temporary, "train", &j->options.vocabulary);
-    shard_writer_init(&j->val, j->temporary, "val", &j->options.vocabulary);
-    const bool ok = dir_remove_tree(j->temporary, err) && dir_create_all(j->temporary, err) &&
+    checkpoint_abort(&j->ck);
+    shard_writer_init(&j->train, j->ck.dir, "train", &j->options.vocabulary);
+    shard_writer_init(&j->val, j->ck.dir, "val", &j->options.vocabulary);
+    const bool ok = checkpoint_begin(&j->ck, j->out->path, -1, basename(j->dir), err) &&
                     encode_with_threads(j, err) && shard_writer_close(&j->train, err) &&
                     shard_writer_close(&j->val, err);
     shard_writer_free(&j->train);
@@ -415,15 +418,10 @@ static bool make_shards(Job *j, Error *err) {
     return make_shards(j, err);
 }
 
-// Existing shards are renamed before they are removed: an interrupted removal would leave a part of
-// them.
-static bool publish(const Job *j, Error *err) {
-    char path[IO_PATH_MAX];
-    return write_tokenizer(j, err) && path_join(path, j->temporary, "texts.key", err) &&
-           file_create(path, j->key, strlen(j->key), err) && dir_sync(j->temporary, err) &&
-           dir_remove_tree(j->old, err) &&
-           (!path_exists(j->dir) || io_rename(j->dir, j->old, err)) &&
-           io_rename(j->temporary, j->dir, err) && dir_sync(j->out->path, err);
+static bool publish(Job *j, Error *err) {
+    return write_tokenizer(j, err) &&
+           write_text(j->ck.dir, "texts.key", host_copy(j->key, "a key"), err) &&
+           checkpoint_register_all(&j->ck, err) && checkpoint_publish(&j->ck, err);
 }
 
 static void add_count(char *list, size_t capacity, int64_t n, const char *what) {
@@ -502,15 +500,22 @@ static void print_summary(const Job *j) {
     print_tokenizer(j);
 }
 
-// The tokens of an existing run are needed to resume it.
+// The tokens of an existing run are needed to resume it, those that are validated on for this one.
 static bool may_replace(const Job *j, Error *err) {
     char log[IO_PATH_MAX];
-    bool has_log, has_tokens;
+    const char *val = j->settings->o->val;
+    bool has_log, has_tokens, same = false;
     if (!path_join(log, j->out->path, "log.jsonl", err) || !path_find(log, &has_log, err) ||
-        !path_find(j->dir, &has_tokens, err))
+        !path_find(j->dir, &has_tokens, err) || (val && !path_is_same(val, j->dir, &same, err)))
         return false;
-    return j->settings->replaces_run || !has_log || !has_tokens ||
-           error_set(err, EXIT_USAGE,
+    if (same)
+        return error_set(err, EXIT_USAGE, "copy it elsewhere first, or give another --out",
+                         "--val %s: expected shards that this run does not replace", val);
+    if (!has_tokens) return true;
+    return j->settings->replaces_run || !has_log
+               ? checkpoint_is_ours(j->dir, err)
+               : error_set(
+                     err, EXIT_USAGE,
                      "--out DIR starts elsewhere, --overwrite replaces the run; --resume without "
                      "--train continues it on the same texts as before",
                      "%s: the run was trained on other texts than %s has now", j->out->path,
@@ -524,7 +529,7 @@ static bool write_all(Job *j, Error *err) {
         print_summary(j);
         return true;
     }
-    dir_remove_tree(j->temporary, &(Error){0});
+    checkpoint_abort(&j->ck);
     return false;
 }
 
@@ -550,9 +555,7 @@ static OutDir *temporary_out(Error *err) {
 
 static bool place_in(Job *j, OutDir *out, const char *name, Error *err) {
     j->out = out;
-    return out && path_join(j->dir, out->path, name, err) &&
-           path_printf(j->temporary, err, "%s.tmp", j->dir) &&
-           path_printf(j->old, err, "%s.old", j->dir);
+    return out && path_join(j->dir, out->path, name, err);
 }
 
 // What trains nothing needs no --out; --steps 0 leaves its tokens there, but in no other run.
@@ -584,7 +587,6 @@ static bool source_to_shards(char **spec, const char *name, double val_frac, con
                            *spec);
         ok = ok && make_key(&j, err);
         if (ok && !is_up_to_date(&j)) ok = choose_place(&j, name, err) && write_all(&j, err);
-        if (ok) dir_remove_tree(j.old, &(Error){0});
         bpe_close(j.bpe);
         tokenizer_free(&j.tokenizer);
         inputs_free(&j.in);
