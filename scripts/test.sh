@@ -18,8 +18,5 @@ python3 -c "import $(IFS=, && echo "${packages[*]}")" 2> /dev/null || [ -d build
     fetch_packages || echo 'not fetched: the tests that need them are skipped'
 PATH=$PWD/build/python/bin:$PATH
 
-make -j"$(nproc)" test-programs || {
-    echo "error: the build failed" >&2
-    exit 1
-}
+make -j"$(nproc)" test-programs
 make test
