@@ -23,6 +23,7 @@ import collections
 import contextlib
 import csv
 import datetime
+import functools
 import gzip
 import importlib
 import io
@@ -308,13 +309,10 @@ def jinja_environment():
     def raise_exception(message):
         raise jinja2.TemplateError(message)
 
-    def tojson(value, ensure_ascii=False, **layout):
-        return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
-
     env = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                                 extensions=[Generation, jinja2.ext.loopcontrols])
     env.extend(marked=False)
-    env.filters["tojson"] = tojson
+    env.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     env.globals["raise_exception"] = raise_exception
     now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     env.globals["strftime_now"] = datetime.datetime.fromtimestamp(now).strftime
@@ -383,8 +381,8 @@ class Template:
             raise LeftOut("the template fails after message %d: %s"
                           % (len(messages), e or type(e).__name__)) from None
 
-    def marked_spans(self, messages, tools, text):
-        """[(first character, end, message index or -1)] of the text that {% generation %} marks."""
+    def marked_spans(self, messages, weights, tools, text):
+        """[(first character, end, weight)] of the text that {% generation %} marks."""
         marked = self.text(messages, tools, marked=True)
         if marked.replace(START, "").replace(END, "") != text:
             raise LeftOut("the template changes what {% generation %} marks")
@@ -396,11 +394,14 @@ class Template:
                 spans.append((open_at.pop(), at))
             else:
                 at += len(piece)
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        known = turns if len(turns) == len(spans) else [-1] * len(spans)
-        return [(first, end, i) for (first, end), i in zip(spans, known)]
+        found = [w for w, message in zip(weights, messages) if message["role"] == "assistant"]
+        if len(found) != len(spans):
+            if set(found) != {1}:
+                raise LeftOut("the template marks other turns than the assistant's")
+            found = [1] * len(spans)
+        return [(*span, weight) for span, weight in zip(spans, found)]
 
-    def turns(self, messages, tools, text):
+    def turns(self, messages, weights, tools, text):
         """The same for the assistant's turns, by rendering every prefix of the chat."""
         spans = []
         for i, message in enumerate(messages):
@@ -414,7 +415,7 @@ class Template:
                     "it and later messages together"))
             closed = after.rstrip()
             end = closed if closed.endswith(self.special) and len(closed) > len(before) else after
-            spans.append((len(before), len(end), i))
+            spans.append((len(before), len(end), weights[i]))
         return spans
 
     def check_rendered(self, messages, tools, unknown):
@@ -461,15 +462,12 @@ class Template:
         if not any(weights):
             raise LeftOut("no message of the assistant to train")
         text = self.text(messages, tools)
-        spans = (self.marked_spans if self.marks else self.turns)(messages, tools, text)
-        if any(i < 0 for _, _, i in spans) and any(w != 1 for w, m in zip(weights, messages) if m["role"] == "assistant"):
-            raise LeftOut("the template marks other turns than the assistant's")
+        spans = (self.marked_spans if self.marks else self.turns)(messages, weights, tools, text)
         self.check_rendered(messages, tools, unknown)
         parts, at = [], 0
-        for start, end, i in spans:
-            weight = weights[i] if i >= 0 else 1
+        for start, end, weight in spans:
             if weight and not re.sub("|".join(map(re.escape, self.special)), "", text[start:end]).strip():
-                raise LeftOut("message %d: the template renders an empty answer" % (i + 1))
+                raise LeftOut("the template renders an empty answer")
             if weight:
                 parts += [[text[at:start], False], [text[start:end], True if weight == 1 else weight]]
                 at = end

@@ -163,17 +163,13 @@ def names_of(runs):
 # Charts
 
 def smooth(values):
-    """At each point a straight line through its neighbours: no lag, and no hook at the ends. None
-    (not finite) is skipped."""
-    out, size = [], 2 * max(2, min(25, len(values) // 30)) + 1
+    """At each point the mean of as many before it as after it, fewer near the ends: no lag. None (not
+    finite) is skipped."""
+    out, most = [], max(2, min(25, len(values) // 30))
     for i in range(len(values)):
-        first = max(0, min(i - size // 2, len(values) - size))
-        near = [(k - i, y) for k, y in enumerate(values[first:first + size], first) if y is not None]
-        n = len(near) or 1
-        x_mean, y_mean = sum(x for x, _ in near) / n, sum(y for _, y in near) / n
-        spread = sum((x - x_mean) ** 2 for x, _ in near)
-        slope = sum((x - x_mean) * y for x, y in near) / spread if spread else 0
-        out.append(y_mean - slope * x_mean if near else None)
+        reach = min(most, i, len(values) - 1 - i)
+        near = [y for y in values[i - reach:i + reach + 1] if y is not None]
+        out.append(sum(near) / len(near) if near else None)
     return out
 
 
