@@ -23,6 +23,7 @@ import collections
 import contextlib
 import csv
 import datetime
+import functools
 import gzip
 import importlib
 import io
@@ -37,8 +38,10 @@ import time
 
 USAGE, BAD_INPUT, DISK = 2, 3, 4
 MAX_NAMED = 10  # left-out records named in warnings
-RECORDS = (("messages",), ("conversations",), ("instruction", "output"), ("prompt", "completions"),
-           ("prompt", "completion"), ("prompt", "response"), ("parts",))  # by their keys
+RECORDS = (("messages", "messages"), ("conversations", "conversations"),
+           ("instruction", "instruction output"), ("completions", "prompt completions"),
+           ("prompt", "prompt completion"), ("prompt", "prompt response"), ("parts", "parts"),
+           ("text", "text"))  # kinds, with their keys
 KEYS = {  # as in models/record.c: s string, n number, b boolean, l list, x left out unless a template renders it
     "text": "text:s",
     "parts": "parts:l",
@@ -54,10 +57,9 @@ KEYS = {  # as in models/record.c: s string, n number, b boolean, l list, x left
     "content": "type:s text:s",
     "completion": "completion:sl response:sl weight:n"}
 TYPES = {level: dict(pair.split(":") for pair in keys.split()) for level, keys in KEYS.items()}
-for keys in RECORDS + (("text",),):
-    kind = "completions" if "completions" in keys else keys[0]
+for kind, _ in RECORDS:
     TYPES[kind].update(TYPES["record"], **TYPES["chat"] if kind not in ("text", "parts") else {})
-COLUMNS = {key for keys in RECORDS + (("text",),) for key in TYPES[keys[0]]} | {"completions"}
+COLUMNS = {key for kind, _ in RECORDS for key in TYPES[kind]}
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
                   "bard": "assistant", "model": "assistant", "observation": "tool"}
@@ -66,6 +68,7 @@ CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n
           "{{ '<|im_start|>assistant\n' }}{% endif %}")
 START, END = "\ufdd0", "\ufdd1"  # noncharacters around what {% generation %} marks
 MARK = "@unpad%d@"  # after a text that must be rendered
+BARE = ("role", "tool_call_id", "id", "type", "index")  # keys of a text that need not be
 
 
 class PrepareError(Exception):
@@ -132,16 +135,17 @@ def json_records(path, _):
             try:
                 yield number, json.loads(line.decode("utf-8"))
             except (ValueError, RecursionError) as e:
-                yield number, LeftOut("expected JSON: %s (%s %s > NEW.jsonl)" % (e, repair_of(line), path))
+                yield number, LeftOut("expected JSON: %s (%s)" % (e, repair_of(e, path)))
 
 
-def repair_of(line):
-    if line[:1] >= b"\xfe" or b"\0" in line[:2]:
-        return "iconv -f UTF-16 -t UTF-8"
-    if line.decode("utf-8", "ignore").encode() != line:
-        return "iconv -f WINDOWS-1252 -t UTF-8"
-    return "a record must be one line: jq -c ." if not line.startswith(b"{'") else (
-        "python3 -c 'import ast, json, sys; [print(json.dumps(ast.literal_eval(line))) for line in sys.stdin]' <")
+def repair_of(error, path):
+    """The hint for a file that cannot be read."""
+    data = getattr(error, "object", None) or getattr(error, "doc", "").encode()
+    if data[:1] >= b"\xfe" or b"\0" in data[:2]:
+        return "iconv -f UTF-16 -t UTF-8 %s > NEW" % path
+    return {UnicodeDecodeError: "iconv -f WINDOWS-1252 -t UTF-8 %s > NEW",
+            json.JSONDecodeError: "jq -c . %s > NEW.jsonl"}.get(
+                type(error), "check %s, or copy it again") % path
 
 
 def csv_records(path, _):
@@ -173,8 +177,8 @@ READERS = {".jsonl": json_records, ".ndjson": json_records, ".json": json_record
 
 def records(args):
     """(where, a dictionary or LeftOut) of all records in order."""
-    keys = (args.text_key, "weight", "images") if args.text_key and not args.chat else COLUMNS
-    keys = BENCHMARKS[args.bench][1] if args.bench else keys
+    keys = () if args.bench else COLUMNS if args.chat or not args.text_key else (
+        args.text_key, "weight", "images")
     for path in args.input:
         reader = hub_records if path.startswith("hf:") else READERS.get(ending(path))
         if not reader:
@@ -187,9 +191,8 @@ def records(args):
             raise
         except Exception as e:  # from a package, OSError, or ValueError for a damaged file
             why = getattr(e, "strerror", "") or str(e).split("\n")[0] or type(e).__name__
-            hints = {json.JSONDecodeError: "jq -c . %s > NEW.jsonl", UnicodeDecodeError: "iconv -f WINDOWS-1252 -t UTF-8 %s > NEW"}
-            raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, why), hints[type(e)] % path if type(e) in hints
-                               else "check it, or copy it again") from None
+            raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, why),
+                               repair_of(e, path)) from None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -209,8 +212,7 @@ def clean(value):
 
 
 def kind_of(record):
-    return next(("completions" if "completions" in keys else keys[0] for keys in RECORDS
-                 if all(k in record for k in keys)), None)
+    return next((kind for kind, keys in RECORDS if set(keys.split()) <= set(record)), None)
 
 
 def checked(values, level, where=""):
@@ -267,7 +269,7 @@ def messages_of(record):
         return [{"role": role, "content": record[key]}] if isinstance(record[key], str) else record[key]
 
     kind = kind_of(record)
-    if kind in (None, "parts", "completions"):
+    if kind in (None, "parts", "completions", "text"):
         raise LeftOut("expected messages, conversations, prompt and completion, or instruction and "
                       "output, found " + (", ".join(sorted(record)[:8]) or "an empty object"))
     record = checked(record, kind)
@@ -307,41 +309,36 @@ def jinja_environment():
     def raise_exception(message):
         raise jinja2.TemplateError(message)
 
-    def tojson(value, ensure_ascii=False, **layout):
-        return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
-
     env = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                                 extensions=[Generation, jinja2.ext.loopcontrols])
     env.extend(marked=False)
-    env.filters["tojson"] = tojson
+    env.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     env.globals["raise_exception"] = raise_exception
     now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     env.globals["strftime_now"] = datetime.datetime.fromtimestamp(now).strftime
     return env
 
 
-def read_text(path):
+def read(path, parse=str):
+    """What parse makes of the text in a file."""
     try:
         with open(path, encoding="utf-8") as f:
-            return f.read()
-    except (OSError, ValueError) as e:
-        raise PrepareError(BAD_INPUT, "%s: expected text in UTF-8: %s" % (path, e),
+            return parse(f.read())
+    except (OSError, ValueError, RecursionError) as e:
+        kind = "text" if parse is str else "JSON"
+        raise PrepareError(BAD_INPUT, "%s: expected %s in UTF-8: %s" % (path, kind, e),
                            "check --model and --chat-template") from None
 
 
 def read_json(path):
-    """The object in a file; {} if there is no file."""
-    try:
-        return json.loads(read_text(path)) if os.path.isfile(path) else {}
-    except (ValueError, RecursionError) as e:
-        raise PrepareError(BAD_INPUT, "%s: expected JSON: %s" % (path, e), "copy it again") from None
+    return read(path, json.loads) if os.path.isfile(path) else {}
 
 
 def template_source(args):
     """(source, name) from the given file, chat_template.jinja, or tokenizer_config.json."""
     path = args.chat_template or os.path.join(args.model, "chat_template.jinja")
     if args.chat_template or os.path.isfile(path):
-        return read_text(path), path
+        return read(path), path
     path = os.path.join(args.model, "tokenizer_config.json")
     source = read_json(path).get("chat_template")
     if isinstance(source, list):  # several, by name
@@ -384,8 +381,8 @@ class Template:
             raise LeftOut("the template fails after message %d: %s"
                           % (len(messages), e or type(e).__name__)) from None
 
-    def marked_spans(self, messages, tools, text):
-        """[(first character, end, message index or -1)] of the text that {% generation %} marks."""
+    def marked_spans(self, messages, weights, tools, text):
+        """[(first character, end, weight)] of the text that {% generation %} marks."""
         marked = self.text(messages, tools, marked=True)
         if marked.replace(START, "").replace(END, "") != text:
             raise LeftOut("the template changes what {% generation %} marks")
@@ -397,11 +394,14 @@ class Template:
                 spans.append((open_at.pop(), at))
             else:
                 at += len(piece)
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        known = turns if len(turns) == len(spans) else [-1] * len(spans)
-        return [(first, end, i) for (first, end), i in zip(spans, known)]
+        found = [w for w, message in zip(weights, messages) if message["role"] == "assistant"]
+        if len(found) != len(spans):
+            if set(found) != {1}:
+                raise LeftOut("the template marks other turns than the assistant's")
+            found = [1] * len(spans)
+        return [(*span, weight) for span, weight in zip(spans, found)]
 
-    def turns(self, messages, tools, text):
+    def turns(self, messages, weights, tools, text):
         """The same for the assistant's turns, by rendering every prefix of the chat."""
         spans = []
         for i, message in enumerate(messages):
@@ -415,41 +415,42 @@ class Template:
                     "it and later messages together"))
             closed = after.rstrip()
             end = closed if closed.endswith(self.special) and len(closed) > len(before) else after
-            spans.append((len(before), len(end), i))
+            spans.append((len(before), len(end), weights[i]))
         return spans
 
     def check_rendered(self, messages, tools, unknown):
         """Everything is there, before a mark of its own; keys that are in no table are only counted."""
         marks = []
 
-        def mark(value, key, inside=""):
-            if isinstance(value, str) and value.strip():
-                marks.append((inside, key, value))
-                return value + MARK % len(marks)
+        def mark(value, *where):
             if isinstance(value, list):
-                return [mark(v, key, inside) for v in value]
-            if not isinstance(value, dict):
+                return [mark(v, *where) for v in value]
+            if isinstance(value, dict) and where[-1] == "arguments":
+                return {mark(k, *where): mark(v, *where) for k, v in value.items()}
+            if isinstance(value, dict):
+                bare = BARE + ("name",) * (value.get("role") in ("tool", "function"))
+                return {k: v if k in bare else mark(v, *where, k) for k, v in value.items()}
+            if not isinstance(value, str) or not value.strip():
                 return value
-            arguments = inside.endswith("arguments")
-            return {mark(k, key, inside) if arguments else k: v if k in ("id", "type", "index") and not arguments else
-                    mark(v, key, inside if arguments else inside + " " + k) for k, v in value.items()}
+            marks.append((where, value))
+            return value + MARK % len(marks)
 
         def mark_name(tool):
-            return dict(tool, function=mark_name(tool["function"])) if isinstance(tool.get("function"), dict) else dict(
-                tool, name=mark(tool.get("name"), "name", "tools"))
+            inner = tool.get("function")
+            return dict(tool, function=mark_name(inner)) if isinstance(inner, dict) else dict(
+                tool, name=mark(tool.get("name"), "tools"))
 
-        chat = [{k: v if k in ("role", "tool_call_id") or (k == "name" and m["role"] in (
-            "tool", "function")) else mark(v, k, "message %d: %s" % (i, k)) for k, v in m.items()}
-                for i, m in enumerate(messages, 1)]
+        chat = [mark(m, "message %d:" % i) for i, m in enumerate(messages, 1)]
         squeeze = lambda text: "".join(text.split())
         text = squeeze(self.text(chat, [mark_name(tool) for tool in tools] if tools else tools))
-        for i, (where, key, value) in enumerate(marks, 1):
+        for i, (where, value) in enumerate(marks, 1):
             forms = value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]
             if any(squeeze(form) + MARK % i in text for form in forms):
                 continue
-            if key in TYPES["message"]:
-                raise LeftOut("%s: the template does not render \"%.40s\"" % (where, value))
-            unknown.add(key)
+            if where[1:] and where[1] not in TYPES["message"]:
+                unknown.add(where[1])
+            else:
+                raise LeftOut("%s: the template does not render \"%.40s\"" % (" ".join(where), value))
 
     def parts(self, record, unknown):
         messages, weights = messages_of(record)
@@ -461,15 +462,12 @@ class Template:
         if not any(weights):
             raise LeftOut("no message of the assistant to train")
         text = self.text(messages, tools)
-        spans = (self.marked_spans if self.marks else self.turns)(messages, tools, text)
-        if any(i < 0 for _, _, i in spans) and any(w != 1 for w, m in zip(weights, messages) if m["role"] == "assistant"):
-            raise LeftOut("the template marks other turns than the assistant's")
+        spans = (self.marked_spans if self.marks else self.turns)(messages, weights, tools, text)
         self.check_rendered(messages, tools, unknown)
         parts, at = [], 0
-        for start, end, i in spans:
-            weight = weights[i] if i >= 0 else 1
+        for start, end, weight in spans:
             if weight and not re.sub("|".join(map(re.escape, self.special)), "", text[start:end]).strip():
-                raise LeftOut("message %d: the template renders an empty answer" % (i + 1))
+                raise LeftOut("the template renders an empty answer")
             if weight:
                 parts += [[text[at:start], False], [text[start:end], True if weight == 1 else weight]]
                 at = end
@@ -514,17 +512,12 @@ def mmlu(row):
     return about + row["question"].strip() + listed + "\nAnswer:", list("ABCD"), int(row["answer"])
 
 
-BENCHMARKS = {  # with their columns
-    "hellaswag": (hellaswag, ("activity_label", "ctx_a", "ctx_b", "endings", "label")),
-    "arc": (arc, ("question", "choices", "answerKey")),
-    "piqa": (piqa, ("goal", "sol1", "sol2", "label")),
-    "winogrande": (winogrande, ("sentence", "option1", "option2", "answer")),
-    "mmlu": (mmlu, ("question", "subject", "choices", "answer"))}
+BENCHMARKS = {f.__name__: f for f in (hellaswag, arc, piqa, winogrande, mmlu)}
 
 
 def question_of(row, name):
     try:
-        context, choices, answer = BENCHMARKS[name][0](row)
+        context, choices, answer = BENCHMARKS[name](row)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise LeftOut("expected a question of %s with its answer: %s: %s" % (
             name, type(e).__name__, e)) from None
@@ -540,12 +533,12 @@ def question_of(row, name):
 
 def known(record, text_key, unknown):
     """The part of a record that train_llama reads."""
-    key, kind = text_key or "text", None if text_key else kind_of(record)
-    if not kind:
+    key, kind = text_key or "text", "text" if text_key else kind_of(record) or "text"
+    if kind == "text":
         if not isinstance(record.get(key), str):
             raise LeftOut("expected a string \"%s\", found %s" % (
                 key, kind_name(record[key]) if key in record else ", ".join(sorted(record)[:8]) or "null"))
-        record, kind = {"text": record[key], **{k: v for k, v in record.items() if k not in ("text", key)}}, "text"
+        record = {"text": record[key], **{k: v for k, v in record.items() if k not in ("text", key)}}
     unknown.update(key for key in record if key not in TYPES[kind])
     return {k: v for k, v in record.items() if k in TYPES[kind]}
 
@@ -617,14 +610,13 @@ def prepare(args):
         print("wrote %s: %d documents" % (printable(args.out), count))
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
+def parse_args(argv):
+    def usage(message):
         raise PrepareError(USAGE, message, "prepare.py --help lists the options")
 
-
-def parse_args(argv):
-    p = Parser(description=__doc__, allow_abbrev=False,
-               formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.error = usage
     p.add_argument("input", nargs="+", metavar="INPUT")
     p.add_argument("--out", metavar="FILE.jsonl", help="output, replaced if it exists")
     p.add_argument("--text-key", metavar="NAME", help="field or column with the text")

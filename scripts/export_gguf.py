@@ -16,13 +16,9 @@ import math
 import os
 import sys
 
-try:
-    import gguf
-    import numpy
-except ImportError:
-    gguf = None
-from report import fail
+from report import Parser, fail, load
 
+gguf, numpy = load("gguf", "numpy")
 USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7
 FILE_TYPES = {"bf16": "MOSTLY_BF16", "f16": "MOSTLY_F16", "f32": "ALL_F32", "q8_0": "MOSTLY_Q8_0"}
 # model_type: llama.cpp's architecture, and the tensors of a layer
@@ -276,8 +272,6 @@ def write(w, c, weights, names, kind, path):
 
 
 def export(source, path, kind):
-    if not gguf:
-        fail(USAGE, "needs the Python package gguf", "pip install gguf")
     if os.path.lexists(path):
         fail(USAGE, "%s: expected a new file, found one" % path, "remove it, or give another")
     if os.path.exists(os.path.join(source, "adapter_config.json")):
@@ -306,12 +300,10 @@ def export(source, path, kind):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", metavar="DIR")
     parser.add_argument("path", metavar="MODEL.gguf")
     parser.add_argument("--type", choices=list(FILE_TYPES), default="bf16")
-    parser.error = lambda message: fail(USAGE, message, "see --help")
     args = parser.parse_args()
     try:
         export(args.source, args.path, args.type)

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from report import Parser, fail, is_number, parse_record
+from report import Parser, fail, is_number, load, parse_record
 
 NAMES = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/lr",
          "tokens_per_s": "speed/tokens_per_s", "ms": "speed/ms", "read_ms": "speed/read_ms",
@@ -17,23 +17,21 @@ NAMES = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/lr",
 
 class TensorBoard:
     def __init__(self, folder):
-        try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError:
-            fail(2, "tensorboard is not installed", "run: pip install tensorboard")
-        self.proto, self.summary, self.writer = event_pb2, summary_pb2, EventFileWriter(folder)
+        self.event, self.summary, files = load(
+            "tensorboard.compat.proto.event_pb2", "tensorboard.compat.proto.summary_pb2",
+            "tensorboard.summary.writer.event_file_writer")
+        self.writer = files.EventFileWriter(folder)
         self.begin({}, 0)       # drops what an earlier follow_run.py wrote
 
     def begin(self, options, step):
         """TensorBoard drops its records of later steps."""
-        status = self.proto.SessionLog(status=self.proto.SessionLog.START)
-        self.writer.add_event(self.proto.Event(wall_time=time.time(), step=step + 1,
+        status = self.event.SessionLog(status=self.event.SessionLog.START)
+        self.writer.add_event(self.event.Event(wall_time=time.time(), step=step + 1,
                                                session_log=status))
 
     def write(self, step, wall_time, values):
         values = [self.summary.Summary.Value(tag=k, simple_value=v) for k, v in values.items()]
-        self.writer.add_event(self.proto.Event(wall_time=wall_time, step=step,
+        self.writer.add_event(self.event.Event(wall_time=wall_time, step=step,
                                                summary=self.summary.Summary(value=values)))
         self.writer.flush()
 
@@ -42,10 +40,7 @@ class WeightsAndBiases:
     """Runs there can only grow, so replaced steps start another run in the same group."""
 
     def __init__(self, project, name):
-        try:
-            import wandb
-        except ImportError:
-            fail(2, "wandb is not installed", "run: pip install wandb")
+        (wandb,) = load("wandb")
         self.wandb, self.project, self.name, self.run = wandb, project, name, None
 
     def begin(self, options, step):
@@ -60,48 +55,43 @@ class WeightsAndBiases:
         self.run.log(values, step=step)
 
 
-class Log:
-    def __init__(self, path, sinks):
-        self.path, self.sinks, self.time = path, sinks, time.time()     # of the last record
-        self.at, self.last_line, self.last_step = 0, b"", -1
+def new_lines(path):
+    """Yields new complete lines for ever; all lines if the log was cut, as a resumed run does."""
+    at, last = 0, b""
+    while True:
+        lines = []
+        if os.path.exists(path):
+            with open(path, "rb") as file:
+                # the last line read is unique: it has a step, its loss and its time
+                file.seek(at - len(last))
+                if file.read(len(last)) != last:
+                    at = file.seek(0)
+                lines = [line for line in file if line.endswith(b"\n")]
+        at, last = at + sum(map(len, lines)), lines[-1] if lines else last
+        yield lines
 
-    def new_lines(self):
-        """New complete lines; all lines if the log was cut, as a resumed run does."""
-        if not os.path.exists(self.path):
-            return []
-        with open(self.path, "rb") as file:
-            # the last line read is unique: it has a step, its loss and its time
-            file.seek(self.at - len(self.last_line))
-            if file.read(len(self.last_line)) != self.last_line:
-                file.seek(0)
-                self.at = 0
-            lines = [line for line in file if line.endswith(b"\n")]
-        if lines:
-            self.at += sum(map(len, lines))
-            self.last_line = lines[-1]
-        return lines
 
-    def copy(self):
-        """Copies new records; returns their number."""
-        count = 0
-        for line in self.new_lines():
-            record = parse_record(line.decode("utf-8", errors="replace"))
-            if record is None:
-                print(f"warning: {self.path}: not a record: {line[:40]!r}", file=sys.stderr)
-                continue
-            count += 1
-            step, event = record["step"], record.get("event")
-            names = NAMES if event is None else {"loss": "val/loss"} if event == "val" else {}
-            values = {name: record[key] for key, name in names.items()
-                      if is_number(record.get(key))}
-            if event == "start" or event == "resume" and step < self.last_step:
-                for sink in self.sinks:
-                    sink.begin(record["options"], step)
-            self.time = record["time"] if is_number(record.get("time")) else self.time
-            for sink in self.sinks if values else []:
-                sink.write(step, self.time, values)
-            self.last_step = step
-        return count
+def new_records(path):
+    """Yields the new records, in lists."""
+    for lines in new_lines(path):
+        pairs = [(line, parse_record(line.decode("utf-8", errors="replace"))) for line in lines]
+        for line in [line for line, record in pairs if record is None]:
+            print(f"warning: {path}: not a record: {line[:40]!r}", file=sys.stderr)
+        yield [record for _, record in pairs if record is not None]
+
+
+def copy(record, sinks, last_step, wall_time):
+    """Copies a record that comes after one of last_step at wall_time. Returns both of this one."""
+    step, event = record["step"], record.get("event")
+    names = NAMES if event is None else {"loss": "val/loss"} if event == "val" else {}
+    values = {name: record[key] for key, name in names.items() if is_number(record.get(key))}
+    wall_time = record["time"] if is_number(record.get("time")) else wall_time
+    for sink in sinks:
+        if event == "start" or event == "resume" and step < last_step:
+            sink.begin(record["options"], step)
+        if values:
+            sink.write(step, wall_time, values)
+    return step, wall_time
 
 
 def main():
@@ -120,18 +110,19 @@ def main():
     sinks = [WeightsAndBiases(args.wandb, os.path.basename(folder))] if args.wandb else []
     if args.tensorboard is not None or not sinks:
         sinks.append(TensorBoard(args.tensorboard or os.path.join(folder, "tensorboard")))
-    log = Log(path, sinks)
+    last = -1, time.time()  # its step and its time
     try:
-        while True:
-            copied = log.copy()
-            if copied:
-                print(f"copied {copied} records, up to step {log.last_step}", flush=True)
+        for records in new_records(path):
+            for record in records:
+                last = copy(record, sinks, *last)
+            if records:
+                print(f"copied {len(records)} records, up to step {last[0]}", flush=True)
             if args.once:
                 break
             time.sleep(1)
     except KeyboardInterrupt:
         print()
-    if args.once and log.last_step < 0:
+    if args.once and last[0] < 0:
         fail(3, f"{path}: expected at least one record, found none",
              "give the --out directory of a run, or its log.jsonl")
 

@@ -13,13 +13,9 @@ import shutil
 import struct
 import sys
 
-try:
-    import gguf
-    import numpy
-except ImportError:
-    gguf = None
-from report import fail
+from report import fail, load
 
+gguf, numpy = load("gguf", "numpy")
 USAGE, BAD_INPUT, DISK = 2, 3, 4
 ONLY = "only SmolLM2 is known to convert"
 CONTROL = 3  # token_type of a special token
@@ -44,7 +40,7 @@ def hf_name(name):
     fail(BAD_INPUT, "expected the tensors of a Llama model, found %s" % name, ONLY)
 
 
-class Model(gguf.GGUFReader if gguf else object):
+class Model(gguf.GGUFReader):
     left = 1 << 19  # parts of its header; SmolLM2's has half as many
 
     def _get(self, offset, dtype, count=1, **order):  # the package's reads on beyond the end
@@ -164,8 +160,6 @@ def write_safetensors(model, config, path):
 
 
 def convert(source, out):
-    if not gguf:
-        fail(USAGE, "needs the Python package gguf", "pip install gguf")
     if os.path.lexists(out):
         fail(USAGE, "%s: exists already" % out, "choose another directory")
     model = Model(source)

@@ -4,7 +4,7 @@
 usage: report.py RUN_DIR_OR_LOG [RUN_DIR_OR_LOG ...] [--out FILE.html] [--follow]
 """
 import argparse
-import html
+import importlib
 import json
 import math
 import os
@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 import time
+from html import escape
 from types import SimpleNamespace
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 230, 46, 8, 10, 34       # of a chart
@@ -57,7 +58,6 @@ SCRIPT = """for (const f of document.querySelectorAll("figure")) {
       + lines.map((l, i) => `${l.name} ${near[i][2]}`).join(", ");
   };
 }""".replace("WIDTH", str(WIDTH)).replace("HEIGHT", str(HEIGHT - BOTTOM))
-escape = html.escape
 
 
 def fail(code, what, hint):
@@ -68,6 +68,17 @@ def fail(code, what, hint):
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         fail(2, message, f"{self.prog} --help")
+
+
+def load(*modules):
+    """Modules of a package that may be missing."""
+    try:
+        return [importlib.import_module(name) for name in modules]
+    except ImportError:
+        if {"-h", "--help"} & set(sys.argv):
+            sys.exit(print(sys.modules["__main__"].__doc__.strip()))
+        package = modules[0].split(".")[0]
+        fail(2, f"{package} is not installed", f"pip install {package}")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -102,7 +113,7 @@ def parse_record(line):
 
 def read_log(path):
     """The contents of log.jsonl at `path`: steps (with total_tokens and total_s up to each), vals
-    [(step, loss)], samples [(step, text)], start and options (of the last start or resume), resumes
+    [(step, loss)], samples [(step, text)], start, options and command (of the last start or resume), resumes
     (steps). Records of a resumed run replace those after the step from which it resumes."""
     records, starts, bad = {}, [], []
     try:
@@ -134,7 +145,9 @@ def read_log(path):
         seconds += step["ms"] / 1e3
         step.update(total_tokens=tokens, total_s=seconds)
     start = starts[-1] if starts else {"options": {}}
+    words = start.get("command") if isinstance(start.get("command"), list) else []
     return SimpleNamespace(path=path, steps=steps, start=start, options=start["options"],
+                           command=list(map(str, words)),
                            vals=[(r["step"], r["loss"]) for r in vals],
                            samples=[(r["step"], r["text"]) for r in samples],
                            resumes=[s["step"] for s in starts if s["event"] == "resume"])
@@ -150,17 +163,13 @@ def names_of(runs):
 # Charts
 
 def smooth(values):
-    """At each point a straight line through its neighbours: no lag, and no hook at the ends. None
-    (not finite) is skipped."""
-    out, size = [], 2 * max(2, min(25, len(values) // 30)) + 1
+    """At each point the mean of as many before it as after it, fewer near the ends: no lag. None (not
+    finite) is skipped."""
+    out, most = [], max(2, min(25, len(values) // 30))
     for i in range(len(values)):
-        first = max(0, min(i - size // 2, len(values) - size))
-        near = [(k - i, y) for k, y in enumerate(values[first:first + size], first) if y is not None]
-        n = len(near) or 1
-        x_mean, y_mean = sum(x for x, _ in near) / n, sum(y for _, y in near) / n
-        spread = sum((x - x_mean) ** 2 for x, _ in near)
-        slope = sum((x - x_mean) * y for x, y in near) / spread if spread else 0
-        out.append(y_mean - slope * x_mean if near else None)
+        reach = min(most, i, len(values) - 1 - i)
+        near = [y for y in values[i - reach:i + reach + 1] if y is not None]
+        out.append(sum(near) / len(near) if near else None)
     return out
 
 
@@ -313,13 +322,8 @@ def facts(run):
         "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(began, 1e11))) if began else "?",
         "host": f"{start.get('host', '?')}: {start.get('device', '?')}",
         "program": f"unpad.c {start.get('version', '?')}",
-        "command": shlex.join(command_of(run)) or "?",
+        "command": shlex.join(run.command) or "?",
     }
-
-
-def command_of(run):
-    words = run.start.get("command")
-    return list(map(str, words)) if isinstance(words, list) else []
 
 
 def table(columns, names):
@@ -334,7 +338,7 @@ def table(columns, names):
 
 def options(runs, names):
     """First the options that were given on a command line or differ between runs"""
-    given = {word[2:].split("=")[0] for run in runs for word in command_of(run)}
+    given = {word[2:].split("=")[0] for run in runs for word in run.command}
     words = {"True": "on", "False": "off", "None": "none"}
     texts = [{key: words.get(str(v), str(v)) for key, v in run.options.items()} for run in runs]
     first, rest = ([{k: v for k, v in text.items() if wanted == (

@@ -8,31 +8,22 @@ build=(make=make gcc=gcc python3=python3 /usr/include/stdlib.h=libc6-dev
     /usr/include/uninorm.h=libunistring-dev)
 missing=()
 for pair in "${build[@]}" "$@"; do
-    have=${pair%%=*} package=${pair#*=}
-    case $have in
-        /*) compgen -G "$have" > /dev/null || missing+=("$package") ;;
-        *) command -v "$have" > /dev/null || missing+=("$package") ;;
-    esac
+    { compgen -G "${pair%%=*}" || command -v "${pair%%=*}"; } > /dev/null || missing+=("${pair#*=}")
 done
 [ ${#missing[@]} -eq 0 ] && exit 0
 [ -e /usr/include/histedit.h ] || missing+=(libedit-dev)        # line editing in --chat; optional
 install="apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends ${missing[*]}"
+fail() { printf 'error: %s\nhint: run: sudo apt-get update && sudo %s\n' "$1" "$install" >&2; exit 2; }
 sudo=
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 if ! command -v apt-get > /dev/null || { [ -n "$sudo" ] && ! sudo -n true 2> /dev/null; }; then
-    echo "error: missing packages: ${missing[*]}" >&2
-    echo "hint: run: sudo apt-get update && sudo $install" >&2
-    exit 2
+    fail "missing packages: ${missing[*]}"
 fi
 echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
-quiet=$(mktemp)
-trap 'rm -f "$quiet"' EXIT
 # package lists may be out of date: refresh them once if the install fails
 refresh_and_install() { $sudo apt-get -o DPkg::Lock::Timeout=300 update && $sudo $install; }
-$sudo $install > "$quiet" 2>&1 || refresh_and_install > "$quiet" 2>&1 || {
-    tail -n 5 "$quiet" >&2
-    echo "error: apt could not install ${missing[*]}" >&2
-    echo "hint: run: sudo apt-get update && sudo $install" >&2
-    exit 2
+log=$($sudo $install 2>&1) || log=$(refresh_and_install 2>&1) || {
+    tail -n 5 <<< "$log" >&2
+    fail "apt could not install ${missing[*]}"
 }

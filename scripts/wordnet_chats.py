@@ -8,6 +8,7 @@ WORDNET is a directory with index.noun, data.noun and so on (Debian: wordnet-bas
 one. The words are those that WordNet's authors counted in texts, in a fixed random order. The text is
 WordNet's, under the WordNet licence.
 """
+import itertools
 import json
 import os
 import random
@@ -33,22 +34,20 @@ def meanings(directory):
 
 
 def chat(word, places, files):
-    messages = []
-    for i, (part, offset) in enumerate(places[:MAX_MEANINGS]):
+    texts = []  # of the user and of the assistant by turns
+    for part, offset in places[:MAX_MEANINGS]:
         files[part].seek(offset)
         gloss = files[part].readline().decode("utf-8").split(" | ", 1)[1].strip()
         definition = re.split(r';\s*"', gloss)[0].strip().rstrip(";")
-        turns = [("What else does it mean?" if i else f"What does {word} mean?",
-                  f"{word} ({PARTS[part]}): {definition}.")]
+        texts += ["What else does it mean?" if texts else f"What does {word} mean?",
+                  f"{word} ({PARTS[part]}): {definition}."]
         examples = [e for e in re.findall(r'"([^"]+)"', gloss)
                     if word in e.split() and len(e.split()) > 2]
         for e in examples[:1]:
-            e = e[0].upper() + e[1:] + ("" if e[-1] in ".!?" else ".")
-            turns.append(("Use it in a sentence.", e))
-        for question, answer in turns:
-            messages += [{"role": "user", "content": question},
-                         {"role": "assistant", "content": answer}]
-    return {"messages": messages}
+            texts += ["Use it in a sentence.",
+                      e[0].upper() + e[1:] + ("" if e[-1] in ".!?" else ".")]
+    roles = itertools.cycle(("user", "assistant"))
+    return {"messages": [{"role": role, "content": text} for role, text in zip(roles, texts)]}
 
 
 def main():

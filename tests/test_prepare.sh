@@ -146,7 +146,6 @@ mkdir code
 printf 'import os\nX = "\\d"\n@cache\ndef f(x):\n    return x  # \xc3\xa9\nclass A:\n    y = 1\n' > code/a.py
 printf '    def g(self):\n        def inner(): pass\n\nasync def h(): pass' >> code/a.py
 printf 'def broken(:\n' > code/b.py
-# one of the three is for validation
 check functions python3 "$root/scripts/python_functions.py" code functions
 sort functions/*.jsonl > functions.sorted
 same functions_are_documents functions.sorted <(sort << 'JSONL'
