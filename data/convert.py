@@ -196,28 +196,23 @@ def read(path, args):
 # Our shards; byte layout: README.md
 
 
-def write(path, data):
+def write(path, pieces):
     with open(path, "wb") as f:
-        f.write(data)
+        f.writelines(pieces)
         f.flush()
         os.fsync(f.fileno())
 
 
-def write_tokens(path, head, tokens, width):
-    """Returns the checksums of all blocks."""
-    sums = []
-    with open(path, "wb") as f:
-        f.write(head)
-        for at in range(0, len(tokens), 1024 * BLOCK):
-            data = tokens[at:at + 1024 * BLOCK].astype("<u%d" % width).view("u1")
-            whole = len(data) // (BLOCK * width)
-            sums += crc32c_rows(data[:whole * BLOCK * width].reshape(whole, BLOCK * width)).tolist()
-            if len(data) > whole * BLOCK * width:
-                sums += crc32c_rows(data[whole * BLOCK * width:].reshape(1, -1)).tolist()
-            f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    return sums
+def token_bytes(head, tokens, width, sums):
+    """The pieces of a token file; the checksums of all blocks are appended to sums."""
+    yield head
+    for at in range(0, len(tokens), 1024 * BLOCK):
+        data = tokens[at:at + 1024 * BLOCK].astype("<u%d" % width).view("u1")
+        whole = len(data) // (BLOCK * width)
+        sums += crc32c_rows(data[:whole * BLOCK * width].reshape(whole, BLOCK * width)).tolist()
+        if len(data) > whole * BLOCK * width:
+            sums += crc32c_rows(data[whole * BLOCK * width:].reshape(1, -1)).tolist()
+        yield data
 
 
 def write_shard(stem, tokens, ends, mask, vocab):
@@ -234,16 +229,17 @@ def write_shard(stem, tokens, ends, mask, vocab):
         return magic + np.array([version], "<u4").tobytes() + head[1020:] + \
             np.array(counts, "<u8").tobytes()
 
-    sums = write_tokens(stem + ".bin", head, tokens, 4 if wide else 2)
+    sums = []
+    write(stem + ".bin", token_bytes(head, tokens, 4 if wide else 2, sums))
     index = body(b"UNPADIDX", 2, len(ends), len(tokens), BLOCK) + ends.astype("<u8").tobytes() + \
         np.array(sums, "<u4").tobytes()
-    write(stem + ".idx", index + crc32c(index))
+    write(stem + ".idx", [index, crc32c(index)])
     if mask is None:
         return 0
     bits = mask != 0
     bits[np.concatenate([[0], ends[:-1]])] = False  # nothing comes before a first token
     text = body(b"UNPADMSK", 1, len(bits), bits.sum()) + np.packbits(bits, bitorder="little").tobytes()
-    write(stem + ".mask", text + crc32c(text))
+    write(stem + ".mask", [text, crc32c(text)])
     return int(bits.sum())
 
 
@@ -272,7 +268,7 @@ def run(args):
 
     def note(stem, key, counts):
         done[stem] = [key, counts]
-        write(record + ".tmp", json.dumps(done, indent=1).encode())
+        write(record + ".tmp", [json.dumps(done, indent=1).encode()])
         os.replace(record + ".tmp", record)
 
     def remove(stem):

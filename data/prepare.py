@@ -319,19 +319,16 @@ def jinja_environment():
     return env
 
 
-def read(path, parse=str):
-    """What parse makes of the text in a file."""
+def read(path, parse=None):
+    """The text in a file, or what parse makes of it: {} without a file."""
+    if parse and not os.path.isfile(path):
+        return {}
     try:
         with open(path, encoding="utf-8") as f:
-            return parse(f.read())
+            return parse(f.read()) if parse else f.read()
     except (OSError, ValueError, RecursionError) as e:
-        kind = "text" if parse is str else "JSON"
-        raise PrepareError(BAD_INPUT, "%s: expected %s in UTF-8: %s" % (path, kind, e),
-                           "check --model and --chat-template") from None
-
-
-def read_json(path):
-    return read(path, json.loads) if os.path.isfile(path) else {}
+        raise PrepareError(BAD_INPUT, "%s: expected %s in UTF-8: %s" % (
+            path, "JSON" if parse else "text", e), "check --model and --chat-template") from None
 
 
 def template_source(args):
@@ -340,7 +337,7 @@ def template_source(args):
     if args.chat_template or os.path.isfile(path):
         return read(path), path
     path = os.path.join(args.model, "tokenizer_config.json")
-    source = read_json(path).get("chat_template")
+    source = read(path, json.loads).get("chat_template")
     if isinstance(source, list):  # several, by name
         source = {t.get("name"): t.get("template") for t in source}.get("default")
     if source is None and not args.model:
@@ -358,10 +355,10 @@ class Template:
         source, name = template_source(args)
         self.values = {}
         self.marks = re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source) is not None
-        added = read_json(os.path.join(args.model, "tokenizer.json")).get("added_tokens") or []
+        added = read(os.path.join(args.model, "tokenizer.json"), json.loads).get("added_tokens") or []
         self.special = tuple(t["content"] for t in added if t.get("special")) or ("<|im_end|>",)
         for file in ("special_tokens_map.json", "tokenizer_config.json"):
-            for key, token in read_json(os.path.join(args.model, file)).items():
+            for key, token in read(os.path.join(args.model, file), json.loads).items():
                 token = token.get("content") if isinstance(token, dict) else token
                 if key.endswith("_token") and isinstance(token, str):
                     self.values[key] = token
@@ -395,11 +392,9 @@ class Template:
             else:
                 at += len(piece)
         found = [w for w, message in zip(weights, messages) if message["role"] == "assistant"]
-        if len(found) != len(spans):
-            if set(found) != {1}:
-                raise LeftOut("the template marks other turns than the assistant's")
-            found = [1] * len(spans)
-        return [(*span, weight) for span, weight in zip(spans, found)]
+        if len(found) != len(spans) and set(found) != {1}:
+            raise LeftOut("the template marks other turns than the assistant's")
+        return [(*span, weight) for span, weight in zip(spans, itertools.cycle(found))]
 
     def turns(self, messages, weights, tools, text):
         """The same for the assistant's turns, by rendering every prefix of the chat."""

@@ -55,8 +55,8 @@ class WeightsAndBiases:
         self.run.log(values, step=step)
 
 
-def new_lines(path):
-    """Yields new complete lines for ever; all lines if the log was cut, as a resumed run does."""
+def new_records(path):
+    """Yields the new records in lists, for ever; all of them if the log was cut, as a resumed run does."""
     at, last = 0, b""
     while True:
         lines = []
@@ -68,16 +68,10 @@ def new_lines(path):
                     at = file.seek(0)
                 lines = [line for line in file if line.endswith(b"\n")]
         at, last = at + sum(map(len, lines)), lines[-1] if lines else last
-        yield lines
-
-
-def new_records(path):
-    """Yields the new records, in lists."""
-    for lines in new_lines(path):
-        pairs = [(line, parse_record(line.decode("utf-8", errors="replace"))) for line in lines]
-        for line in [line for line, record in pairs if record is None]:
+        found = [parse_record(line.decode("utf-8", errors="replace")) for line in lines]
+        for line in [line for line, record in zip(lines, found) if record is None]:
             print(f"warning: {path}: not a record: {line[:40]!r}", file=sys.stderr)
-        yield [record for _, record in pairs if record is not None]
+        yield list(filter(None, found))
 
 
 def copy(record, sinks, last_step, wall_time):

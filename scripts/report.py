@@ -182,10 +182,9 @@ def thin(points, most=500):
 
 def short(value):
     """1500 is 1.5k."""
-    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{suffix}"
-    return f"{value:.4g}"
+    sizes = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+    size, suffix = next((pair for pair in sizes if abs(value) >= pair[0]), (1, ""))
+    return f"{value / size:.4g}{suffix}"
 
 
 def ticks(low, high):

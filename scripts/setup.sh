@@ -22,8 +22,8 @@ fi
 echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 # package lists may be out of date: refresh them once if the install fails
-refresh_and_install() { $sudo apt-get -o DPkg::Lock::Timeout=300 update && $sudo $install; }
-log=$($sudo $install 2>&1) || log=$(refresh_and_install 2>&1) || {
+log=$($sudo $install 2>&1) ||
+    log=$({ $sudo apt-get -o DPkg::Lock::Timeout=300 update && $sudo $install; } 2>&1) || {
     tail -n 5 <<< "$log" >&2
     fail "apt could not install ${missing[*]}"
 }

@@ -9,13 +9,11 @@ scripts/setup.sh g++=g++ clang++=clang perl=perl git=git mpirun=openmpi-bin mpic
 
 # Python packages that a few tests need; they skip without them
 packages=(numpy jinja2 gguf xllamacpp pyarrow)
-fetch_packages() {
+python3 -c "import $(IFS=, && echo "${packages[*]}")" 2> /dev/null || [ -d build/python ] || {
     echo "fetching ${packages[*]} from PyPI"
     mkdir -p build && python3 -m venv --system-site-packages build/python.tmp &&
         build/python.tmp/bin/pip install --quiet --retries 1 "${packages[@]}" && mv build/python.tmp build/python
-}
-python3 -c "import $(IFS=, && echo "${packages[*]}")" 2> /dev/null || [ -d build/python ] ||
-    fetch_packages || echo 'not fetched: the tests that need them are skipped'
+} || echo 'not fetched: the tests that need them are skipped'
 PATH=$PWD/build/python/bin:$PATH
 
 # make's lines with a counter; a sign of life every ten seconds
