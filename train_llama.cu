@@ -81,13 +81,6 @@ static void load_or_init(LlamaModel *m, const char *dir, const Options *o) {
     line_erase(stderr);
 }
 
-// A flipped bit in a model that a run wrote is found, as --resume finds it.
-static void verify_models(const Options *o) {
-    if (!is_rank_0() || o->dry_run) return;
-    if (!o->from_scratch && path_is_dir(o->model)) must(checkpoint_verify_model(o->model, &err));
-    if (o->adapter) must(checkpoint_verify_model(o->adapter, &err));
-}
-
 // ---- Resuming and options -----------------------------------------------------------------------
 
 // A bare --resume that finds no checkpoint is a fresh start: dir stays empty.
@@ -585,18 +578,6 @@ static void train(Run *run) {
     if (!saved) start_save(run, true);
 }
 
-static void print_turn_end(const Data *d) {
-    const ModelFiles *f = &d->files;
-    char name[80];
-    if (f->turn_ends.n == 0 || !d->has_tokenizer) return;
-    tokenizer_name(name, sizeof name, &d->tokenizer, f->turn_ends.ids[0]);
-    printf("turns end with %s, which final/generation_config.json now has as an end of texts%s\n",
-           name,
-           model_files_have_template(f) ? ""
-                                        : "; put the chat template that they were rendered with "
-                                          "into final/chat_template.jinja");
-}
-
 static void finish(Run *run, const DeviceRoom *room) {
     data_summary_print_left_out(&run->data->train_summary);
     if (run->stopped_by) {
@@ -612,7 +593,7 @@ static void finish(Run *run, const DeviceRoom *room) {
            mib(device_memory().bytes_peak),
            mib(room->backend_bytes + llama_memory_total(run->model)),
            mib((size_t)usage.ru_maxrss * 1024));
-    print_turn_end(run->data);
+    data_print_turn_end(run->data);
     printf("done: %s/final is %s\n", run->o->out,
            run->o->lora > 0 && !run->o->lora_merge ? "an adapter" : "a Hugging Face model");
 }
@@ -816,7 +797,7 @@ static void merge_adapters(LlamaModel *m, const LlamaConfig *config, const Optio
 
 static void infer(Options *o, LlamaModel *m) {
     run_options_complete_inference(comm_num_ranks());
-    verify_models(o);
+    if (is_rank_0()) verify_models(o);
     const LlamaConfig config = load_config(o, &(ResumePoint){0}, true);
     const DeviceRoom room = open_device(o, &config, m);
     if (o->generate) choose_length(o, &config, &room);
@@ -867,7 +848,7 @@ int main(int argc, char **argv) {
     json_auto_t *stored = run_options_complete(&at, comm_num_ranks());
 
     // inputs are proven good before anything is written
-    if (!at.dir[0]) verify_models(o);
+    if (!at.dir[0] && is_rank_0()) verify_models(o);
     LlamaConfig config = load_config(o, &at, option_given(run_option_table, "model"));
     DeviceRoom room = open_device(o, &config, &model);
     tokenize_texts(o, &out, &at, config.vocab_size);

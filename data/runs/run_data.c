@@ -261,3 +261,21 @@ LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_give
                   "%s: expected the model %s, found another config.json", at->dir, o->model);
     return config;
 }
+
+void data_print_turn_end(const Data *d) {
+    const ModelFiles *f = &d->files;
+    char name[80];
+    if (f->turn_ends.n == 0 || !d->has_tokenizer) return;
+    tokenizer_name(name, sizeof name, &d->tokenizer, f->turn_ends.ids[0]);
+    printf("turns end with %s, which final/generation_config.json now has as an end of texts%s\n",
+           name,
+           model_files_have_template(f) ? ""
+                                        : "; put the chat template that they were rendered with "
+                                          "into final/chat_template.jinja");
+}
+
+void verify_models(const Options *o) {
+    if (o->dry_run) return;
+    if (!o->from_scratch && path_is_dir(o->model)) must(checkpoint_verify_model(o->model, &err));
+    if (o->adapter) must(checkpoint_verify_model(o->adapter, &err));
+}

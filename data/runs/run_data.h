@@ -42,3 +42,9 @@ void count_steps(const Data *d, const Options *o, PlanState at);
 // The model's configuration: of the checkpoint, which --model must match where it is given. Exits
 // also where --max-seqlen is longer than its sliding window: only full attention is implemented.
 LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_given);
+
+// Says with which token trained turns end, if texts do not end with it anyway.
+void data_print_turn_end(const Data *d);
+
+// A flipped bit in a model or adapters that a run wrote ends this one, as --resume does.
+void verify_models(const Options *o);
