@@ -46,10 +46,9 @@ static bool read_after_array(const UnitReader *r, Unit *u, Error *err) {
         if (!file_read_at(&r->file, text, n, at, err)) return false;
         text[n] = 0;
         if (strspn(text, " \t\r\n") == n) continue;
-        bad_input(&u->found.left_out.named[0],
-                  "%s: record %ld: expected white space after the array's ]", r->file.path,
-                  r->record + 1);
-        u->found.left_out.bad = 1;
+        bad_input(&u->found.named[0], "%s: record %ld: expected white space after the array's ]",
+                  r->file.path, r->record + 1);
+        u->found.counts[NUM_BAD] = 1;
         break;
     }
     return true;
@@ -245,7 +244,7 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
     uint64_t n = text->n;
     size_t first, end;
     if (n == 0) {
-        u->found.left_out.empty++;
+        u->found.counts[NUM_EMPTY]++;
         return true;
     }
     if (!byte_ids && u8_check(bytes, n)) {
@@ -260,10 +259,10 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
     bpe_ids(e, &end);
     if (!ok) return true;
     if (end - first == (size_t)((bos >= 0) + (eos >= 0))) {
-        u->found.left_out.empty++;  // no byte has a token
+        u->found.counts[NUM_EMPTY]++;  // no byte has a token
         return true;
     }
-    u->found.num_own_ends += begins || ends;
+    u->found.counts[NUM_OWN_ENDS] += begins || ends;
     const bool masked = text->parts || text->weight != 1;
     if (masked && !mark_document(u, text, first, bad)) return false;
     const double place = place_of(text);
@@ -419,7 +418,7 @@ static bool add_record(Unit *u, json_t *record, Error *bad) {
     const size_t before = u->num_documents;
     const bool ok = kind == RECORD_COMPLETIONS ? add_completions(u, record, text, bad)
                                                : add_one(u, record, text, bad);
-    if (u->num_documents > before) u->found.kinds[kind]++;
+    if (u->num_documents > before) u->found.counts[kind]++;
     if (!ok && !bad->hint[0])
         text_copy(bad->hint, sizeof bad->hint,
                   "data/README.md lists the records, and the keys that they may hold");
@@ -436,7 +435,7 @@ static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
     while (n > 0 && isspace(p[0])) p++, n--;
     if (n >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) p += 3, n -= 3;  // of a file joined to another
     if (n == 0) {
-        u->found.left_out.empty += !array;
+        u->found.counts[NUM_EMPTY] += !array;
         return;
     }
     replace_surrogates((char *)p, (char *)p + n);
@@ -448,8 +447,8 @@ static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
     if (ok) return;
     snprintf(where, sizeof where, array ? "%s: record %ld" : "%s:%ld", u->file->path, number);
     error_prefix(&bad, where);
-    if (u->found.left_out.bad < MAX_NAMED) u->found.left_out.named[u->found.left_out.bad] = bad;
-    u->found.left_out.bad++;
+    const int64_t before = u->found.counts[NUM_BAD]++;
+    if (before < MAX_NAMED) u->found.named[before] = bad;
 }
 
 // ---- Units --------------------------------------------------------------------------------------
@@ -478,9 +477,9 @@ static void leave_file_out(Unit *u, const char *from, const char *found) {
     if (from)
         snprintf(hint, sizeof hint, "iconv -f %s -t UTF-8 %.300s > NEW%s", from, u->file->path,
                  from[0] == 'U' ? "" : "; or --invalid-utf8 replace");
-    error_set(u->file->named ? &u->err : &u->found.left_out.named[0], EXIT_BAD_INPUT, hint,
+    error_set(u->file->named ? &u->err : &u->found.named[0], EXIT_BAD_INPUT, hint,
               "%s: expected %s, found %s", u->file->path, from ? "UTF-8" : "text", found);
-    u->found.left_out.binary++;
+    u->found.counts[NUM_BINARY]++;
 }
 
 // A text of n bytes, of which the last ones may be for validation

@@ -19,18 +19,23 @@ typedef struct {
     bool is_val, masked;
 } UnitDocument;
 
-// What documents and records were found to be, of a unit or of all
+// Counts of documents and records, after those of each RecordKind that became documents
+enum {
+    NUM_BAD = NUM_RECORD_KINDS,  // records that are left out
+    NUM_EMPTY,                   // documents without a token
+    NUM_BINARY,                  // files that are no text, or not UTF-8
+    NUM_OWN_ENDS,                // documents whose text has its own BOS or EOS
+    NUM_COUNTS
+};
+
+// What was found in a unit, or in all of them
 typedef struct {
-    struct {
-        int64_t empty, binary, bad;
-        Error named[MAX_NAMED];       // why the first binary files and bad records were left out
-    } left_out;                       // inputs that yielded no document
-    UnknownKeys unknown;              // of records
-    int64_t kinds[NUM_RECORD_KINDS];  // of records that became documents
-    int64_t num_own_ends;             // documents whose text has its own BOS or EOS
-    int64_t num_invalid;              // bytes of the file that are not UTF-8 and became U+FFFD
-    int32_t turn_end;    // the special token that the last trained turn ends with; -1: none
-    double least_place;  // of documents, see val_frac; 1: there are none
+    int64_t counts[NUM_COUNTS];
+    Error named[MAX_NAMED];  // why the first binary files and bad records were left out
+    UnknownKeys unknown;     // of records
+    int64_t num_invalid;     // bytes of the file that are not UTF-8 and became U+FFFD
+    int32_t turn_end;        // the special token that the last trained turn ends with; -1: none
+    double least_place;      // of documents, see val_frac; 1: there are none
 } Findings;
 
 static const Findings no_findings = {.turn_end = -1, .least_place = 1};

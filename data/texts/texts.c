@@ -275,30 +275,27 @@ static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before,
     }
 }
 
-static void leave_out(Job *j, const Findings *more) {
-    const int64_t before = j->found.left_out.bad + j->found.left_out.binary,
-                  n = more->left_out.bad + more->left_out.binary;
+// Names the first binary files and bad records; a hint that is the last one's once.
+static void name_left_out(Job *j, const Findings *more) {
+    const int64_t *all = j->found.counts, before = all[NUM_BAD] + all[NUM_BINARY],
+                  n = more->counts[NUM_BAD] + more->counts[NUM_BINARY];
     for (int64_t i = 0; i < n && before + i < MAX_NAMED; i++) {
-        const Error *named = &more->left_out.named[i];
+        const Error *named = &more->named[i];
         const bool again = i > 0 && strcmp(named->hint, named[-1].hint) == 0;
-        j->found.left_out.named[before + i] = *named;
+        j->found.named[before + i] = *named;
         if (j->again) continue;
         if (again || !named->hint[0])
             warning("left out: %s", named->what);
         else
             warning("left out: %s (%s)", named->what, named->hint);
     }
-    j->found.left_out.empty += more->left_out.empty;
-    j->found.left_out.binary += more->left_out.binary;
-    j->found.left_out.bad += more->left_out.bad;
 }
 
 static void add_findings(Job *j, const Findings *more) {
-    leave_out(j, more);
+    name_left_out(j, more);
+    for (int i = 0; i < NUM_COUNTS; i++) j->found.counts[i] += more->counts[i];
     for (size_t i = 0; i < more->unknown.n; i++)
         unknown_add(&j->found.unknown, more->unknown.items[i].name, more->unknown.items[i].records);
-    for (int i = 0; i < NUM_RECORD_KINDS; i++) j->found.kinds[i] += more->kinds[i];
-    j->found.num_own_ends += more->num_own_ends;
     j->found.least_place = fmin(j->found.least_place, more->least_place);
     if (more->turn_end >= 0) j->found.turn_end = more->turn_end;
 }
@@ -383,7 +380,7 @@ static bool write_tokenizer(const Job *j, Error *err) {
 }
 
 static bool nothing_to_train(const Job *j, Error *err) {
-    const Error *first = &j->found.left_out.named[0];
+    const Error *first = &j->found.named[0];
     if (first->code) return error_set(err, EXIT_BAD_INPUT, first->hint, "%s", first->what);
     return error_set(err, EXIT_BAD_INPUT, "give text files or JSON Lines",
                      "%s: expected documents, found none", j->spec);
@@ -422,10 +419,10 @@ static bool publish(Job *j, Error *err) {
 static void print_records(const Job *j) {
     char list[300] = "";
     int64_t all = 0;
-    for (int i = 0; i < NUM_RECORD_KINDS; all += j->found.kinds[i++])
-        if (j->found.kinds[i] > 0)
-            text_list(list, sizeof list, "%ld of %s", j->found.kinds[i], record_levels[i].name);
-    const int64_t chats = all - j->found.kinds[RECORD_TEXT] - j->found.kinds[RECORD_PARTS];
+    for (int i = 0; i < NUM_RECORD_KINDS; all += j->found.counts[i++])
+        if (j->found.counts[i] > 0)
+            text_list(list, sizeof list, "%ld of %s", j->found.counts[i], record_levels[i].name);
+    const int64_t chats = all - j->found.counts[RECORD_TEXT] - j->found.counts[RECORD_PARTS];
     if (all > 0) printf("records %s", list);
     if (chats > 0)
         printf("; chats by the template of %s, trained on %s", j->options.chat.name,
@@ -464,28 +461,26 @@ static void print_tokenizer(const Job *j) {
 }
 
 static void print_summary(const Job *j) {
-    const int64_t docs = j->train.num_docs + j->val.num_docs;
+    const int64_t docs = j->train.num_docs + j->val.num_docs, *counts = j->found.counts;
     const double ms = now_ms() - j->start_ms;
-    const struct {
-        int64_t n;
-        const char *what;
-    } skipped[] = {{j->found.left_out.bad, "record"},
-                   {j->found.left_out.empty, "empty document"},
-                   {j->found.left_out.binary, "binary or non-UTF-8 file"},
-                   {j->in.num_left_out, "other file"}};
+    static const char *const what[] = {[NUM_BAD] = "record",
+                                       [NUM_EMPTY] = "empty document",
+                                       [NUM_BINARY] = "binary or non-UTF-8 file"};
     char left[300] = "";
     line_erase(stderr);
-    for (int i = 0; i < 4; i++)
-        if (skipped[i].n > 0)
-            text_list(left, sizeof left, "%ld %s%s", skipped[i].n, skipped[i].what,
-                      text_plural(skipped[i].n));
+    for (int i = NUM_BAD; i <= NUM_BINARY; i++)
+        if (counts[i] > 0)
+            text_list(left, sizeof left, "%ld %s%s", counts[i], what[i], text_plural(counts[i]));
+    if (j->in.num_left_out > 0)
+        text_list(left, sizeof left, "%ld other file%s", j->in.num_left_out,
+                  text_plural(j->in.num_left_out));
     printf("texts   %s -> %s: %ld document%s, %ld for validation%s, %.1f MB in %.1f s%s%s\n",
            j->spec, j->dir, docs, text_plural(docs), j->val.num_docs,
            j->options.cuts_files && j->val.num_docs > 0 ? " (the last 1 % of a file)" : "",
            (double)j->in.size_bytes * 1e-6, ms * 1e-3, left[0] ? "; left out: " : "", left);
-    if (j->found.num_own_ends > 0)
+    if (counts[NUM_OWN_ENDS] > 0)
         printf("texts with a BOS or EOS of their own, which is not doubled: %ld\n",
-               j->found.num_own_ends);
+               counts[NUM_OWN_ENDS]);
     if (j->in.n > 1) print_files(j, "files   to train on: ", false);
     print_files(j, "files   to validate on: ", true);
     print_records(j);
