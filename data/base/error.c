@@ -1,6 +1,7 @@
 #include "error.h"
 
 #include <errno.h>
+#include <libgen.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,9 +35,13 @@ void text_copy(char *out, size_t capacity, const char *text) {
 
 const char *text_plural(int64_t n) { return n == 1 ? "" : "s"; }
 
-void text_list(char *list, size_t capacity, const char *item) {
-    const size_t used = strlen(list);
-    snprintf(list + used, capacity - used, "%s%s", used ? ", " : "", item);
+void text_list(char *list, size_t capacity, const char *format, ...) {
+    size_t used = strlen(list);
+    va_list args;
+    if (used > 0) used += (size_t)snprintf(list + used, capacity - used, ", ");
+    va_start(args, format);
+    if (used < capacity) vsnprintf(list + used, capacity - used, format, args);
+    va_end(args);
 }
 
 void text_sanitize(char *text, size_t capacity) {
@@ -91,26 +96,23 @@ static const char *error_hint(const Error *err) {
     return "please report this with the command that led to it";
 }
 
-// Copies text with the tools that it names as they are found from here: beside the program, or
-// where make install puts them, unless they are in this directory.
+// Copies text with the tools that it names as they are found from here: in this directory, beside
+// the program, or where make install puts them.
 static void name_tools(char *out, size_t capacity, const char *text) {
-    static const char *const places[] = {"", "../share/unpad/"};
-    char dir[1024], tool[2048];
-    const ssize_t length = readlink("/proc/self/exe", dir, sizeof dir - 1);
+    static const char *const places[] = {"%.0s%.*s", "%s/%.*s", "%s/../share/unpad/%.*s",
+                                         "%.0s%.*s"};
+    char program[1024] = "", word[4096];
+    const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    const char *dir = dirname(length > 0 ? program : NULL);
     size_t used = 0;
-    dir[length > 0 ? length : 0] = 0;
-    if (strrchr(dir, '/')) strrchr(dir, '/')[1] = 0;
     for (size_t n; *text && used < capacity; text += n) {
-        const char *place = NULL;
         n = *text == ' ' ? 1 : strcspn(text, " ");
         const bool is_tool = strncmp(text, "scripts/", 8) == 0 || strncmp(text, "data/", 5) == 0;
-        for (size_t i = 0; i < 2 && is_tool && !place; i++) {
-            snprintf(tool, sizeof tool, "%s%s%.*s", dir, places[i], (int)n, text);
-            if (access(tool, F_OK) == 0) place = tool;
+        for (int i = is_tool ? 0 : 3; i < 4; i++) {
+            snprintf(word, sizeof word, places[i], dir, (int)n, text);
+            if (access(word, F_OK) == 0) break;
         }
-        if (place && access(tool + strlen(tool) - n, F_OK) == 0) place = NULL;  // it is here, too
-        used += (size_t)snprintf(out + used, capacity - used, "%.*s", place ? 2047 : (int)n,
-                                 place ? place : text);
+        used += (size_t)snprintf(out + used, capacity - used, "%s", word);
     }
 }
 

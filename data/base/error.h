@@ -97,8 +97,9 @@ void text_copy(char *out, size_t capacity, const char *text);
 // The plural ending: "" for 1, else "s".
 const char *text_plural(int64_t n);
 
-// Appends ", item", or just the first item, cut off if the list is full.
-void text_list(char *list, size_t capacity, const char *item);
+// Appends ", " and an item, or just the first one, cut off if the list is full.
+__attribute__((format(printf, 3, 4))) void text_list(char *list, size_t capacity,
+                                                     const char *format, ...);
 
 // Replaces control characters by \xNN in place, so that no file name can forge a second log line.
 void text_sanitize(char *text, size_t capacity);

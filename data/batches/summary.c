@@ -22,18 +22,17 @@ static void summary_text(const DataSummary *d, char *out, size_t capacity) {
     const LongCounts *c = &d->counts;
     const int64_t docs = num_long_docs(d), tokens = d->dataset->num_tokens;
     const char *done = c->docs_dropped ? "dropped" : c->docs_truncated ? "truncated" : "split";
-    char left_out[96] = "";
-    if (c->tokens_left_out > 0)
-        snprintf(left_out, sizeof left_out, ": %ld of %ld tokens (%.1f %%) never trained",
-                 c->tokens_left_out, tokens, 100.0 * (double)c->tokens_left_out / (double)tokens);
-    char without[48] = "", longer[96] = "";
+    out[0] = 0;
     if (docs > 0)
-        snprintf(longer, sizeof longer, "%ld document%s longer than %d tokens %s", docs,
-                 text_plural(docs), d->max_seqlen, done);
+        text_list(out, capacity, "%ld document%s longer than %d tokens %s", docs, text_plural(docs),
+                  d->max_seqlen, done);
     if (c->docs_without_target > 0)
-        snprintf(without, sizeof without, "%s%ld document%s without a target", docs > 0 ? ", " : "",
-                 c->docs_without_target, text_plural(c->docs_without_target));
-    snprintf(out, capacity, "%s%s%s", longer, without, left_out);
+        text_list(out, capacity, "%ld document%s without a target", c->docs_without_target,
+                  text_plural(c->docs_without_target));
+    const size_t used = strlen(out);
+    if (c->tokens_left_out > 0)
+        snprintf(out + used, capacity - used, ": %ld of %ld tokens (%.1f %%) never trained",
+                 c->tokens_left_out, tokens, 100.0 * (double)c->tokens_left_out / (double)tokens);
 }
 
 void data_summary_print(const DataSummary *d, const char *label) {

@@ -277,9 +277,7 @@ Bpe *bpe_open(const Tokenizer *t, Error *err) {
     Bpe *b = host_calloc(1, sizeof *b, "a tokenizer");
     b->tokenizer = t;
     if (t->byte_ids) return b;
-    json_t *config;
-    b->root = tokenizer_tree(t->file, &config, err);
-    json_decref(config);
+    b->root = tokenizer_tree(t->file, err);
     if (b->root && bpe_read(b, err)) return b;
     if (b->root && err->code != EXIT_USAGE) error_prefix(err, t->file);
     bpe_close(b);

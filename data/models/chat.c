@@ -59,36 +59,22 @@ static uint64_t fingerprint(const char *text) {
     return __builtin_bswap64(first);
 }
 
-// Templates write newlines in two equivalent ways.
-static void unescape_newlines(char *text) {
-    char *out = text;
-    for (const char *p = text; *p; p++) {
-        const bool newline = p[0] == '\\' && p[1] == 'n';
-        *out++ = newline ? '\n' : *p;
-        p += newline;
+// Puts `by`, which is not longer, in place of every occurrence of a word.
+static bool substitute(char *text, const char *word, const char *by) {
+    char *out = text, *next;
+    for (const char *p = text;; p = next + strlen(word)) {
+        next = strstr(p, word);
+        const size_t n = next ? (size_t)(next - p) : strlen(p) + 1;
+        memmove(out, p, n);
+        if (!next) return p != text;
+        out = stpcpy(out + n, by);
     }
-    *out = 0;
 }
 
 const char chatml_template[] =
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
     "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
     "{{ '<|im_start|>assistant\n' }}{% endif %}";
-
-// Removes every occurrence of a word.
-static bool removes(char *text, const char *word) {
-    const size_t n = strlen(word);
-    char *out = strstr(text, word);
-    const bool found = out;
-    for (const char *p = out; found && *p;) {
-        if (strncmp(p, word, n) == 0)
-            p += n;
-        else
-            *out++ = *p++;
-    }
-    if (found) *out = 0;
-    return found;
-}
 
 // Cuts the default system message out of the template, because models differ in it.
 static void cut_system(char *text, char *system, size_t capacity) {
@@ -98,7 +84,7 @@ static void cut_system(char *text, char *system, size_t capacity) {
         const size_t n = strcspn(p, "'\\<");
         if (n == 0 || n >= capacity || strncmp(p + n, end, strlen(end)) != 0) continue;
         snprintf(system, n + 1, "%s", p);
-        removes(text, system);
+        substitute(text, system, "");
         return;
     }
 }
@@ -106,7 +92,7 @@ static void cut_system(char *text, char *system, size_t capacity) {
 static bool read_template(ChatTemplate *t, char *text) {
     const char *epoch = getenv("SOURCE_DATE_EPOCH");
     const time_t now = epoch ? (time_t)strtoll(epoch, NULL, 10) : time(NULL);
-    unescape_newlines(text);
+    substitute(text, "\\n", "\n");  // templates write newlines in two equivalent ways
     cut_system(text, t->system, sizeof t->system);
     const uint64_t found = fingerprint(text);
     struct tm day;
@@ -340,9 +326,9 @@ static void begin_smollm3(Parts *out, const ChatTemplate *t, char *system) {
             "section, systematically present the final solution that you deem correct. The "
             "Solution section should be logical, accurate, and concise and detail necessary steps "
             "needed to reach the conclusion.";
-    const bool silent = removes(system, "/no_think");
-    removes(system, "/think");
-    const bool whole = removes(strip(system, false), "/system_override");
+    const bool silent = substitute(system, "/no_think", "");
+    substitute(system, "/think", "");
+    const bool whole = substitute(strip(system, false), "/system_override", "");
     add(out, "<|im_start|>system\n", false);
     add(out, whole ? "" : t->heading, false);
     add(out, whole ? "" : silent ? "no_think" : "think", false);

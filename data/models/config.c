@@ -508,7 +508,7 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
     if (path_exists(model))
         return model_is_no_run("model", model, "config.json", err) &&
                llama_config_read(c, model, err);
-    for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
+    for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, "%s", builtins[i].name);
     if (is_hub_name(model))
         snprintf(hint, sizeof hint, "scripts/get_model.sh %.200s gets it from the hub", model);
     else if (strchr(model, '/'))

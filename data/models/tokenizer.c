@@ -180,9 +180,10 @@ static bool begins_texts(const json_t *processor, const char *token) {
     return json_string_is(json_member(item, "id"), token);
 }
 
-// bos_token and eos_token of tokenizer_config.json (NULL: there is none), else the usual names. A
+// bos_token and eos_token of tokenizer_config.json, if it is there, else the usual names. A
 // bos_token of null means that there is none.
-static void find_ends(const Vocabulary *v, const json_t *tokenizer, const json_t *config) {
+static void find_ends(const Vocabulary *v, const json_t *tokenizer) {
+    const json_t *config = json_member(tokenizer, TOKENIZER_CONFIG);
     Tokenizer *t = v->t;
     const struct {
         const char *key;
@@ -214,7 +215,7 @@ static bool has_byte_ids(const Tokenizer *t, const json_t *model) {
     return true;
 }
 
-static bool tokenizer_read(Tokenizer *t, const json_t *root, const json_t *config, Error *err) {
+static bool tokenizer_read(Tokenizer *t, const json_t *root, Error *err) {
     Vocabulary v = {.t = t};
     const json_t *model = json_member(root, "model");
     const char *type = "BPE";
@@ -229,7 +230,7 @@ static bool tokenizer_read(Tokenizer *t, const json_t *root, const json_t *confi
         return bad_input(err, "expected BPE, byte-level or with byte fallback");
     const bool ok = read_tokens(&v, root, model, err);
     if (ok) fill_bytes(t, v.names, byte_level);
-    if (ok) find_ends(&v, root, config);
+    if (ok) find_ends(&v, root);
     free(v.names);
     t->byte_ids = ok && has_byte_ids(t, model);
     return ok;
@@ -238,19 +239,17 @@ static bool tokenizer_read(Tokenizer *t, const json_t *root, const json_t *confi
 // Adds the tokens that stand in tokenizer_config.json alone to added_tokens. Hugging Face's library
 // gives them the next ids, so that others are refused later.
 static void merge_added(json_t *root, const json_t *config) {
-    json_t *list = json_object_get(root, "added_tokens"), *item,
-           *decoder = json_member(config, "added_tokens_decoder");
+    json_t *list, *item;
     const char *id;
     json_auto_t *known = json_object();
     size_t i;
-    json_array_foreach(list, i, item) {
-        const char *content = json_string_value(json_member(item, "content"));
-        if (content) json_object_set(known, content, item);
-    }
-    if (!json_member(root, "added_tokens") && decoder)
+    if (!json_member(root, "added_tokens"))
         json_object_set_new(root, "added_tokens", json_array());
     list = json_object_get(root, "added_tokens");
-    json_object_foreach(decoder, id, item) {
+    json_array_foreach(list, i, item) {
+        json_object_set(known, json_string_value(json_member(item, "content")), item);
+    }
+    json_object_foreach(json_member(config, "added_tokens_decoder"), id, item) {
         const char *content = json_string_value(json_member(item, "content"));
         if (!content || json_object_get(known, content)) continue;
         json_object_set_new(item, "id", json_real(atof(id)));
@@ -258,25 +257,24 @@ static void merge_added(json_t *root, const json_t *config) {
     }
 }
 
-json_t *tokenizer_tree(const char *path, json_t **config, Error *err) {
+json_t *tokenizer_tree(const char *path, Error *err) {
     char dir[IO_PATH_MAX], file[IO_PATH_MAX];
-    *config = NULL;
-    if (!path_parent(dir, path, err) || !path_join(file, dir, "tokenizer_config.json", err))
-        return NULL;
-    if (path_exists(file) && !(*config = json_read(file, JSON_MAX_CONFIG, "", err))) return NULL;
+    json_t *config = NULL;
+    if (!path_parent(dir, path, err) || !path_join(file, dir, TOKENIZER_CONFIG, err)) return NULL;
+    if (path_exists(file) && !(config = json_read(file, JSON_MAX_CONFIG, "", err))) return NULL;
     json_t *root =
         json_read(path, TOKENIZER_MAX_BYTES, "expected Hugging Face's tokenizer.json", err);
-    if (root) merge_added(root, *config);
+    if (root) merge_added(root, config);
+    json_object_set_new(root, TOKENIZER_CONFIG, config);
     return root;
 }
 
 bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
     *t = (Tokenizer){0};
     if (!path_inside(t->file, path, "tokenizer.json", err)) return false;
-    json_t *parsed;
-    json_auto_t *root = tokenizer_tree(t->file, &parsed, err), *config = parsed;
+    json_auto_t *root = tokenizer_tree(t->file, err);
     if (!root) return false;
-    if (tokenizer_read(t, root, config, err)) return true;
+    if (tokenizer_read(t, root, err)) return true;
     error_prefix(err, t->file);
     tokenizer_free(t);
     return false;

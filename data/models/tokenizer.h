@@ -45,9 +45,10 @@ int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t
 
 // ---- For bpe.c ----------------------------------------------------------------------------------
 
-// A tokenizer.json, with the added tokens that only tokenizer_config.json beside it has. *config:
-// the latter; NULL: there is none. Both are the caller's. NULL with *err.
-json_t *tokenizer_tree(const char *path, json_t **config, Error *err);
+// A tokenizer.json, with the added tokens that only tokenizer_config.json beside it has, and that
+// file, if it exists, as its last member. The caller's; NULL with *err.
+#define TOKENIZER_CONFIG "tokenizer_config.json"
+json_t *tokenizer_tree(const char *path, Error *err);
 
 // Bytes (n) to text in GPT-2's alphabet, at most 2 n bytes and a 0. Every byte becomes a printable
 // character, so that BPE never sees a raw byte.

@@ -140,13 +140,14 @@ static bool check_weights(const Parameters *p, const SafetensorsSet *s, const ch
         const Parameter *t = &p->list[i];
         const TensorInfo *info = safetensors_find(s, t->name);
         if (!info)
-            text_list(missing, sizeof missing, t->name);
+            text_list(missing, sizeof missing, "%s", t->name);
         else if (!same_shape(t, info))
-            text_list(misfit, sizeof misfit, t->name);
+            text_list(misfit, sizeof misfit, "%s", t->name);
     }
     for (int i = 0; i < s->num_tensors; i++) {
         const char *name = s->tensors[i].name;
-        if (!in_table(p, name) && !may_be_ignored(p, name)) text_list(extra, sizeof extra, name);
+        if (!in_table(p, name) && !may_be_ignored(p, name))
+            text_list(extra, sizeof extra, "%s", name);
     }
     if (!missing[0] && !misfit[0] && !extra[0]) return true;
     const char *first = p->list[0].name, *other = other_prefix(s, first);

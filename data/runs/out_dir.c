@@ -37,7 +37,7 @@ static bool check_is_newest(const char *out, const char *resume, int64_t step, E
 // The hint lists the checkpoints of the run that `resume` names or lies in, or else of `out`.
 static bool no_checkpoint(const char *out, const char *resume, Error *err) {
     const bool exists = path_exists(resume);
-    char run[IO_PATH_MAX], list[300] = "", name[32], hint[512];
+    char run[IO_PATH_MAX], list[300] = "", hint[512];
     STEPS steps = {0};
     text_copy(run, sizeof run, resume);
     if (!path_is_dir(resume) && !path_parent(run, resume, err)) return false;
@@ -46,10 +46,8 @@ static bool no_checkpoint(const char *out, const char *resume, Error *err) {
         text_copy(run, sizeof run, out);
         checkpoint_list(&steps, run, &(Error){0});
     }
-    for (int i = 0; i < steps.n && i < 8; i++) {
-        snprintf(name, sizeof name, "step-%08ld", steps.list[i]);
-        text_list(list, sizeof list, name);
-    }
+    for (int i = 0; i < steps.n && i < 8; i++)
+        text_list(list, sizeof list, "step-%08ld", steps.list[i]);
     snprintf(hint, sizeof hint, list[0] ? "%.150s has %s" : "there is no checkpoint in %.150s%s",
              run, list);
     return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a checkpoint or a run, found %s",

@@ -65,11 +65,8 @@ static void check_tokenizers(const Options *o, const char *train_path, uint64_t 
 
 static void warn_of_id(const Options *o, const char *what, int32_t id, const char *key,
                        const TokenIds *ids) {
-    char text[512] = "", number[24];
-    for (int i = 0; i < ids->n; i++) {
-        snprintf(number, sizeof number, "%d", ids->ids[i]);
-        text_list(text, sizeof text, number);
-    }
+    char text[512] = "";
+    for (int i = 0; i < ids->n; i++) text_list(text, sizeof text, "%d", ids->ids[i]);
     warning("%s: documents %s with token %d, but %s of %s is %s", o->train, what, id, key, o->model,
             text);
 }

@@ -46,9 +46,9 @@ static bool read_after_array(const UnitReader *r, Unit *u, Error *err) {
         if (!file_read_at(&r->file, text, n, at, err)) return false;
         text[n] = 0;
         if (strspn(text, " \t\r\n") == n) continue;
-        bad_input(&u->left_out.named[0], "%s: record %ld: expected white space after the array's ]",
+        bad_input(&u->found.named[0], "%s: record %ld: expected white space after the array's ]",
                   r->file.path, r->record + 1);
-        u->left_out.bad = 1;
+        u->found.counts[NUM_BAD] = 1;
         break;
     }
     return true;
@@ -111,11 +111,7 @@ bool unit_read(UnitReader *r, Unit *u, Error *err) {
     if (r->next == in->n) return false;
     u->file = &in->items[r->next];
     u->num_documents = u->num_bytes = 0;
-    u->num_own_ends = u->num_invalid = 0;
-    u->left_out = (LeftOut){0};
-    u->unknown = (UnknownKeys){0};
-    memset(u->kinds, 0, sizeof u->kinds);
-    u->votes = 0;
+    u->found = no_findings;
     u->err.code = 0;
     if (u->file->kind != INPUT_TEXT)
         return (r->file.fd >= 0 || open_records(r, u->file, err)) && read_records(r, u, err);
@@ -190,18 +186,12 @@ static float weight_of_end(const Text *text) {
     return text->parts[part].weight;
 }
 
-void vote_for_end(int32_t *turn_end, int64_t *votes, int32_t id, int64_t n) {
-    const bool other = id != *turn_end, wins = other && n > *votes;
-    *votes = !other ? *votes + n : wins ? n - *votes : *votes - n;
-    if (wins) *turn_end = id;
-}
-
-// The special token that the last trained part of ids (n) ends with, a newline may follow: its vote
+// The special token that the last trained part of ids (n) ends with; a newline may follow.
 static void find_turn_end(Unit *u, const int32_t *ids, const float *weights, size_t n) {
     const bool *special = u->options->tokenizer->special;
     while (n > 0 && weights[n - 1] == 0) n--;
     if (n > 1 && !special[ids[n - 1]]) n--;
-    if (n > 0 && special[ids[n - 1]]) vote_for_end(&u->turn_end, &u->votes, ids[n - 1], 1);
+    if (n > 0 && special[ids[n - 1]]) u->found.turn_end = ids[n - 1];
 }
 
 // Weighs the ids from `first` on, those of a text in parts or with a weight.
@@ -254,7 +244,7 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
     uint64_t n = text->n;
     size_t first, end;
     if (n == 0) {
-        u->left_out.empty++;
+        u->found.counts[NUM_EMPTY]++;
         return true;
     }
     if (!byte_ids && u8_check(bytes, n)) {
@@ -269,16 +259,16 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
     bpe_ids(e, &end);
     if (!ok) return true;
     if (end - first == (size_t)((bos >= 0) + (eos >= 0))) {
-        u->left_out.empty++;  // no byte has a token
+        u->found.counts[NUM_EMPTY]++;  // no byte has a token
         return true;
     }
-    u->num_own_ends += begins || ends;
+    u->found.counts[NUM_OWN_ENDS] += begins || ends;
     const bool masked = text->parts || text->weight != 1;
     if (masked && !mark_document(u, text, first, bad)) return false;
     const double place = place_of(text);
     const bool is_val = text->follows ? u->documents[u->num_documents - 1].is_val
                                       : text->is_val || place < u->options->val_frac;
-    if (place < u->least_place && !text->follows) u->least_place = place;
+    if (place < u->found.least_place && !text->follows) u->found.least_place = place;
     array_grow(u->documents, &u->document_capacity, u->num_documents + 1, "documents");
     u->documents[u->num_documents++] = (UnitDocument){first, end, is_val, masked};
     return true;
@@ -331,7 +321,7 @@ static bool refuse_kind(const json_t *record, Error *bad) {
     if (!json_is_object(record)) return bad_input(bad, "expected an object, found another value");
     if (text) return json_type_error(text, "text", "a string", bad);
     json_object_foreach((json_t *)record, key, item) if (!json_is_null(item))
-        text_list(keys, sizeof keys, key);
+        text_list(keys, sizeof keys, "%s", key);
     return error_set(
         bad, EXIT_BAD_INPUT,
         json_object_get(record, "chosen")
@@ -373,7 +363,8 @@ static bool read_chat(Unit *u, json_t *record, Parts *parts, Error *bad) {
                  u->file->path, options->no_chat.hint);
         return true;
     }
-    return chat_render(&options->chat, record, options->trains_on_all, parts, &u->unknown, bad);
+    return chat_render(&options->chat, record, options->trains_on_all, parts, &u->found.unknown,
+                       bad);
 }
 
 static bool add_one(Unit *u, json_t *record, Text text, Error *bad) {
@@ -381,7 +372,7 @@ static bool add_one(Unit *u, json_t *record, Text text, Error *bad) {
     const json_t *value = json_object_get(record, "text");
     Parts parts = {0};
     if (kind == RECORD_OTHER) return refuse_kind(record, bad);
-    bool ok = members_check(record, kind, &u->unknown, bad) &&
+    bool ok = members_check(record, kind, &u->found.unknown, bad) &&
               read_weight(json_member(record, "weight"), &text.weight, bad);
     if (ok && kind == RECORD_PARTS)
         ok = read_parts(json_object_get(record, "parts"), u->options->trains_on_all, &parts, bad);
@@ -395,34 +386,25 @@ static bool add_one(Unit *u, json_t *record, Text text, Error *bad) {
     return ok;
 }
 
-// The record of one completion, which an object with a weight may hold
-static json_t *record_of(const json_t *record, json_t *item) {
-    json_t *one = json_object();
-    const json_t *completion = json_is_object(item) ? either(item, "completion", "response") : item;
-    json_object_set(one, "prompt", json_member(record, "prompt"));
-    json_object_set(one, "system", json_member(record, "system"));  // fails if there is none
-    json_object_set(one, "completion", (json_t *)completion);
-    json_object_set(one, "weight", json_member(item, "weight"));
-    return one;
-}
-
-// Each completion is a document.
+// Each completion, which may be an object with a weight, is a document.
 static bool add_completions(Unit *u, json_t *record, Text text, Error *bad) {
     json_t *list = json_object_get(record, "completions"), *item;
     const size_t before = u->num_documents;
-    const double least_place = u->least_place;
+    const double least_place = u->found.least_place;
     char where[40];
     size_t i;
-    if (!members_check(record, RECORD_COMPLETIONS, &u->unknown, bad) ||
-        !read_weight(json_member(record, "weight"), &text.weight, bad))
-        return false;
     json_array_foreach(list, i, item) {
-        json_auto_t *one = record_of(record, item);
+        json_auto_t *one = json_copy(record);
+        json_object_del(one, "completions");
+        const json_t *answer = json_is_object(item) ? either(item, "completion", "response") : item;
+        json_object_set(one, "completion", (json_t *)answer);
+        text.weight = 1;
         snprintf(where, sizeof where, "completion %zu", i + 1);
-        if (!members_check(item, LEVEL_COMPLETION, &u->unknown, bad) ||
+        if (!members_check(item, LEVEL_COMPLETION, &u->found.unknown, bad) ||
+            !read_weight(json_member(item, "weight"), &text.weight, bad) ||
             !add_one(u, one, text, bad)) {
             u->num_documents = before;
-            u->least_place = least_place;
+            u->found.least_place = least_place;
             return error_prefix(bad, where);
         }
         text.follows = u->num_documents > before;
@@ -436,7 +418,7 @@ static bool add_record(Unit *u, json_t *record, Error *bad) {
     const size_t before = u->num_documents;
     const bool ok = kind == RECORD_COMPLETIONS ? add_completions(u, record, text, bad)
                                                : add_one(u, record, text, bad);
-    if (u->num_documents > before) u->kinds[kind]++;
+    if (u->num_documents > before) u->found.counts[kind]++;
     if (!ok && !bad->hint[0])
         text_copy(bad->hint, sizeof bad->hint,
                   "data/README.md lists the records, and the keys that they may hold");
@@ -453,20 +435,20 @@ static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
     while (n > 0 && isspace(p[0])) p++, n--;
     if (n >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) p += 3, n -= 3;  // of a file joined to another
     if (n == 0) {
-        u->left_out.empty += !array;
+        u->found.counts[NUM_EMPTY] += !array;
         return;
     }
     replace_surrogates((char *)p, (char *)p + n);
     json_t *record =
         json_loadb((char *)p, n, JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL, &why);
-    u->unknown.record = number;
+    u->found.unknown.record = number;
     const bool ok = record ? add_record(u, record, &bad) : refuse_bytes(u, p, n, &why, &bad);
     json_decref(record);
     if (ok) return;
     snprintf(where, sizeof where, array ? "%s: record %ld" : "%s:%ld", u->file->path, number);
     error_prefix(&bad, where);
-    if (u->left_out.bad < MAX_NAMED) u->left_out.named[u->left_out.bad] = bad;
-    u->left_out.bad++;
+    const int64_t before = u->found.counts[NUM_BAD]++;
+    if (before < MAX_NAMED) u->found.named[before] = bad;
 }
 
 // ---- Units --------------------------------------------------------------------------------------
@@ -484,10 +466,8 @@ static uint64_t cut_at(const char *text, uint64_t n) {
 static int64_t count_invalid(const unsigned char *p, uint64_t n) {
     const unsigned char *end = p + n;
     int64_t count = 0;
-    for (int length; (p = u8_check(p, (size_t)(end - p))); p += abs(length)) {
+    for (int length; (p = u8_check(p, (size_t)(end - p))); p -= length, count -= length)
         length = utf8_length(p, (size_t)(end - p));
-        if (length < 0) count -= length;
-    }
     return count;
 }
 
@@ -497,9 +477,20 @@ static void leave_file_out(Unit *u, const char *from, const char *found) {
     if (from)
         snprintf(hint, sizeof hint, "iconv -f %s -t UTF-8 %.300s > NEW%s", from, u->file->path,
                  from[0] == 'U' ? "" : "; or --invalid-utf8 replace");
-    error_set(u->file->named ? &u->err : &u->left_out.named[0], EXIT_BAD_INPUT, hint,
+    error_set(u->file->named ? &u->err : &u->found.named[0], EXIT_BAD_INPUT, hint,
               "%s: expected %s, found %s", u->file->path, from ? "UTF-8" : "text", found);
-    u->left_out.binary++;
+    u->found.counts[NUM_BINARY]++;
+}
+
+// A text of n bytes, of which the last ones may be for validation
+static void encode_text(Unit *u, const unsigned char *bytes, uint64_t n) {
+    const uint64_t start = mark_bytes((const char *)bytes),
+                   end = u->options->cuts_files ? cut_at((const char *)bytes, n) : n;
+    Text text = {.bytes = bytes + start, .n = end - start, .weight = 1};
+    text.is_val = u->file->split == SPLIT_VAL;
+    add_document(u, &text, NULL);
+    text = (Text){.bytes = bytes + end, .n = n - end, .weight = 1, .is_val = true};
+    if (end < n) add_document(u, &text, NULL);
 }
 
 static void encode_file(Unit *u) {
@@ -511,28 +502,17 @@ static void encode_file(Unit *u) {
     const bool utf16 = memcmp(head, "\xff\xfe", 2) == 0 || memcmp(head, "\xfe\xff", 2) == 0;
     if (memchr(head, 0, n))
         return leave_file_out(u, utf16 ? "UTF-16" : NULL, utf16 ? "UTF-16" : "a binary file");
-    char *bytes = file_read_all(f->path, MAX_DOCUMENT_BYTES, &n,
-                                "write it as .jsonl with one document per line", &u->err);
-    if (bytes && !u->options->tokenizer->byte_ids)
-        u->num_invalid = count_invalid((unsigned char *)bytes, n);
-    if ((uint64_t)u->num_invalid > n / INVALID_SHARE && !u->options->keeps_invalid) {
-        snprintf(found, sizeof found, "%ld other bytes", u->num_invalid);
+    unsigned char *bytes = (unsigned char *)file_read_all(
+        f->path, MAX_DOCUMENT_BYTES, &n, "write it as .jsonl with one document per line", &u->err);
+    if (!bytes) return;
+    const int64_t invalid = u->options->tokenizer->byte_ids ? 0 : count_invalid(bytes, n);
+    if ((uint64_t)invalid > n / INVALID_SHARE && !u->options->keeps_invalid) {
+        snprintf(found, sizeof found, "%ld other bytes", invalid);
         leave_file_out(u, "WINDOWS-1252", found);
-        u->num_invalid = 0;
-        return free(bytes);
+    } else {
+        u->found.num_invalid = invalid;
+        encode_text(u, bytes, n);
     }
-    const uint64_t start = mark_bytes((char *)head),
-                   end = bytes && u->options->cuts_files ? cut_at(bytes, n) : n;
-    const Text text = {.bytes = (unsigned char *)bytes + start,
-                       .n = end - start,
-                       .is_val = f->split == SPLIT_VAL,
-                       .weight = 1},
-               rest = {.bytes = (unsigned char *)bytes + end,
-                       .n = n - end,
-                       .is_val = true,
-                       .weight = 1};
-    if (bytes) add_document(u, &text, NULL);
-    if (bytes && end < n) add_document(u, &rest, NULL);
     free(bytes);
 }
 
@@ -556,7 +536,6 @@ static void store_tokens(Unit *u) {
 void unit_encode(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     u->encoder = e;
     u->options = options;
-    u->least_place = 1;
     bpe_clear(e);
     if (u->file->kind == INPUT_TEXT)
         encode_file(u);

@@ -19,11 +19,26 @@ typedef struct {
     bool is_val, masked;
 } UnitDocument;
 
-// Inputs that yielded no document
+// Counts of documents and records, after those of each RecordKind that became documents
+enum {
+    NUM_BAD = NUM_RECORD_KINDS,  // records that are left out
+    NUM_EMPTY,                   // documents without a token
+    NUM_BINARY,                  // files that are no text, or not UTF-8
+    NUM_OWN_ENDS,                // documents whose text has its own BOS or EOS
+    NUM_COUNTS
+};
+
+// What was found in a unit, or in all of them
 typedef struct {
-    int64_t empty, binary, bad;
+    int64_t counts[NUM_COUNTS];
     Error named[MAX_NAMED];  // why the first binary files and bad records were left out
-} LeftOut;
+    UnknownKeys unknown;     // of records
+    int64_t num_invalid;     // bytes of the file that are not UTF-8 and became U+FFFD
+    int32_t turn_end;        // the special token that the last trained turn ends with; -1: none
+    double least_place;      // of documents, see val_frac; 1: there are none
+} Findings;
+
+static const Findings no_findings = {.turn_end = -1, .least_place = 1};
 
 enum { CUT_MIN_BYTES = 1 << 16, CUT_MAX_FILES = 20, MAX_DOCUMENT_BYTES = 1 << 30 };
 
@@ -53,24 +68,14 @@ typedef struct {
     size_t token_capacity, weight_capacity;
     UnitDocument *documents;  // (num_documents) owned
     size_t num_documents, document_capacity;
-    double least_place;               // of its documents, see val_frac; 1: there are none
-    int64_t kinds[NUM_RECORD_KINDS];  // of records that became documents
-    LeftOut left_out;
-    UnknownKeys unknown;   // of records
-    int64_t num_own_ends;  // documents whose text has its own BOS or EOS
-    int64_t num_invalid;   // bytes of the file that are not UTF-8 and became U+FFFD
-    int32_t turn_end;      // the special token that most of its trained turns end with, by `votes`
-    int64_t votes;         // 0: there is none
-    Error err;             // code 0: no error
+    Findings found;
+    Error err;  // code 0: no error
     // during unit_encode
     BpeEncoder *encoder;
     const UnitOptions *options;
 } Unit;
 
 void unit_free(Unit *u);
-
-// Adds n votes for a token to those of a majority (Boyer and Moore).
-void vote_for_end(int32_t *turn_end, int64_t *votes, int32_t id, int64_t n);
 
 typedef struct {
     const Inputs *in;

@@ -27,7 +27,8 @@ static const Ending *find_ending(const char *path) {
     static const Ending list[] = {
         {".txt .md .text .tokens .raw", INPUT_TEXT, NULL, NULL, false},
         {".jsonl .ndjson", INPUT_LINES, NULL, NULL, false},
-        {".json", INPUT_LEFT_OUT, NULL, NULL, false},
+        {".json", INPUT_LEFT_OUT, "JSON without records",
+         "one object {\"text\": ...} a line, as written by jq -c . ", false},
         {".csv .tsv", INPUT_LEFT_OUT, "CSV", PREPARE, false},
         {".ipynb", INPUT_LEFT_OUT, "a notebook", "jupyter nbconvert --to markdown ", false},
         {".pdf", INPUT_LEFT_OUT, "PDF", "pdftotext ", false},
@@ -165,68 +166,50 @@ static void find_records(InputFile *f) {
 
 static bool is_hidden(const InputFile *f) { return !f->named && base_name(f->path)[0] == '.'; }
 
+static void leave_out(Inputs *in, InputFile *f, const char *found, const char *hint) {
+    f->kind = INPUT_LEFT_OUT;
+    if (in->num_left_out++ < MAX_NAMED) warning("left out: %s: %s (%s)", f->path, found, hint);
+}
+
 // For a file that is left out or refused: says what it is, and what converts it to text.
 static bool find_kind(Inputs *in, InputFile *f, Error *err) {
     const Ending *e = find_ending(f->path);
-    const bool other = e && e->format;
-    unsigned char mark[2] = {0};
+    const char *found = e ? e->format : NULL, *how = found ? e->hint : "";
+    unsigned char mark = 0;
     uint64_t n;
-    const bool utf16 = !other && read_head(f->path, mark, 2, &n, &(Error){0}) && mark[0] >= 0xfe;
-    const char *format = other   ? e->format
-                         : utf16 ? "UTF-16"
-                                 : "JSON without records",
-               *how = other   ? e->hint
-                      : utf16 ? "iconv -f UTF-16 -t UTF-8 "
-                              : "one object {\"text\": ...} a line, as written by jq -c . ";
     char hint[512];
     f->kind = is_hidden(f) ? INPUT_LEFT_OUT : e ? e->kind : INPUT_TEXT;
-    in->num_left_out += is_hidden(f);
     if (is_hidden(f)) return true;
-    if (!other && f->kind != INPUT_TEXT) find_records(f);
+    if (e && path_ends_with(e->endings, "json")) find_records(f);
+    if (!found || f->kind == INPUT_LINES || f->kind == INPUT_ARRAY) return true;
+    if (read_head(f->path, &mark, 1, &n, &(Error){0}) && mark >= 0xfe)
+        found = "UTF-16", how = "iconv -f UTF-16 -t UTF-8 ";
     snprintf(hint, sizeof hint, "%s%.300s", how, path_ends_with(how, " ") ? f->path : "");
-    if ((other && (f->named || f->kind == INPUT_TEXT)) || (f->kind == INPUT_LEFT_OUT && f->named))
+    if (f->named || f->kind == INPUT_TEXT)
         return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected text or JSONL, found %s", f->path,
-                         format);
-    if (f->kind == INPUT_LEFT_OUT && in->num_left_out++ < MAX_NAMED)
-        warning("left out: %s: %s (%s)", f->path, format, hint);
+                         found);
+    leave_out(in, f, found, hint);
     return true;
 }
 
 // ---- Splits of a directory, by the usual names of them ------------------------------------------
 
-static Split split_of_word(const char *word, size_t n) {
-    static const char *const words[] = {"", " train training ", " val valid validation dev eval ",
-                                        " test testing "};
-    char padded[32];
-    Split s = SPLIT_TEST;
-    snprintf(padded, sizeof padded, " %.*s ", (int)n, word);
-    while (s > SPLIT_NONE && !strcasestr(words[s], padded)) s--;
-    return s;
-}
-
-// By the first or the last word of the name, not counting numbers and endings: train-00000-of-00002
-// or gsm8k_test; else by the innermost directory with such a name.
+// By the last word in the path that names a split: train-00000-of-00002, a/test/part-0.
 static Split split_of(const FoundPath *found) {
-    static const char breaks[] = "-_. ", numbers[] = "-_. 0123456789";
-    const char *word = found->path + found->dir_bytes, *slash;
-    Split dir = SPLIT_NONE, s;
-    for (; (slash = strchr(word, '/')); word = slash + 1)
-        if ((s = split_of_word(word, (size_t)(slash - word)))) dir = s;
-    const char *ending = strrchr(word, '.');
-    size_t n = ending ? (size_t)(ending - word) : strlen(word), last;
-    for (bool of = true; of; n -= of ? 3 : 0) {
-        while (n > 0 && strchr(numbers, word[n - 1])) n--;
-        of = n > 3 && strncasecmp(word + n - 3, "-of", 3) == 0;
+    static const char breaks[] = "/-_. ";
+    static const char *const words[] = {[SPLIT_TRAIN] = " train training ",
+                                        [SPLIT_VAL] = " val valid validation dev eval ",
+                                        [SPLIT_TEST] = " test testing "};
+    Split split = SPLIT_NONE;
+    size_t n;
+    for (const char *p = found->path + found->dir_bytes; *p; p += n + (p[n] != 0)) {
+        char word[32];
+        n = strcspn(p, breaks);
+        snprintf(word, sizeof word, " %.*s ", (int)n, p);
+        for (Split s = SPLIT_TRAIN; s <= SPLIT_TEST; s++)
+            if (strcasestr(words[s], word)) split = s;
     }
-    for (last = n; last > 0 && !strchr(breaks, word[last - 1]);) last--;
-    s = split_of_word(word, strcspn(word, breaks));
-    return s ? s : (s = split_of_word(word + last, n - last)) ? s : dir;
-}
-
-static void leave_out(Inputs *in, InputFile *f, const char *what) {
-    f->kind = INPUT_LEFT_OUT;
-    if (in->num_left_out++ < MAX_NAMED)
-        warning("left out: %s: %s; name it in --train to train on it", f->path, what);
+    return split;
 }
 
 // The base name of a file that tells about the others; NULL: it does not
@@ -240,17 +223,19 @@ static const char *about_others(const InputFile *f) {
 
 // A record says what it is; that a text file is of a split is believed where another is to train.
 static void choose_splits(Inputs *in) {
+    static const char trains[] = "name it in --train to train on it";
     char trained[300] = "", hidden[300] = "";
     bool has_train = false;
     for (size_t i = 0; i < in->n; i++) has_train |= in->items[i].split == SPLIT_TRAIN;
     for (InputFile *f = in->items; f < in->items + in->n; f++) {
         const char *about = about_others(f);
-        if (is_hidden(f)) text_list(hidden, sizeof hidden, base_name(f->path));
+        in->num_left_out += is_hidden(f);
+        if (is_hidden(f)) text_list(hidden, sizeof hidden, "%s", base_name(f->path));
         if (f->kind == INPUT_TEXT && !has_train) f->split = SPLIT_NONE;
-        if (about && in->num_records == 0) text_list(trained, sizeof trained, about);
-        if (about && in->num_records > 0) leave_out(in, f, "a text among records");
+        if (about && in->num_records == 0) text_list(trained, sizeof trained, "%s", about);
+        if (about && in->num_records > 0) leave_out(in, f, "a text among records", trains);
         if (f->kind == INPUT_LEFT_OUT) continue;
-        if (f->split == SPLIT_TEST) leave_out(in, f, "a test set");
+        if (f->split == SPLIT_TEST) leave_out(in, f, "a test set", trains);
         in->num_test += f->split == SPLIT_TEST;
         in->num_val += f->split == SPLIT_VAL;
     }

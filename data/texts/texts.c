@@ -43,13 +43,8 @@ typedef struct {
     Unit *units;  // (num_units) of a round
     int num_units;
     atomic_int next_unit;
-    LeftOut left_out;
-    UnknownKeys unknown;
-    int64_t num_own_ends;
-    int64_t records[NUM_RECORD_KINDS], votes;
-    int32_t turn_end;    // as of a Unit
-    double least_place;  // of the documents: UnitOptions.val_frac
-    bool again;          // they have been read before, and their faults reported
+    Findings found;
+    bool again;  // they have been read before, and their faults reported
     double start_ms, shown_ms;
 } Job;
 
@@ -81,7 +76,6 @@ static const char tokenizer_json[] = JSON(
 static const char config_json[] = JSON(
     {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>", "eos_token": "<|eos|>",
      "clean_up_tokenization_spaces": false});
-static const char map_json[] = JSON({"bos_token": "<|bos|>", "eos_token": "<|eos|>"});
 // clang-format on
 
 // The text of tokenizer.json, in memory the caller frees.
@@ -110,9 +104,7 @@ static bool byte_tokenizer_write(const char *dir, Error *err) {
     json_t *config = json_loads(config_json, 0, NULL);
     json_object_set_new(config, "chat_template", json_string(chatml_template));
     return write_text(dir, "tokenizer_config.json", json_write(config, JSON_INDENT(1)), err) &&
-           write_text(dir, "tokenizer.json", byte_tokenizer_json(), err) &&
-           write_text(dir, "special_tokens_map.json",
-                      json_write(json_loads(map_json, 0, NULL), JSON_INDENT(1)), err);
+           write_text(dir, "tokenizer.json", byte_tokenizer_json(), err);
 }
 
 // ---- Set-up: before anything is written ---------------------------------------------------------
@@ -283,19 +275,29 @@ static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before,
     }
 }
 
-static void leave_out(LeftOut *left, const LeftOut *more, bool quiet) {
-    const int64_t before = left->bad + left->binary, n = more->bad + more->binary;
+// Names the first binary files and bad records; a hint that is the last one's once.
+static void name_left_out(Job *j, const Findings *more) {
+    const int64_t *all = j->found.counts, before = all[NUM_BAD] + all[NUM_BINARY],
+                  n = more->counts[NUM_BAD] + more->counts[NUM_BINARY];
     for (int64_t i = 0; i < n && before + i < MAX_NAMED; i++) {
-        left->named[before + i] = more->named[i];
-        const char *hint = more->named[i].hint;
-        if (i > 0 && strcmp(hint, more->named[i - 1].hint) == 0) hint = "";
-        if (!quiet)
-            warning("left out: %s%s%s%s", more->named[i].what, hint[0] ? " (" : "", hint,
-                    hint[0] ? ")" : "");
+        const Error *named = &more->named[i];
+        const bool again = i > 0 && strcmp(named->hint, named[-1].hint) == 0;
+        j->found.named[before + i] = *named;
+        if (j->again) continue;
+        if (again || !named->hint[0])
+            warning("left out: %s", named->what);
+        else
+            warning("left out: %s (%s)", named->what, named->hint);
     }
-    left->empty += more->empty;
-    left->binary += more->binary;
-    left->bad += more->bad;
+}
+
+static void add_findings(Job *j, const Findings *more) {
+    name_left_out(j, more);
+    for (int i = 0; i < NUM_COUNTS; i++) j->found.counts[i] += more->counts[i];
+    for (size_t i = 0; i < more->unknown.n; i++)
+        unknown_add(&j->found.unknown, more->unknown.items[i].name, more->unknown.items[i].records);
+    j->found.least_place = fmin(j->found.least_place, more->least_place);
+    if (more->turn_end >= 0) j->found.turn_end = more->turn_end;
 }
 
 static bool write_unit(Job *j, const Unit *u, Error *err) {
@@ -310,17 +312,11 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
                               d->end - d->first, d->masked ? u->weights + d->first : NULL, err))
             return false;
     }
-    leave_out(&j->left_out, &u->left_out, j->again);
-    if (u->num_invalid > 0 && !j->again)
+    if (u->found.num_invalid > 0 && !j->again)
         warning("%s: bytes not in UTF-8, which became U+FFFD: %ld (iconv -f WINDOWS-1252 -t UTF-8)",
-                u->file->path, u->num_invalid);
-    j->num_own_ends += u->num_own_ends;
-    for (size_t i = 0; i < u->unknown.n; i++)
-        unknown_add(&j->unknown, u->unknown.items[i].name, u->unknown.items[i].records);
+                u->file->path, u->found.num_invalid);
     j->in.items[u->file - j->in.items].num_docs += (int64_t)u->num_documents;
-    j->least_place = fmin(j->least_place, u->least_place);
-    for (int i = 0; i < NUM_RECORD_KINDS; i++) j->records[i] += u->kinds[i];
-    vote_for_end(&j->turn_end, &j->votes, u->turn_end, u->votes);
+    add_findings(j, &u->found);
     return true;
 }
 
@@ -377,13 +373,14 @@ static bool write_tokenizer(const Job *j, Error *err) {
         char *text = file_read_all(from, TOKENIZER_MAX_BYTES, NULL, "", err);
         ok = text && write_text(j->ck.dir, names[i], text, err);
     }
-    return ok && (j->votes == 0 ||  // for the model that is trained on them
-                  write_text(j->ck.dir, "generation_config.json",
-                             json_write(json_pack("{s:i}", "eos_token_id", j->turn_end), 0), err));
+    return ok &&
+           (j->found.turn_end < 0 ||  // for the model that is trained on them
+            write_text(j->ck.dir, "generation_config.json",
+                       json_write(json_pack("{s:i}", "eos_token_id", j->found.turn_end), 0), err));
 }
 
 static bool nothing_to_train(const Job *j, Error *err) {
-    const Error *first = &j->left_out.named[0];
+    const Error *first = &j->found.named[0];
     if (first->code) return error_set(err, EXIT_BAD_INPUT, first->hint, "%s", first->what);
     return error_set(err, EXIT_BAD_INPUT, "give text files or JSON Lines",
                      "%s: expected documents, found none", j->spec);
@@ -392,12 +389,7 @@ static bool nothing_to_train(const Job *j, Error *err) {
 // Splits the documents. Starts over without validation if none would be left for training, and with
 // the document of the least place for it if there was none.
 static bool make_shards(Job *j, Error *err) {
-    j->left_out = (LeftOut){0};
-    j->unknown = (UnknownKeys){0};
-    j->num_own_ends = 0;
-    j->least_place = 1;
-    j->votes = 0;
-    memset(j->records, 0, sizeof j->records);
+    j->found = no_findings;
     for (size_t i = 0; i < j->in.n; i++) j->in.items[i].num_docs = 0;
     checkpoint_abort(&j->ck);
     shard_writer_init(&j->train, j->ck.dir, "train", &j->options.vocabulary);
@@ -412,7 +404,7 @@ static bool make_shards(Job *j, Error *err) {
                lacks = j->val.num_docs == 0 && j->train.num_docs >= VAL_MIN_DOCS &&
                        (splits || j->options.cuts_files);
     if (!ok || (!lacks && (!splits || j->train.num_docs > 0))) return ok;
-    j->options.val_frac = lacks ? nextafter(j->least_place, 1) : 0;
+    j->options.val_frac = lacks ? nextafter(j->found.least_place, 1) : 0;
     j->options.cuts_files = false;
     j->again = true;
     return make_shards(j, err);
@@ -424,32 +416,22 @@ static bool publish(Job *j, Error *err) {
            checkpoint_register_all(&j->ck, err) && checkpoint_publish(&j->ck, err);
 }
 
-static void add_count(char *list, size_t capacity, int64_t n, const char *what) {
-    char item[80];
-    snprintf(item, sizeof item, "%ld %s%s", n, what, text_plural(n));
-    if (n > 0) text_list(list, capacity, item);
-}
-
 static void print_records(const Job *j) {
-    char list[300] = "", item[60];
+    char list[300] = "";
     int64_t all = 0;
-    for (int i = 0; i < NUM_RECORD_KINDS; i++) {
-        snprintf(item, sizeof item, "%ld of %s", j->records[i], record_levels[i].name);
-        if (j->records[i] > 0) text_list(list, sizeof list, item);
-        all += j->records[i];
-    }
-    const int64_t chats = all - j->records[RECORD_TEXT] - j->records[RECORD_PARTS];
+    for (int i = 0; i < NUM_RECORD_KINDS; all += j->found.counts[i++])
+        if (j->found.counts[i] > 0)
+            text_list(list, sizeof list, "%ld of %s", j->found.counts[i], record_levels[i].name);
+    const int64_t chats = all - j->found.counts[RECORD_TEXT] - j->found.counts[RECORD_PARTS];
     if (all > 0) printf("records %s", list);
     if (chats > 0)
         printf("; chats by the template of %s, trained on %s", j->options.chat.name,
                j->options.trains_on_all ? "every turn" : "the answers");
     if (all > 0) printf("\n");
     list[0] = 0;
-    for (size_t i = 0; i < j->unknown.n; i++) {
-        snprintf(item, sizeof item, "%s (%ld records)", j->unknown.items[i].name,
-                 j->unknown.items[i].records);
-        text_list(list, sizeof list, item);
-    }
+    for (size_t i = 0; i < j->found.unknown.n; i++)
+        text_list(list, sizeof list, "%s (%ld records)", j->found.unknown.items[i].name,
+                  j->found.unknown.items[i].records);
     if (list[0]) printf("unknown keys: %s\n", list);
     if (chats > 0 && !option_given(run_option_table, "model"))
         warning("these chats train random weights: --model DIR names a model that can write");
@@ -479,21 +461,26 @@ static void print_tokenizer(const Job *j) {
 }
 
 static void print_summary(const Job *j) {
-    const int64_t docs = j->train.num_docs + j->val.num_docs;
+    const int64_t docs = j->train.num_docs + j->val.num_docs, *counts = j->found.counts;
     const double ms = now_ms() - j->start_ms;
+    static const char *const what[] = {[NUM_BAD] = "record",
+                                       [NUM_EMPTY] = "empty document",
+                                       [NUM_BINARY] = "binary or non-UTF-8 file"};
     char left[300] = "";
     line_erase(stderr);
-    add_count(left, sizeof left, j->left_out.bad, "record");
-    add_count(left, sizeof left, j->left_out.empty, "empty document");
-    add_count(left, sizeof left, j->left_out.binary, "binary or non-UTF-8 file");
-    add_count(left, sizeof left, j->in.num_left_out, "other file");
+    for (int i = NUM_BAD; i <= NUM_BINARY; i++)
+        if (counts[i] > 0)
+            text_list(left, sizeof left, "%ld %s%s", counts[i], what[i], text_plural(counts[i]));
+    if (j->in.num_left_out > 0)
+        text_list(left, sizeof left, "%ld other file%s", j->in.num_left_out,
+                  text_plural(j->in.num_left_out));
     printf("texts   %s -> %s: %ld document%s, %ld for validation%s, %.1f MB in %.1f s%s%s\n",
            j->spec, j->dir, docs, text_plural(docs), j->val.num_docs,
            j->options.cuts_files && j->val.num_docs > 0 ? " (the last 1 % of a file)" : "",
            (double)j->in.size_bytes * 1e-6, ms * 1e-3, left[0] ? "; left out: " : "", left);
-    if (j->num_own_ends > 0)
+    if (counts[NUM_OWN_ENDS] > 0)
         printf("texts with a BOS or EOS of their own, which is not doubled: %ld\n",
-               j->num_own_ends);
+               counts[NUM_OWN_ENDS]);
     if (j->in.n > 1) print_files(j, "files   to train on: ", false);
     print_files(j, "files   to validate on: ", true);
     print_records(j);

@@ -160,7 +160,7 @@ static bool fuzz_documents(Input *in) {
             for (uint64_t k = doc->first; doc->masked && k < doc->end; k++)
                 CHECK(isfinite(u.weights[k]) && (k > doc->first || u.weights[k] == 0));
         }
-        if (u.file->kind == INPUT_TEXT && u.num_documents == 1 && u.num_own_ends == 0 &&
+        if (u.file->kind == INPUT_TEXT && u.num_documents == 1 && u.found.counts[NUM_OWN_ENDS] == 0 &&
             i != BYTES && i != NFC)
             check_text(o, in->part[0], ids, n);
     }

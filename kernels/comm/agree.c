@@ -65,11 +65,9 @@ void rank_fields_agree(const RankFields *own, const char *what, const char *hint
     comm_all_gather_host(fields, own->field, sizeof own->field);
     for (size_t i = MAX_RANK_FIELDS; i < all; i++) {
         const RankField *first = &fields[i % MAX_RANK_FIELDS], *other = &fields[i];
-        char text[64];
-        if (memcmp(first, other, sizeof *first) == 0) continue;
-        snprintf(text, sizeof text, "%.31s (rank %zu)", first->name[0] ? first->name : other->name,
-                 i / MAX_RANK_FIELDS);
-        text_list(differing, sizeof differing, text);
+        if (memcmp(first, other, sizeof *first) != 0)
+            text_list(differing, sizeof differing, "%.31s (rank %zu)",
+                      first->name[0] ? first->name : other->name, i / MAX_RANK_FIELDS);
     }
     free(fields);
     if (differing[0])
