@@ -422,6 +422,7 @@ bool checkpoint_find_newest(const char *out, char path[IO_PATH_MAX], int64_t *st
             warning("skipping %s: %s", path, why.what);
     }
     if (*step >= 0 || steps.n == 0) return true;
-    return error_set(err, EXIT_BAD_INPUT, "--overwrite starts over here; or restore a backup",
+    return error_set(err, EXIT_BAD_INPUT,
+                     "restore a backup; --overwrite starts over, unless files were cut or added",
                      "%s: expected a good checkpoint, found %d damaged", out, steps.n);
 }
