@@ -291,10 +291,9 @@ def messages_of(record):
 def jinja_environment():
     """As in transformers, including {% generation %}: with env.marked, START and END enclose it."""
     jinja2 = require("jinja2", "the chat template")
-    importlib.import_module("jinja2.ext")
-    sandbox = importlib.import_module("jinja2.sandbox")
+    from jinja2 import ext, sandbox
 
-    class Generation(jinja2.ext.Extension):
+    class Generation(ext.Extension):
         tags = {"generation"}
 
         def parse(self, parser):
@@ -310,7 +309,7 @@ def jinja_environment():
         raise jinja2.TemplateError(message)
 
     env = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                                extensions=[Generation, jinja2.ext.loopcontrols])
+                                                extensions=[Generation, ext.loopcontrols])
     env.extend(marked=False)
     env.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     env.globals["raise_exception"] = raise_exception
@@ -381,16 +380,11 @@ class Template:
     def marked_spans(self, messages, weights, tools, text):
         """[(first character, end, weight)] of the text that {% generation %} marks."""
         marked = self.text(messages, tools, marked=True)
-        if marked.replace(START, "").replace(END, "") != text:
+        block = re.compile("%s([^%s%s]*)%s" % (START, START, END, END))
+        if block.sub(r"\1", marked) != text:
             raise LeftOut("the template changes what {% generation %} marks")
-        open_at, spans, at = [], [], 0
-        for piece in re.split("([%s%s])" % (START, END), marked):
-            if piece == START:
-                open_at.append(at)
-            elif piece == END:
-                spans.append((open_at.pop(), at))
-            else:
-                at += len(piece)
+        spans = [(m.start() - 2 * k, m.end() - 2 * k - 2)  # without the 2 characters of each block
+                 for k, m in enumerate(block.finditer(marked))]
         found = [w for w, message in zip(weights, messages) if message["role"] == "assistant"]
         if len(found) != len(spans) and set(found) != {1}:
             raise LeftOut("the template marks other turns than the assistant's")

@@ -20,7 +20,6 @@ from report import Parser, fail, load
 
 gguf, numpy = load("gguf", "numpy")
 USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7
-FILE_TYPES = {"bf16": "MOSTLY_BF16", "f16": "MOSTLY_F16", "f32": "ALL_F32", "q8_0": "MOSTLY_Q8_0"}
 # model_type: llama.cpp's architecture, and the tensors of a layer
 FAMILIES = {"llama": ("LLAMA", 9), "mistral": ("LLAMA", 9), "qwen2": ("QWEN2", 12),
             "qwen3": ("QWEN3", 11), "smollm3": ("SMOLLM3", 9)}
@@ -280,7 +279,7 @@ def export(source, path, kind):
     c, weights = read_config(source), list_weights(source)
     names = gguf_names(c, weights, source)
     w = gguf.GGUFWriter(None, FAMILIES[c["model_type"]][0].lower())
-    w.add_file_type(gguf.LlamaFileType[FILE_TYPES[kind]])
+    w.add_file_type(gguf.LlamaFileType[("ALL_" if kind == "f32" else "MOSTLY_") + kind.upper()])
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
     put_config(w, c)
     put_tokenizer(w, source, c)
@@ -303,7 +302,7 @@ def main():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", metavar="DIR")
     parser.add_argument("path", metavar="MODEL.gguf")
-    parser.add_argument("--type", choices=list(FILE_TYPES), default="bf16")
+    parser.add_argument("--type", choices=("bf16", "f16", "f32", "q8_0"), default="bf16")
     args = parser.parse_args()
     try:
         export(args.source, args.path, args.type)

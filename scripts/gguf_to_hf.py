@@ -58,9 +58,8 @@ class Model(gguf.GGUFReader):
 
 
 def model_config(model, tied):
-    if model.get("general.architecture") != "llama" or "rope_freqs.weight" in [
-            t.name for t in model.tensors]:
-        fail(BAD_INPUT, "expected a Llama without RoPE scaling", ONLY)
+    if model.get("general.architecture") != "llama":
+        fail(BAD_INPUT, "expected a Llama", ONLY)
     heads, hidden = model.get("llama.attention.head_count"), model.get("llama.embedding_length")
     head_dim = model.get("llama.attention.key_length", hidden // heads)
     for key in model.fields:
