@@ -59,16 +59,22 @@ static uint64_t fingerprint(const char *text) {
     return __builtin_bswap64(first);
 }
 
-// Puts `by`, which is not longer, in place of every occurrence of a word.
+// Puts `by`, which is shorter, in place of every occurrence of a word.
 static bool substitute(char *text, const char *word, const char *by) {
-    char *out = text, *next;
-    for (const char *p = text;; p = next + strlen(word)) {
-        next = strstr(p, word);
-        const size_t n = next ? (size_t)(next - p) : strlen(p) + 1;
-        memmove(out, p, n);
-        if (!next) return p != text;
-        out = stpcpy(out + n, by);
+    const size_t n = strlen(word);
+    char *out = text;
+    bool found = false;
+    for (const char *p = text; *p;) {
+        const bool here = strncmp(p, word, n) == 0;
+        found |= here;
+        if (here)
+            out = stpcpy(out, by);
+        else
+            *out++ = *p;
+        p += here ? n : 1;
     }
+    *out = 0;
+    return found;
 }
 
 const char chatml_template[] =

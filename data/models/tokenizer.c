@@ -243,8 +243,7 @@ static void merge_added(json_t *root, const json_t *config) {
     const char *id;
     json_auto_t *known = json_object();
     size_t i;
-    if (!json_member(root, "added_tokens"))
-        json_object_set_new(root, "added_tokens", json_array());
+    if (!json_member(root, "added_tokens")) json_object_set_new(root, "added_tokens", json_array());
     list = json_object_get(root, "added_tokens");
     json_array_foreach(list, i, item) {
         json_object_set(known, json_string_value(json_member(item, "content")), item);

@@ -109,13 +109,10 @@ static Stored *list_stored(const Parameters *p, bool moments, int *num) {
     return list;
 }
 
-static bool in_table(const Parameters *p, const char *name) {
+// Is it a tensor of the table, or one that may be ignored?
+static bool is_known(const Parameters *p, const char *name) {
     for (int i = 0; i < p->num; i++)
         if (strcmp(p->list[i].name, name) == 0) return true;
-    return false;
-}
-
-static bool may_be_ignored(const Parameters *p, const char *name) {
     if (p->tied_head && strcmp(name, "lm_head.weight") == 0) return true;
     return strstr(name, "rotary_emb.inv_freq") != NULL;  // stored by old versions, computed here
 }
@@ -146,8 +143,7 @@ static bool check_weights(const Parameters *p, const SafetensorsSet *s, const ch
     }
     for (int i = 0; i < s->num_tensors; i++) {
         const char *name = s->tensors[i].name;
-        if (!in_table(p, name) && !may_be_ignored(p, name))
-            text_list(extra, sizeof extra, "%s", name);
+        if (!is_known(p, name)) text_list(extra, sizeof extra, "%s", name);
     }
     if (!missing[0] && !misfit[0] && !extra[0]) return true;
     const char *first = p->list[0].name, *other = other_prefix(s, first);

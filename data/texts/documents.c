@@ -466,8 +466,10 @@ static uint64_t cut_at(const char *text, uint64_t n) {
 static int64_t count_invalid(const unsigned char *p, uint64_t n) {
     const unsigned char *end = p + n;
     int64_t count = 0;
-    for (int length; (p = u8_check(p, (size_t)(end - p))); p -= length, count -= length)
+    for (int length; (p = u8_check(p, (size_t)(end - p))); p += abs(length)) {
         length = utf8_length(p, (size_t)(end - p));
+        if (length < 0) count -= length;
+    }
     return count;
 }
 
