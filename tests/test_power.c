@@ -23,7 +23,7 @@ static const struct {
     const char *name, *before, *damaged, *command, *reader;
     int saved, states;  // as many at least
 } runs[] = {
-    {"a new run", NULL, NULL, NEW "--steps 3", NEW "--steps 3 --resume", 0, 1600},
+    {"a new run", NULL, NULL, NEW "--steps 3", NEW "--steps 3 --resume", 0, 1500},
     {"a step saved again", NEW "--steps 2 --keep 2", "out/step-00000002/config.json",
      "--out out --resume", "--out out --resume", 1, 800},
     {"overwrite", NEW "--steps 2 --seed 7", NULL, NEW "--seed 8 --steps 1 --overwrite",
