@@ -111,7 +111,7 @@ NVFLAGS = -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
            $(if $(WERROR),-Werror all-warnings -Xptxas -warn-spills$(comma)-Werror)
 CUDA    := $(CUDA_KERNELS:%.cu=build/cuda/%.o)
 $(eval $(call VARIANT,cuda,-O3 -DBACKEND_CUDA,$(NVCC),$(CUDA)))
-# Each set of architectures keeps its objects in a folder of its own; build/cuda has those in use.
+# The objects of each set of architectures have a folder; build/cuda has copies of the set in use.
 ARCH_SET := $(subst $() ,-,$(strip $(CUDA_ARCHS)))
 build/cuda/%.o: build/cuda/$(ARCH_SET)/%.o
 	@mkdir -p $(@D) && cp $(<:.o=.[do]) $(@D)

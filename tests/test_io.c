@@ -224,7 +224,7 @@ static bool json_accepts(const char *text, size_t n) {
 
 static void put(const char *name, const char *text) { put_file(scratch(name), text, strlen(text)); }
 
-// What names this machine's control groups is looked for in the scratch directory.
+// The file that names the control groups of this process is one in the scratch directory.
 FILE *__real_fopen(const char *path, const char *mode);
 FILE *__wrap_fopen(const char *path, const char *mode);
 FILE *__wrap_fopen(const char *path, const char *mode) {

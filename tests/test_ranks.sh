@@ -118,7 +118,7 @@ expect different_data 9 'differences in training data \(rank 1\)$' \
 expect different_tasks 9 'differences in out \(rank 1\), eval \(rank 1\)' \
     "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 : -n 1 "${run[@]}" --steps 1 --eval
 for n in 1 2; do
-    expect "help_on_one_of_$n" 9 "ranks: rank $n has ended, expected it to go on as other ranks do" \
+    expect "help_on_one_of_$n" 9 "ranks: rank $n has ended, expected it to run as the others do" \
         "${mpi[@]}" -n $n "${run[@]}" --out m --steps 1 : -n 1 "$train" --help
 done
 [ ! -x "${train}_faulty" ] || expect different_programs 9 'differences in .*the program file \(rank 1\)$' \

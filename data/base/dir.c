@@ -151,7 +151,7 @@ bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     lock->dir_fd = io_open(dir, O_RDONLY | O_DIRECTORY, 0);
     if (!locked) return true;
     lock->fd = fd;
-    // A snapshot by `cp -rl` has it too. This one stays locked for those who wait for it.
+    // A snapshot by `cp -rl` has it too. This one stays locked for processes that wait.
     if (fstat(fd, &st) == 0 && st.st_nlink > 1 && unlink(path) == 0)
         return dir_lock(lock, dir, err);
     const ssize_t found = pread(fd, owner, 8, 0);

@@ -96,23 +96,24 @@ static const char *error_hint(const Error *err) {
     return "please report this with the command that led to it";
 }
 
-// Copies text with the tools that it names as they are found from here: in this directory, beside
-// the program, or where make install puts them.
+// Copies text with the paths of the tools that it names: in this directory, in the program's, or
+// where make install puts them.
 static void name_tools(char *out, size_t capacity, const char *text) {
-    static const char *const places[] = {"%.0s%.*s", "%s/%.*s", "%s/../share/unpad/%.*s",
-                                         "%.0s%.*s"};
-    char program[1024] = "", word[4096];
+    static const char *const places[] = {"/", "/../share/unpad/"};
+    char program[1024] = "", word[4096], found[5200];
     const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     const char *dir = dirname(length > 0 ? program : NULL);
     size_t used = 0;
     for (size_t n; *text && used < capacity; text += n) {
         n = *text == ' ' ? 1 : strcspn(text, " ");
-        const bool is_tool = strncmp(text, "scripts/", 8) == 0 || strncmp(text, "data/", 5) == 0;
-        for (int i = is_tool ? 0 : 3; i < 4; i++) {
-            snprintf(word, sizeof word, places[i], dir, (int)n, text);
-            if (access(word, F_OK) == 0) break;
+        snprintf(word, sizeof word, "%.*s", (int)n, text);
+        const bool is_tool = strncmp(word, "scripts/", 8) == 0 || strncmp(word, "data/", 5) == 0;
+        const char *tool = word;
+        for (int i = 0; i < 2 && is_tool && access(tool, F_OK) != 0; i++) {
+            snprintf(found, sizeof found, "%s%s%s", dir, places[i], word);
+            if (access(found, F_OK) == 0) tool = found;
         }
-        used += (size_t)snprintf(out + used, capacity - used, "%s", word);
+        used += (size_t)snprintf(out + used, capacity - used, "%s", tool);
     }
 }
 

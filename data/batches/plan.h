@@ -74,7 +74,7 @@ void plan_free(StepPlan *p);
 // wanted > 0: sets *steps to the number of the first step, at least 1, after which *epochs of the
 // data, as mixture_epochs counts them, are at least `wanted`. It plans all steps from `at` on; a
 // million documents take about half a second. wanted 0: sets *epochs to how many there are after
-// *steps; after many documents it goes on as before.
+// *steps; after many documents it extrapolates.
 bool plan_count_epochs(const DocIndex *index, const PlanSettings *s, PlanState at, double wanted,
                        int64_t *steps, double *epochs, int32_t *source, Error *err);
 

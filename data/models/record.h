@@ -1,11 +1,11 @@
-// What a JSON record may hold: its kind, and the keys of records, messages and completions.
+// The kinds of JSON records, and the keys that records, messages and completions may have.
 #pragma once
 
 #include <jansson.h>
 
 #include "../base/error.h"
 
-// What a record is, by its keys
+// The kind of a record, by its keys
 typedef enum {
     RECORD_TEXT,           // text
     RECORD_PARTS,          // parts
@@ -51,8 +51,9 @@ typedef struct {
 
 void unknown_add(UnknownKeys *unknown, const char *key, int64_t records);
 
-// Are the members of the object those of its level? Counts others. A number where a text is also
-// right becomes its text. Names in *bad a key of another type, or that must not be set.
+// Checks the members of an object against the keys of its level, and counts unknown ones. A number
+// becomes its text where a text is also right. *bad names a key of another type, or one that must
+// not be set.
 bool members_check(json_t *object, int level, UnknownKeys *unknown, Error *bad);
 
 // *weight *= the number; NULL: 1

@@ -45,8 +45,8 @@ int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t
 
 // ---- For bpe.c ----------------------------------------------------------------------------------
 
-// A tokenizer.json, with the added tokens that only tokenizer_config.json beside it has, and that
-// file, if it exists, as its last member. The caller's; NULL with *err.
+// A tokenizer.json with the added tokens that only the tokenizer_config.json of its directory has;
+// the latter, if it exists, is its last member. The caller frees it; NULL with *err.
 #define TOKENIZER_CONFIG "tokenizer_config.json"
 json_t *tokenizer_tree(const char *path, Error *err);
 

@@ -41,7 +41,7 @@ bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const c
 // Adds a file of ck->dir, closed and fsynced, to the manifest.
 void checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, uint32_t crc);
 
-// Every file of ck->dir, without a checksum, instead of those registered before
+// Registers every file of ck->dir, without a checksum, and no other.
 bool checkpoint_register_all(Checkpoint *ck, Error *err);
 
 // A whole small file: written, fsynced, registered.
@@ -80,7 +80,7 @@ bool checkpoint_recover(const char *out_dir, Error *err);
 bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err);
 
 // May a directory be removed or replaced? EXIT_USAGE where it holds anything but the files that its
-// manifest names, with their sizes. A link may: nothing behind it goes.
+// manifest names, with their sizes. A link may: its target stays.
 bool checkpoint_is_ours(const char *dir, Error *err);
 
 // The same of every checkpoint and final/
@@ -94,8 +94,8 @@ bool checkpoint_remove_all(const char *out_dir, Error *err);
 // differ. step may be NULL.
 bool checkpoint_verify(const char *dir, int64_t *step, Error *err);
 
-// The same for a model that may have a manifest, of those files that still have its sizes: others
-// have been edited.
+// The same for a model that may have a manifest. Files of another size than the manifest's have
+// been edited, and are not checked.
 bool checkpoint_verify_model(const char *dir, Error *err);
 
 // The newest (by number) step-* that checkpoint_verify accepts: its path and *step. Warns of each

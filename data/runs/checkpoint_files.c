@@ -8,7 +8,7 @@
 
 // ---- Small files --------------------------------------------------------------------------------
 
-enum { GENERATION_CONFIG, TOKENIZER_CONFIG = 2, CHAT_TEMPLATE = 8 };
+enum { GENERATION_CONFIG, TOKENIZER_SETTINGS = 2, CHAT_TEMPLATE = 8 };
 static const char *const names[NUM_MODEL_FILES] = {
     "generation_config.json",  // the others are the tokenizer's
     "tokenizer.json",
@@ -40,7 +40,7 @@ bool model_files_read(ModelFiles *f, bool tokenizer, const char **dirs, int num_
 }
 
 bool model_files_have_template(const ModelFiles *f) {
-    const char *config = f->text[TOKENIZER_CONFIG];
+    const char *config = f->text[TOKENIZER_SETTINGS];
     return f->text[CHAT_TEMPLATE] || (config && strstr(config, "\"chat_template\""));
 }
 

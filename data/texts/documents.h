@@ -19,7 +19,7 @@ typedef struct {
     bool is_val, masked;
 } UnitDocument;
 
-// Counts of documents and records, after those of each RecordKind that became documents
+// Counts of documents and records; the first are the records of each kind that became documents.
 enum {
     NUM_BAD = NUM_RECORD_KINDS,  // records that are left out
     NUM_EMPTY,                   // documents without a token
@@ -28,7 +28,7 @@ enum {
     NUM_COUNTS
 };
 
-// What was found in a unit, or in all of them
+// Findings of a unit, or of all units
 typedef struct {
     int64_t counts[NUM_COUNTS];
     Error named[MAX_NAMED];  // why the first binary files and bad records were left out

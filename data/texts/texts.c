@@ -172,7 +172,7 @@ static bool open_tokenizer(Job *j, Error *err) {
     return j->bpe != NULL;
 }
 
-// What changes the shards: this program's format; every byte of the files that make the tokenizer
+// The key covers all that changes the shards: this program's format; every byte of the files that make the tokenizer
 // and the chat template, or their absence; the day that a template writes, where SOURCE_DATE_EPOCH
 // fixes it (a run would else end at midnight); the share for validation; --train-on; of each file
 // that is read its path, which tells its split, kind, size and time.
@@ -487,7 +487,7 @@ static void print_summary(const Job *j) {
     print_tokenizer(j);
 }
 
-// The tokens of an existing run are needed to resume it, those that are validated on for this one.
+// The tokens of an existing run are needed to resume it, and --val may name them.
 static bool may_replace(const Job *j, Error *err) {
     char log[IO_PATH_MAX];
     const char *val = j->settings->o->val;

@@ -24,7 +24,7 @@
 #define JOB_RESUME \
     "the newest checkpoint is complete: restart with --resume (scripts/train_until_done.sh does)"
 
-// What a rank shows those of its machine: they see it when the rank is stopped, too.
+// A rank's sign of life, which the other ranks of its machine can read while the rank is stopped.
 typedef struct {
     int rank;
     _Atomic double alive_ms;  // when its watchdog ran last
@@ -461,7 +461,7 @@ void comm_barrier(void) {
     const int ended = comm_max(0);
     if (ended)
         exit_with(EXIT_CHECKPOINT_MISFIT, "start every rank with the same command line",
-                  "ranks: rank %d has ended, expected it to go on as other ranks do", ended - 1);
+                  "ranks: rank %d has ended, expected it to run as the others do", ended - 1);
 }
 
 void comm_broadcast(void *data, size_t bytes) {
