@@ -109,7 +109,7 @@ static void open_datasets(Data *d, const Options *o, int32_t vocab_size) {
     d->has_val = true;
 }
 
-// The shards of texts come with a generation_config.json that has the token that ends trained turns.
+// The shards of texts have a generation_config.json with the token that ends trained turns.
 static void add_turn_ends(Data *d, LlamaConfig *config, const char *spec) {
     LlamaConfig found = {0};
     char path[IO_PATH_MAX];
