@@ -172,10 +172,11 @@ static bool open_tokenizer(Job *j, Error *err) {
     return j->bpe != NULL;
 }
 
-// The key covers all that changes the shards: this program's format; every byte of the files that make the tokenizer
-// and the chat template, or their absence; the day that a template writes, where SOURCE_DATE_EPOCH
-// fixes it (a run would else end at midnight); the share for validation; --train-on; of each file
-// that is read its path, which tells its split, kind, size and time.
+// The key covers all that changes the shards: this program's format; every byte of the files that
+// make the tokenizer and the chat template, or their absence; the day that a template writes, where
+// SOURCE_DATE_EPOCH fixes it (a run would else end at midnight); the share for validation;
+// --train-on and --invalid-utf8; the path, which tells the split, the kind, size and time of each
+// file that is read.
 static bool make_key(Job *j, Error *err) {
     static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja"};
     const UnitOptions *o = &j->options;
