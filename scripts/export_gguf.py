@@ -83,13 +83,18 @@ def read_config(source):
 
 
 def put_config(w, c):
-    c["num_key_value_heads"] = c.get("num_key_value_heads") or c["num_attention_heads"]
-    for pair in """vocab_size:vocab_size context_length:max_position_embeddings block_count:num_hidden_layers
-            embedding_length:hidden_size feed_forward_length:intermediate_size head_count:num_attention_heads
-            head_count_kv:num_key_value_heads key_length:head_dim value_length:head_dim
-            rope_dimension_count:head_dim rope_freq_base:rope_theta layer_norm_rms_eps:rms_norm_eps""".split():
-        name, key = pair.split(":")
-        getattr(w, "add_" + name)(c[key])
+    w.add_vocab_size(c["vocab_size"])
+    w.add_context_length(c["max_position_embeddings"])
+    w.add_embedding_length(c["hidden_size"])
+    w.add_block_count(c["num_hidden_layers"])
+    w.add_feed_forward_length(c["intermediate_size"])
+    w.add_head_count(c["num_attention_heads"])
+    w.add_head_count_kv(c.get("num_key_value_heads") or c["num_attention_heads"])
+    w.add_key_length(c["head_dim"])
+    w.add_value_length(c["head_dim"])
+    w.add_rope_dimension_count(c["head_dim"])
+    w.add_rope_freq_base(c["rope_theta"])
+    w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     if c["rope"]["rope_type"] == "linear":
         w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         w.add_rope_scaling_factor(c["rope"]["factor"])

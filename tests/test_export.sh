@@ -14,11 +14,11 @@ expect train_to_bf16 0 'done: llama/final is' "$train" --resume --out llama --st
 same final_carries_the_tokenizer {corpus,llama/final}/tokenizer.json
 check final_says_bfloat16 grep -q '"torch_dtype": "bfloat16"' llama/final/config.json
 
-expect refuses_an_unknown_type 2 'invalid choice' export_as llama/final q4_0 x.gguf
 if ! with_package gguf_files gguf; then
     expect names_the_package 2 'pip install gguf' export_as llama/final f16 x.gguf
     finish
 fi
+expect refuses_an_unknown_type 2 'invalid choice' export_as llama/final q4_0 x.gguf
 # ---- models of every family, and a tokenizer with merges ------------------------------------------
 family() {      # family NAME CHANGES: the tiny model with other members in config.json, trained
     cp -r tiny "$1-config" && edit "$1-config/config.json" "j.update(json.loads('''$2'''))"
