@@ -26,7 +26,7 @@
 #include "data/models/config.h"
 #include "data/models/lora.h"
 #include "data/models/weights.h"
-#include "data/runs/model_face.h"  // defines: LlamaModel
+#include "data/use/model_face.h"  // defines: LlamaModel
 #include "kernels/comm/comm.h"
 #include "kernels/comm/zero.h"
 #include "kernels/arena.h"

@@ -20,16 +20,16 @@
 #include "data/base/file.h"
 #include "data/base/signals.h"
 #include "data/batches/mixture.h"
-#include "data/runs/benchmark.h"
+#include "data/use/benchmark.h"
 #include "data/runs/checkpoint_files.h"
-#include "data/runs/conversation.h"
-#include "data/runs/evaluate.h"
+#include "data/use/conversation.h"
+#include "data/use/evaluate.h"
 #include "data/runs/log.h"
 #include "data/runs/out_dir.h"
-#include "data/runs/packing_check.h"
+#include "data/use/packing_check.h"
 #include "data/runs/run_data.h"
 #include "data/runs/run_options.h"
-#include "data/runs/samples.h"
+#include "data/use/samples.h"
 #include "data/runs/saver.h"
 #include "data/shards/dataset.h"
 #include "data/texts/texts.h"
@@ -59,6 +59,7 @@ typedef struct {
     OutDir *out;
     RunLog log;
     TrainingState state, last_good;  // now, and before the steps that were skipped last
+    Benchmark bench;
     TextWriter samples;
     Saver saver;
     int64_t last_saved;  // step, known to rank 0; -1: none
@@ -159,7 +160,9 @@ static void check_ranks_are_started_alike(void) {
     rank_fields_agree(&own, "the same", "start every rank with the same program and flags");
 }
 
-static void check_ranks_agree(const Data *d, const LlamaConfig *config, const ResumePoint *at) {
+static void check_ranks_agree(const Run *run, const LlamaConfig *config) {
+    const Data *d = run->data;
+    const ResumePoint *at = run->resume;
     RankFields own = {0};
     char manifest[IO_PATH_MAX];
     const uint64_t train[2] = {d->train.fingerprint, d->train.token_fingerprint},
@@ -170,7 +173,7 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
     free(model);
     rank_field(&own, "training data", train, sizeof train);
     rank_field(&own, "validation data", val, sizeof val);
-    rank_field(&own, "benchmarks", &d->bench.fingerprint, sizeof d->bench.fingerprint);
+    rank_field(&own, "benchmarks", &run->bench.fingerprint, sizeof run->bench.fingerprint);
     rank_field_text(&own, "checkpoint", at->dir);
     if (at->dir[0]) {  // its manifest has the checksums of all its files, which are verified
         must(path_join(manifest, at->dir, "manifest.json", &err));
@@ -466,7 +469,7 @@ static void leave_if_diverged(Run *run, const StepScalars *s) {
 static void validate(Run *run, int64_t step) {
     Data *d = run->data;
     comm_phase("evaluate", -1);
-    if (run->o->bench) benchmark_score(&d->bench, llama_face(run->model), step, &run->log);
+    if (run->o->bench) benchmark_score(&run->bench, llama_face(run->model), step, &run->log);
     if (!d->has_val || run->o->val_every == 0) return;
     line_show(stderr, "validating: %ld tokens ...", d->val_set.tokens);
     double sum = 0;
@@ -856,10 +859,13 @@ int main(int argc, char **argv) {
         options_print_changes(run_option_table, stored, run_options_of_a_start, stdout);
     open_data(&data, o, &at, &config, comm_rank(), comm_num_ranks());
     run = (Run){o, argv, &data, &model, .resume = &at, .out = &out};
+    if (o->bench)
+        must(benchmark_open(&run.bench, o, data.has_tokenizer ? data.tokenizer.file : o->model,
+                            config.vocab_size, &err));
     must(samples_open(&run.samples, o, &data, &err));
     const int64_t log_before = read_state(&run);
     count_steps(&data, o, run.state.cursor);
-    if (!o->dry_run) check_ranks_agree(&data, &config, &at);
+    if (!o->dry_run) check_ranks_agree(&run, &config);
 
     const char *weights = weights_dir(o, &at);
     plan_model(&model, &config, o, &data, &run.samples, &room);

@@ -12,9 +12,10 @@ import sys
 
 # From the top down: each room with the rooms that it may include
 ROOMS = {
-    "train_llama.cu": "llama.h kernels kernels/comm data/texts data/runs data/batches data/models data/shards data/base",
-    "llama.h": "kernels kernels/comm data/runs data/batches data/models data/base",
+    "train_llama.cu": "llama.h kernels kernels/comm data/texts data/use data/runs data/batches data/models data/shards data/base",
+    "llama.h": "kernels kernels/comm data/use data/batches data/models data/base",
     "data/texts": "data/runs data/models data/shards data/base",
+    "data/use": "data/runs data/batches data/models data/shards data/base",
     "data/runs": "data/batches data/models data/shards data/base",
     "data/batches": "data/shards data/base",
     "data/models": "data/base",

@@ -3,7 +3,7 @@
 #include "../data/batches/batch.h"
 #include <math.h>
 
-#include "../data/runs/evaluate.h"
+#include "../data/use/evaluate.h"
 #include "test.h"
 
 enum { SMALL_VOCAB = 50, MAX_DOCS = 12, MAX_LENGTH = 40, CAPACITY = 800 };

@@ -2,7 +2,7 @@
 // against central differences in fp64.
 #include "../llama.h"
 #include "../data/runs/checkpoint_files.h"
-#include "../data/runs/packing_check.h"
+#include "../data/use/packing_check.h"
 
 #include "golden.h"
 #include "scratch.h"

@@ -1,6 +1,6 @@
-// data/runs/text_writer.h and samples.h: generated texts, one at a time and together.
+// data/use/text_writer.h and samples.h: generated texts, one at a time and together.
 #include "../data/base/json.h"
-#include "../data/runs/samples.h"
+#include "../data/use/samples.h"
 #include "../llama.h"
 
 #include "golden.h"

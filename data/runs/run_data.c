@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "../batches/mixture.h"
+#include "../shards/find_files.h"
 
 // ------------------------------------------------------------------------------------------------
 // Do the model and the shards mean the same by a token id? Both may name their tokenizer, by the
@@ -203,9 +204,6 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, LlamaConfig *co
         d->has_val = false;
     }
     if (d->has_val) must(data_summary(&d->val_summary, &d->val, plan, &err));
-    if (o->bench)
-        must(benchmark_open(&d->bench, o, d->has_tokenizer ? d->tokenizer.file : o->model,
-                            config->vocab_size, &err));
 }
 
 void count_steps(const Data *d, const Options *o, PlanState at) {

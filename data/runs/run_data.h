@@ -7,7 +7,6 @@
 #include "../models/config.h"
 #include "../models/tokenizer.h"
 #include "../shards/dataset.h"
-#include "benchmark.h"
 #include "checkpoint_files.h"
 #include "log.h"
 #include "out_dir.h"
@@ -23,7 +22,6 @@ typedef struct {
     int32_t most_val_micros;  // of a source
     Tokenizer tokenizer;
     bool has_tokenizer;
-    Benchmark bench;   // of --bench
     ModelFiles files;  // of the model and its tokenizer; rank 0 only
 } Data;
 

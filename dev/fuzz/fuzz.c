@@ -18,7 +18,7 @@
 #include "../../data/base/json.h"
 #include "../../data/base/memory.h"
 #include "../../data/models/lora.h"
-#include "../../data/runs/benchmark.h"
+#include "../../data/use/benchmark.h"
 #include "../../data/runs/checkpoint_files.h"
 #include "../../data/runs/run_options.h"
 #include "../../data/shards/shard.h"

@@ -1,8 +1,8 @@
 // Samples of a run: what the model makes of --prompt, or of the first tokens of documents.
 #pragma once
 
-#include "log.h"
-#include "run_data.h"
+#include "../runs/log.h"
+#include "../runs/run_data.h"
 #include "text_writer.h"
 
 // Reads or encodes the prompts. One that cannot be encoded is an error (exit 2).

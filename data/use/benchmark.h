@@ -10,10 +10,10 @@
 #pragma once
 
 #include "../models/bpe.h"
+#include "../runs/log.h"
+#include "../runs/run_options.h"
 #include "../shards/find_files.h"
-#include "log.h"
 #include "model_face.h"
-#include "run_options.h"
 
 typedef struct {
     size_t file;

@@ -6,8 +6,8 @@
 
 #include "../base/heap.h"
 #include "../models/tokenizer.h"
+#include "../runs/run_options.h"
 #include "model_face.h"
-#include "run_options.h"
 
 typedef struct {
     int32_t *tokens;  // (max_seqlen), to be freed

@@ -2,9 +2,9 @@
 // table by document length.
 #pragma once
 
+#include "../runs/run_options.h"
 #include "../shards/dataset.h"
 #include "model_face.h"
-#include "run_options.h"
 
 // Packs documents one after another into micro-batches, which the ranks take in turn.
 typedef struct {

@@ -1,4 +1,4 @@
-// What everything in data/runs needs of a model. The model stands above and fills this in.
+// The functions of a model that data/use calls. llama.h, which stands above, provides them.
 #pragma once
 
 #include "../batches/batch.h"
