@@ -1,16 +1,14 @@
-// The model: configuration -> arenas -> forward, backward, update. It reads as the architecture;
-// every device operation is a call into kernels/kernels.h, and no line here knows which backend
-// that is.
+// The model: configuration -> arenas -> forward, backward, update. It reads as the architecture:
+// every device operation is a call into kernels/kernels.h, and no line here knows the backend.
 //
 //   Parameter     one parameter of the checkpoint: the table that drives allocation, load, save,
 //                 weight decay and names
-//   LlamaLayer    a layer's weights (and LlamaLayerGrads their gradients), views into the arenas
+//   LlamaLayer    a layer's weights and their gradients, views into the arenas
 //   LlamaActs     a layer's activations that backward needs
 //   LlamaInputs   the micro-batch on the device: tokens, targets, positions, documents
 //
-// A step is llama_train_step: every micro-batch forward, head and backward, then the update.
-// Gradients are sums, scaled at the loss by 1 / (targets of the whole step). The letters in shape
-// comments are those of kernels.h.
+// A step is llama_train_step: every micro-batch forward, head and backward, then the update. Shape
+// comments use the letters of kernels.h.
 #pragma once
 
 #include <assert.h>
@@ -39,23 +37,18 @@
 // qkv_proj; the same holds for gate and up.
 typedef struct {
     floatX *input_layernorm;           // (C)
-    floatX *qkv_proj;                  // (QKV, C)
-    floatX *qkv_bias;                  // (QKV)     where the config has it
+    Linear qkv_proj;                   // (QKV, C)  with a bias where the config has it
     floatX *qk_norm;                   // (2, D)    q_norm, then k_norm; where the config has them
-    floatX *o_proj;                    // (C, H*D)
+    Linear o_proj;                     // (C, H*D)
     floatX *post_attention_layernorm;  // (C)
-    floatX *gate_up_proj;              // (2F, C)
-    floatX *down_proj;                 // (C, F)
-    Lora lora[LORA_GROUPS];            // adapters of the four
+    Linear gate_up_proj;               // (2F, C)
+    Linear down_proj;                  // (C, F)
+    // gradients of the vectors; a Linear has its own
+    real *dinput_layernorm, *dqk_norm, *dpost_attention_layernorm;
 } LlamaLayer;
 
-typedef struct {
-    real *input_layernorm, *qkv_proj, *qkv_bias, *qk_norm, *o_proj, *post_attention_layernorm,
-        *gate_up_proj, *down_proj;
-} LlamaLayerGrads;
-
-// Activations of one layer. All layers share the buffers that backward does not need, or computes
-// again: see LlamaRecompute.
+// Activations of one layer. All layers share the buffers that backward does not need or recomputes:
+// see LlamaRecompute.
 typedef struct {
     floatX *resid_attn;  // (T, C)    residual stream entering attention
     real *rstd_attn;     // (T)
@@ -95,15 +88,16 @@ typedef struct {
     bool decode;                                   // attention over the cache
     VarlenInfo docs;
     int32_t num_head_rows;         // rows that the head computes: see Batch
-    int32_t *head_rows, *targets;  // (num_head_rows) which they are, and their targets
-    const float *weights;          // (num_head_rows) of the targets; NULL: all 1
+    int32_t *head_rows, *targets;  // (num_head_rows) indices of these rows, and their targets
+    const float *weights;          // (num_head_rows) weights of the targets; NULL: all 1
     int32_t num_real_rows;         // repad layout only, else 0
     int32_t *real_rows, *real_position_ids;
     VarlenInfo real_docs;
 } LlamaInputs;
 
-// What backward recomputes of a layer, for the same bits: nothing; norm and SwiGLU outputs, 30 % of
-// the memory and little work; all, from the residual stream that enters it.
+// How much of a layer backward recomputes; the bits do not change. OFF: nothing. ON: the norms and
+// SwiGLU, which saves 30 % of the memory for little work. FULL: everything, from the residual
+// stream that enters the layer.
 typedef enum { LLAMA_RECOMPUTE_OFF, LLAMA_RECOMPUTE_ON, LLAMA_RECOMPUTE_FULL } LlamaRecompute;
 enum { LLAMA_NUM_RECOMPUTES = 3 };
 static const char *const llama_recompute_names[] = {"off", "on", "full"};
@@ -114,9 +108,9 @@ enum { LLAMA_NUM_ARENAS = 5 };
 static const char *const llama_arena_names[] = {"weights", "gradients", "optimizer", "activations",
                                                 "workspace"};
 
-// What a model is planned for; 0 is off, or the default that a comment names.
+// The uses that a model is planned for; 0 is off, or the default that a comment names.
 typedef struct {
-    int32_t micro_batch_tokens;  // of the largest micro-batch
+    int32_t micro_batch_tokens;  // tokens of the largest micro-batch
     int32_t max_seqlen;          // longest segment: positions in the rope table
     bool repad;                  // room for the repad layout
     bool train;                  // gradients and optimizer state
@@ -126,19 +120,19 @@ typedef struct {
     int32_t cache_tokens;  // generation: tokens whose keys and values are kept
     int32_t head_chunk;    // tokens whose logits exist at one time; 0: see llama_head_chunk
     size_t io_chunk;       // elements that pass the host at a time; 0: 2^20
-    ZeroSettings ranks;    // that share each step
+    ZeroSettings ranks;    // the ranks that share each step
 } LlamaSettings;
 
 // Weights are gathered and gradients reduced in buckets, in the order in which forward uses them:
-// LLAMA_LAYERS + l is layer l, and after the last layer the head. Backward completes them in the
-// reverse order.
+// LLAMA_LAYERS + l is layer l, and the head follows the last layer. Backward completes the buckets
+// in reverse order.
 enum { LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };
 
 struct LlamaModel {
     LlamaConfig config;
     HeadShape heads;
     LlamaSettings settings;
-    // the trained parameters, then, if these are adapters, the frozen model
+    // trained parameters first; with adapters, the frozen model follows
     Parameter *tensors;
     int num_tensors, num_trained;
     size_t num_elements;  // trained, gaps between parameters included
@@ -149,13 +143,12 @@ struct LlamaModel {
     floatX *weights;      // (num_weights)
     Nf4 nf4;              // (num_nf4)
     real *grads;          // (num_elements) at the same offsets
-    Zero zero;            // their sum over micro-batches and ranks, and the update
-    // views
+    Zero zero;            // sums gradients over micro-batches and ranks, and updates the weights
+    // views into the arenas
     floatX *embed_tokens, *norm, *lm_head;  // (V,C), (C), (V,C)
     real *dembed_tokens, *dnorm, *dlm_head;
     LlamaLayer *layers;
-    LlamaLayerGrads *dlayers;
-    // (num_layers + 1), the last of the final norm: resid_attn, rstd_attn, norm_attn only
+    // (num_layers + 1); the last has resid_attn, rstd_attn and norm_attn of the final norm
     LlamaActs *acts;
     LlamaScratch scratch;
     real *rope_table;    // (max_seqlen + 1, D/2, 2): the last row rotates nothing
@@ -164,7 +157,7 @@ struct LlamaModel {
     // the current micro-batch
     LlamaInputs in;
     int32_t *staging_host, *staging;
-    size_t staging_ints, staged;  // of staging: all, and those of the micro-batch so far
+    size_t staging_ints, staged;  // capacity of staging; how much of it the micro-batch has used
     Arena arenas[LLAMA_NUM_ARENAS];
 };
 
@@ -175,25 +168,26 @@ static inline size_t llama_rope_size(const LlamaModel *m) {
 
 static inline int llama_head_bucket(const LlamaConfig *c) { return LLAMA_LAYERS + c->num_layers; }
 
-// ---- What a run calls, in this order ------------------------------------------------------------
+// ---- The calls of a run, in this order ----------------------------------------------------------
 // Every rank makes the same calls.
 
-// Everything but the allocation: the table of parameters, this rank's shard, the bytes of each
+// Everything but the allocation: the table of parameters, the shard of this rank, the bytes of each
 // arena.
 static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSettings settings);
 static inline size_t llama_memory_total(const LlamaModel *m);  // bytes of all arenas
 // Allocates them. Parameter arenas are zeroed, the rest is uninitialised.
 static inline bool llama_allocate(LlamaModel *m, Error *err);
 
-// What weights.h initialises, loads and saves: the weights, or adapters where these are trained,
-// and their moments. Every rank loads; to save, all send what they hold to rank 0.
+// The parameters that weights.h initialises, loads and saves, with their moments: the weights, or
+// the adapters where these are trained. Every rank loads; to save, all ranks send their shards to
+// rank 0.
 static inline Parameters llama_parameters(LlamaModel *m);
 
 // A whole optimizer step on this rank's micro-batches; waits for it, once, at the end.
 // device_timer_ms is the time of the micro-batches.
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                            float grad_clip);
-// It begins a step of targets whose weights have this sum of magnitudes, of all ranks.
+// Begins a step. weight_sum: sum of |weight| of all targets on all ranks.
 static inline void llama_begin_step(LlamaModel *m, double weight_sum);
 // Each micro-batch takes zero_begin_micro_batch and these five calls. The batch must satisfy
 // batch_is_valid, and may be reused as soon as llama_set_batch returns.
@@ -206,7 +200,7 @@ static inline void llama_add_losses(LlamaModel *m);  // to those of the step
 
 // Sum of the losses. Validation micro-batches are distributed across ranks too.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data);
-// The model as data/runs uses it: losses, generation, gradients of single batches
+// The model as data/use calls it: losses, generation, gradients of single batches
 static inline ModelFace llama_face(LlamaModel *m);
 static inline void llama_free(LlamaModel *m);
 
@@ -214,7 +208,7 @@ static inline void llama_free(LlamaModel *m);
 // This is the one place where a layout shows: `repad` gathers the real rows of a padded buffer
 // around attention in every layer and scatters them back, as a Hugging Face model given an
 // attention mask does. It exists to be compared with. Every other layout has num_real_rows = 0.
-// Generation keeps keys and values: prompts attend within themselves, later tokens to the cache.
+// Generation keeps keys and values: prompts attend to themselves, later tokens to the cache.
 
 static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a) {
     const LlamaInputs *in = &m->in;
@@ -265,7 +259,7 @@ static inline void llama_rotate(LlamaModel *m, int l) {
     if (llama_has_rope(c, l)) rope_forward(a->qkv, m->in.position_ids, m->rope_table, T, m->heads);
 }
 
-// What is cheap in a layer, for forward and for llama_restore_layer
+// The cheap operations of a layer, shared by forward and llama_restore_layer
 static inline void llama_norm_attn(LlamaModel *m, int l) {
     LlamaActs *a = &m->acts[l];
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->layers[l].input_layernorm,
@@ -283,30 +277,23 @@ static inline void llama_activate(LlamaModel *m, int l) {
     swiglu_forward(a->swiglu, a->gate_up, m->in.docs.total_tokens, m->config.intermediate_size);
 }
 
-// Layer l from its resid_attn up to its last matmul, which llama_forward adds.
+// Computes layer l from its resid_attn up to its last matmul, which llama_forward adds.
 static inline void llama_forward_layer(LlamaModel *m, int l) {
-    const LlamaConfig *c = &m->config;
     const LlamaLayer *w = &m->layers[l];
     LlamaActs *a = &m->acts[l];
-    const int64_t T = m->in.docs.total_tokens, F = c->intermediate_size;
-    const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
-    const int C = c->hidden_size;
+    const int64_t T = m->in.docs.total_tokens;
 
-    llama_norm_attn(m, l);  // (T, C)
-    linear_forward(a->proj, NULL, a->norm_attn, w->qkv_proj, w->lora + LORA_QKV, T, C,
-                   qkv_dim);  // (T, QKV)
-    if (c->qkv_bias) bias_forward(a->proj, w->qkv_bias, T, qkv_dim);
-    llama_rotate(m, l);
-    llama_attention_forward(m, a);  // (T, H*D)
-    linear_forward(a->resid_mlp, a->resid_attn, a->attn, w->o_proj, w->lora + LORA_O, T, q_dim,
-                   C);     // (T, C)
-    llama_norm_mlp(m, l);  // (T, C)
-    linear_forward(a->gate_up, NULL, a->norm_mlp, w->gate_up_proj, w->lora + LORA_GATE_UP, T, C,
-                   2 * F);  // (T, 2F)
-    llama_activate(m, l);   // (T, F)
+    llama_norm_attn(m, l);                                                // (T, C)
+    linear_forward(a->proj, NULL, a->norm_attn, &w->qkv_proj, T);         // (T, QKV)
+    llama_rotate(m, l);                                                   // (T, QKV)
+    llama_attention_forward(m, a);                                        // (T, H*D)
+    linear_forward(a->resid_mlp, a->resid_attn, a->attn, &w->o_proj, T);  // (T, C)
+    llama_norm_mlp(m, l);                                                 // (T, C)
+    linear_forward(a->gate_up, NULL, a->norm_mlp, &w->gate_up_proj, T);   // (T, 2F)
+    llama_activate(m, l);                                                 // (T, F)
 }
 
-// For backward: the activations of layer l that it has not kept, bit for bit.
+// Computes the activations of layer l that forward has not kept, bit for bit.
 static inline void llama_restore_layer(LlamaModel *m, int l) {
     if (m->settings.recompute == LLAMA_RECOMPUTE_FULL) llama_forward_layer(m, l);
     if (m->settings.recompute != LLAMA_RECOMPUTE_ON) return;
@@ -319,29 +306,30 @@ static inline void llama_restore_layer(LlamaModel *m, int l) {
 // Leaves the final norm's output in norm_attn of the last LlamaActs.
 static inline void llama_forward(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
+    const LlamaLayer *w = m->layers;
     LlamaActs *a = m->acts;
-    const int64_t T = m->in.docs.total_tokens, F = c->intermediate_size;
+    const int64_t T = m->in.docs.total_tokens;
     const int C = c->hidden_size;
 
     zero_await_weights(&m->zero, LLAMA_EMBEDDING);
     embedding_forward(a->resid_attn, m->in.tokens, m->embed_tokens, T, C);  // (T, C)
     zero_await_weights(&m->zero, LLAMA_NORMS);
-    for (int l = 0; l < c->num_layers; l++, a++) {
+    for (int l = 0; l < c->num_layers; l++, w++, a++) {
         zero_await_weights(&m->zero, LLAMA_LAYERS + l);
         llama_forward_layer(m, l);
-        linear_forward(a[1].resid_attn, a->resid_mlp, a->swiglu, m->layers[l].down_proj,
-                       m->layers[l].lora + LORA_DOWN, T, F, C);  // (T, C)
+        linear_forward(a[1].resid_attn, a->resid_mlp, a->swiglu, &w->down_proj, T);  // (T, C)
     }
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->norm, c->rms_norm_eps, T, C);
     zero_await_weights(&m->zero, llama_head_bucket(c));
 }
 
-// How many of the num rows from the i-th on have their logits at one time: never all (T,V) exist.
+// The number of rows, of num, whose logits are computed together from row i on: the logits of a
+// whole micro-batch (T,V) never exist.
 static inline int64_t llama_chunk(const LlamaModel *m, int64_t i, int64_t num) {
     return num - i < m->settings.head_chunk ? num - i : m->settings.head_chunk;
 }
 
-// scratch.logits (n,Vp) =  those of these rows, which scratch.head_rows (n,C) keeps
+// scratch.logits (n,Vp) =  logits of these rows, whose activations scratch.head_rows (n,C) keeps
 static inline void llama_logits(LlamaModel *m, const int32_t *rows, int64_t n) {
     LlamaScratch *s = &m->scratch;
     const int64_t C = m->config.hidden_size, Vp = padded_vocab(m->config.vocab_size);
@@ -350,7 +338,7 @@ static inline void llama_logits(LlamaModel *m, const int32_t *rows, int64_t n) {
     matmul_forward(s->logits, NULL, s->head_rows, m->lm_head, n, C, Vp);
 }
 
-// Losses of in.head_rows, for llama_add_losses
+// Computes the losses of in.head_rows, for llama_add_losses.
 static inline void llama_head_eval(LlamaModel *m) {
     for (int64_t i = 0, n; i < m->in.num_head_rows; i += n) {
         n = llama_chunk(m, i, m->in.num_head_rows);
@@ -360,7 +348,7 @@ static inline void llama_head_eval(LlamaModel *m) {
     }
 }
 
-// The same, and the head's backward while a chunk's logits are there: scratch.dnorm
+// Computes the losses and runs the head's backward while a chunk's logits exist: scratch.dnorm.
 static inline void llama_head_train(LlamaModel *m) {
     LlamaScratch *s = &m->scratch;
     const LlamaInputs *in = &m->in;
@@ -390,10 +378,9 @@ static inline void llama_backward(LlamaModel *m) {
     LlamaScratch *s = &m->scratch;
     LlamaActs *a = &m->acts[c->num_layers];
     const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
-    const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
-    const bool sum = m->zero.has_grads;  // of several micro-batches
-    if (T == 0) return;                  // no operation below would overwrite what is left there
+    const bool sum = m->zero.has_grads;  // an earlier micro-batch left gradients to add to
+    if (T == 0) return;                  // no operation below would overwrite old gradients
 
     zero_grads_done(&m->zero, llama_head_bucket(c));
     device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
@@ -401,27 +388,21 @@ static inline void llama_backward(LlamaModel *m) {
                      C);  // +=
     for (int l = c->num_layers - 1; l >= 0; l--) {
         const LlamaLayer *w = &m->layers[l];
-        const LlamaLayerGrads *g = &m->dlayers[l];
         a = &m->acts[l];
         llama_restore_layer(m, l);
-        linear_backward(s->dswiglu, g->down_proj, s->dresid, a->swiglu, w->down_proj,
-                        w->lora + LORA_DOWN, sum, T, F, C);          // = and +=
-        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);  // =
-        linear_backward(s->dnorm, g->gate_up_proj, s->dgate_up, a->norm_mlp, w->gate_up_proj,
-                        w->lora + LORA_GATE_UP, sum, T, C, 2 * F);  // = and +=
-        rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
-                         w->post_attention_layernorm, a->rstd_mlp, T, C);  // +=
-        linear_backward(s->dattn, g->o_proj, s->dresid, a->attn, w->o_proj, w->lora + LORA_O, sum,
-                        T, q_dim, C);    // = and +=
-        llama_attention_backward(m, a);  // = and rope's
+        linear_backward(s->dswiglu, s->dresid, a->swiglu, &w->down_proj, sum, T);       // = and +=
+        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);                     // =
+        linear_backward(s->dnorm, s->dgate_up, a->norm_mlp, &w->gate_up_proj, sum, T);  // = and +=
+        rmsnorm_backward(s->dresid, w->dpost_attention_layernorm, s->dnorm, a->resid_mlp,
+                         w->post_attention_layernorm, a->rstd_mlp, T, C);   // +=
+        linear_backward(s->dattn, s->dresid, a->attn, &w->o_proj, sum, T);  // = and +=
+        llama_attention_backward(m, a);                                     // = and rope's
         if (c->qk_norm)
-            qk_norm_backward(s->dqkv, g->qk_norm, a->proj, w->qk_norm, c->rms_norm_eps, T,
+            qk_norm_backward(s->dqkv, w->dqk_norm, a->proj, w->qk_norm, c->rms_norm_eps, T,
                              m->heads);
-        if (c->qkv_bias) bias_backward(g->qkv_bias, s->dqkv, T, qkv_dim);  // +=
-        linear_backward(s->dnorm, g->qkv_proj, s->dqkv, a->norm_attn, w->qkv_proj,
-                        w->lora + LORA_QKV, sum, T, C, qkv_dim);  // = and +=
-        rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
-                         a->rstd_attn, T, C);  // +=
+        linear_backward(s->dnorm, s->dqkv, a->norm_attn, &w->qkv_proj, sum, T);  // = and +=
+        rmsnorm_backward(s->dresid, w->dinput_layernorm, s->dnorm, a->resid_attn,
+                         w->input_layernorm, a->rstd_attn, T, C);  // +=
         zero_grads_done(&m->zero, LLAMA_LAYERS + l);
     }
     zero_grads_done(&m->zero, LLAMA_NORMS);
@@ -429,7 +410,7 @@ static inline void llama_backward(LlamaModel *m) {
     zero_grads_done(&m->zero, LLAMA_EMBEDDING);
 }
 
-// ---- The micro-batch: everything the kernels need to know of it goes over in one copy -----------
+// ---- The micro-batch: one copy to the device carries all that kernels need to know about it -----
 
 _Static_assert((int)SHARED_TILE_TOKENS == SHARED_TILE, "one tile for batches and kernels");
 
@@ -496,8 +477,17 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     device_upload(m->staging, m->staging_host, m->staged * sizeof(int32_t));
 }
 
-// ---- The step around them -----------------------------------------------------------------------
+// ---- The step around micro-batches --------------------------------------------------------------
 
+// The loss of a step is the mean over its targets, wherever they were packed:
+//
+//   micro-batch 0   a long document        1,000 targets   sum of losses s0
+//   micro-batch 1   a few short answers       50 targets   sum of losses s1
+//   the step                               1,050 targets   loss = (s0 + s1) / 1,050
+//
+// With a mean for each micro-batch, averaged afterwards, a target of the answers would weigh 20
+// times as much, and the result would depend on the packing. So gradients are sums, and the one
+// division happens where they begin, at the loss, by the targets of all micro-batches and ranks.
 static inline void llama_begin_step(LlamaModel *m, double weight_sum) {
     const real loss_scale = (real)1 / (real)weight_sum;
     assert(weight_sum > 0 && m->settings.train);
@@ -512,7 +502,7 @@ static inline void llama_logits_to_host(LlamaModel *m, float *out, int64_t n) {
         activations_to_host(out + i * V, m->scratch.logits + i * padded_vocab(V), (size_t)V);
 }
 
-// Losses (T) =, logits (T, V) =, if not NULL. train: adds the gradients to those of the step.
+// losses (T) and logits (T,V) are overwritten, if not NULL. train: adds to the step's gradients.
 static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *losses,
                               float *logits) {
     const int64_t T = b->total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
@@ -554,7 +544,7 @@ static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, 
     return zero_read_step(&m->zero);
 }
 
-// Each micro-batch has a partial sum of its own.
+// Each micro-batch has its own partial sum, so that the result is the same on any number of ranks.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data) {
     zero_begin_losses(&m->zero);
     for (int32_t i = 0; i < data->num_micro; i++) {
@@ -613,8 +603,8 @@ enum { NO_LAYER = -1, INIT_ONES = 0, INIT_ZEROS = -1 };  // INIT_ZEROS: a bias
 #define LLAMA_NF4 ((size_t)1 << 62)  // where offsets of parameters in NF4 begin; they have no view
 
 // Places the next parameter of the table, whose name and shape are set. *weight and *grad point to
-// it where the arenas exist; weight NULL: it is part of the view of the one before, and follows it
-// without a gap. Frozen weights have no gradient.
+// it where the arenas exist; weight NULL: it extends the view of the parameter before it, without a
+// gap. Frozen weights have no gradient.
 static inline void llama_place(LlamaModel *m, bool nf4, floatX **weight, real **grad) {
     Parameter *t = &m->tensors[m->num_tensors++];
     if (weight) llama_align(m);
@@ -642,11 +632,25 @@ static inline void llama_tensor(LlamaModel *m, floatX **weight, real **grad, int
     llama_place(m, matrix && m->settings.lora.nf4, weight, grad);
 }
 
-// Adapters of layer l: for each group of linear layers with one input all A, then all B
+// Adds rows to a linear layer, which is empty at first: k_proj extends the layer of q_proj.
+static inline void llama_matrix(LlamaModel *m, Linear *linear, int layer, const char *name,
+                                int64_t rows, int64_t cols, float init_std) {
+    const bool first = linear->N == 0;
+    if (first && m->nf4.codes) linear->nf4 = nf4_at(m->nf4, m->num_nf4);
+    llama_tensor(m, first ? &linear->weight : NULL, &linear->dweight, layer, name, rows, cols,
+                 init_std);
+    linear->K = cols;
+    linear->N += rows;
+}
+
+// Places the adapters of layer l: for each group of projections that share an input, all A, then
+// all B.
 static inline void llama_add_adapters(LlamaModel *m, int l) {
     const LoraConfig *c = &m->settings.lora;
+    LlamaLayer *w = &m->layers[l];
+    Linear *const groups[LORA_GROUPS] = {&w->qkv_proj, &w->o_proj, &w->gate_up_proj, &w->down_proj};
     for (int g = 0; g < LORA_GROUPS; g++) {
-        Lora *a = &m->layers[l].lora[g];
+        Lora *a = &groups[g]->lora;
         *a = (Lora){.rank = lora_padded_rank(c),
                     .scale = lora_scale(c),
                     .h = m->scratch.lora_h,
@@ -660,8 +664,8 @@ static inline void llama_add_adapters(LlamaModel *m, int l) {
 
 enum { LLAMA_LAYER_MATRICES = 7, LLAMA_LAYER_VECTORS = 7 };  // vectors: at most
 
-// The table in arena order: adapters where there are any, which then alone are trained; matrices
-// layer by layer, then all vectors, so that weight decay is one range. Residual projections start
+// Fills the table in arena order: adapters, if any (then nothing else is trained); matrices layer
+// by layer; then all vectors, so that weight decay is one range. Residual projections start
 // smaller by 1/sqrt(2 L), so that the residual stream's variance does not grow with depth. Planning
 // fills the table; after the allocation a second call sets the views.
 static inline void llama_build_tensors(LlamaModel *m) {
@@ -671,6 +675,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
     const float std = c->initializer_range, resid_std = std / sqrtf(2.0f * (float)c->num_layers);
     const bool lora = m->settings.lora.rank > 0;
     const size_t padding = (size_t)((padded_vocab(V) - V) * C);  // rows of the head: always zeros
+    memset(m->layers, 0, (size_t)c->num_layers * sizeof(LlamaLayer));
     m->num_tensors = 0;
     m->num_weights = m->num_nf4 = 0;
     for (int l = 0; l < c->num_layers && lora; l++) llama_add_adapters(m, l);
@@ -681,17 +686,13 @@ static inline void llama_build_tensors(LlamaModel *m) {
     m->num_weights += padding;
     for (int l = 0; l < c->num_layers; l++) {
         LlamaLayer *w = &m->layers[l];
-        LlamaLayerGrads *g = &m->dlayers[l];
-        const Parameter *first = m->tensors + m->num_tensors;
-        llama_tensor(m, &w->qkv_proj, &g->qkv_proj, l, "self_attn.q_proj", q_dim, C, std);
-        llama_tensor(m, NULL, NULL, l, "self_attn.k_proj", kv_dim, C, std);
-        llama_tensor(m, NULL, NULL, l, "self_attn.v_proj", kv_dim, C, std);
-        llama_tensor(m, &w->o_proj, &g->o_proj, l, "self_attn.o_proj", C, q_dim, resid_std);
-        llama_tensor(m, &w->gate_up_proj, &g->gate_up_proj, l, "mlp.gate_proj", F, C, std);
-        llama_tensor(m, NULL, NULL, l, "mlp.up_proj", F, C, std);
-        llama_tensor(m, &w->down_proj, &g->down_proj, l, "mlp.down_proj", C, F, resid_std);
-        for (int i = 0; i < LORA_GROUPS && m->nf4.codes; i++)
-            w->lora[i].base = nf4_at(m->nf4, first[lora_group_first[i]].offset - LLAMA_NF4);
+        llama_matrix(m, &w->qkv_proj, l, "self_attn.q_proj", q_dim, C, std);
+        llama_matrix(m, &w->qkv_proj, l, "self_attn.k_proj", kv_dim, C, std);
+        llama_matrix(m, &w->qkv_proj, l, "self_attn.v_proj", kv_dim, C, std);
+        llama_matrix(m, &w->o_proj, l, "self_attn.o_proj", C, q_dim, resid_std);
+        llama_matrix(m, &w->gate_up_proj, l, "mlp.gate_proj", F, C, std);
+        llama_matrix(m, &w->gate_up_proj, l, "mlp.up_proj", F, C, std);
+        llama_matrix(m, &w->down_proj, l, "mlp.down_proj", C, F, resid_std);
     }
     m->lm_head = m->embed_tokens;  // tied: both gradients are summed into one
     m->dlm_head = m->dembed_tokens;
@@ -703,17 +704,17 @@ static inline void llama_build_tensors(LlamaModel *m) {
     m->num_decayed = lora ? adapter_elements : m->num_weights;
     for (int l = 0; l < c->num_layers; l++) {
         LlamaLayer *w = &m->layers[l];
-        LlamaLayerGrads *g = &m->dlayers[l];
-        llama_tensor(m, &w->input_layernorm, &g->input_layernorm, l, "input_layernorm", C, 0,
+        llama_tensor(m, &w->input_layernorm, &w->dinput_layernorm, l, "input_layernorm", C, 0,
                      INIT_ONES);
-        llama_tensor(m, &w->post_attention_layernorm, &g->post_attention_layernorm, l,
+        llama_tensor(m, &w->post_attention_layernorm, &w->dpost_attention_layernorm, l,
                      "post_attention_layernorm", C, 0, INIT_ONES);
         if (c->qk_norm) {
-            llama_tensor(m, &w->qk_norm, &g->qk_norm, l, "self_attn.q_norm", D, 0, INIT_ONES);
+            llama_tensor(m, &w->qk_norm, &w->dqk_norm, l, "self_attn.q_norm", D, 0, INIT_ONES);
             llama_tensor(m, NULL, NULL, l, "self_attn.k_norm", D, 0, INIT_ONES);
         }
         if (!c->qkv_bias) continue;
-        llama_tensor(m, &w->qkv_bias, &g->qkv_bias, l, "self_attn.q_proj", q_dim, 0, INIT_ZEROS);
+        llama_tensor(m, &w->qkv_proj.bias, &w->qkv_proj.dbias, l, "self_attn.q_proj", q_dim, 0,
+                     INIT_ZEROS);
         llama_tensor(m, NULL, NULL, l, "self_attn.k_proj", kv_dim, 0, INIT_ZEROS);
         llama_tensor(m, NULL, NULL, l, "self_attn.v_proj", kv_dim, 0, INIT_ZEROS);
     }
@@ -723,13 +724,13 @@ static inline void llama_build_tensors(LlamaModel *m) {
     m->num_elements = lora ? adapter_elements : m->num_weights;
 }
 
-// ---- Memory: one table of buffers, first to measure each arena and then to carve it -------------
+// ---- Memory: one table of buffers, which first measures each arena and then carves it -----------
 
 // A row of the table: a buffer of count_ elements in an arena, where the condition holds
 #define LLAMA_BUFFER(arena_, pointer_, count_, exists_) \
     ARENA_BUFFER(&m->arenas[arena_], pointer_, count_, exists_)
 
-// Sets the bytes of every arena and, where it exists, all that lies in it.
+// Sets the bytes of every arena and, where it is allocated, the pointers into it.
 static inline void llama_carve(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const size_t T = (size_t)m->settings.micro_batch_tokens, C = (size_t)c->hidden_size,
@@ -755,7 +756,7 @@ static inline void llama_carve(LlamaModel *m) {
         const bool resid = first || train,
                    most = first || (train && m->settings.recompute < LLAMA_RECOMPUTE_FULL),
                    all = first || (train && m->settings.recompute == LLAMA_RECOMPUTE_OFF);
-        if (l > 0) *a = m->acts[0];  // shares what is not its own
+        if (l > 0) *a = m->acts[0];  // shares all buffers but the ones below
         LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->resid_attn, T * C, resid);
         LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->rstd_attn, T, most);
         LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->norm_attn, T * C, all);
@@ -780,7 +781,7 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->rope_table, llama_rope_size(m) + (size_t)c->head_dim, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->unrotated, T, c->no_rope_interval > 0);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->logits, logits > matrix ? logits : matrix, true);
-    m->nf4.values = s->logits;  // never needed at one time
+    m->nf4.values = s->logits;  // they are never needed at the same time
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->head_rows, chunk * C, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->dresid, T * C, train);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->dnorm, T * C, train);
@@ -797,10 +798,11 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->lora_dh, T * LORA_MOST * rank, rank > 0 && train);
 }
 
-// Logits of one chunk take about 192 MiB: the head's weights and their gradient pass through memory
-// once a chunk, which 1,024 tokens of a 49,152 vocabulary pay for (at 256 they cost 13 % of the
-// head's time on two CPU cores). On a GPU (bf16) it is 1056 MiB, beside NF4 352, in multiples of
-// 11 row tiles of 128: with 12 column tiles, or 44 row tiles with 3, they fill 132 SMs.
+// The logits of one chunk take about 192 MiB: the head's weights and their gradient pass through
+// memory once a chunk, which 1,024 tokens of a 49,152 vocabulary pay for (at 256 this costs 13 % of
+// the head's time on two CPU cores). On a GPU (bf16) they take 1056 MiB, or 352 if layers are in
+// NF4, in multiples of 11 row tiles of 128: with 12 column tiles, or 44 row tiles with 3, they fill
+// 132 SMs.
 static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSettings *s) {
     const bool gpu = sizeof(floatX) == 2;
     const int64_t tokens = gpu ? 11 * 128 : 128, mib = !gpu ? 192 : s->lora.nf4 ? 352 : 1056;
@@ -810,14 +812,14 @@ static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSettings
     return chunk < s->micro_batch_tokens ? (int32_t)chunk : s->micro_batch_tokens;
 }
 
-// The trained matrices of layer l begin here; behind the last layer the head's, none if it is the
-// embedding or frozen
+// The offset of the first trained matrix of layer l. For l = num_layers: where the head begins
+// (empty if tied or frozen).
 static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
     const int tensors = m->num_trained / m->config.num_layers;  // of a layer's adapters
     return m->tensors[m->settings.lora.rank ? tensors * l : 1 + LLAMA_LAYER_MATRICES * l].offset;
 }
 
-// How the elements are shared with other ranks: what Muon updates, what is sent at one time.
+// How ranks divide the elements: the matrices that Muon updates, and the buckets that are sent.
 static inline ZeroShape llama_zero_shape(const LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const int L = c->num_layers;
@@ -854,9 +856,8 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
     m->staging_ints =
         6 * T + 3 * (T + 1) + work_ints + (settings.repad ? 3 * T + 1 + work_ints : 0);
-    m->staging_ints += settings.cache_tokens ? 2 * T : T;  // and at the end the rows to sample from
+    m->staging_ints += settings.cache_tokens ? 2 * T : T;  // at its end, the rows to sample from
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
-    m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");
     m->tensors =
         host_calloc((LLAMA_LAYER_MATRICES + LLAMA_LAYER_VECTORS + 2 * LORA_TARGETS) * layers + 3,
@@ -876,7 +877,6 @@ static inline void llama_free(LlamaModel *m) {
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) device_free(m->arenas[i].base);
     free(m->tensors);
     free(m->layers);
-    free(m->dlayers);
     free(m->acts);
     free(m->staging_host);
     zero_free(&m->zero);
@@ -949,7 +949,7 @@ static inline Parameters llama_frozen_parameters(LlamaModel *m) {
     return p;
 }
 
-// Does the directory hold these parameters, and `base` the frozen ones? dir NULL: random ones
+// True if `dir` holds these parameters, and `base` the frozen ones. dir NULL: they are random.
 static inline bool llama_check(LlamaModel *m, const char *dir, const char *base, Error *err) {
     return (m->num_trained == m->num_tensors ||
             weights_check(llama_frozen_parameters(m), base, err)) &&

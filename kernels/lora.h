@@ -1,7 +1,7 @@
-// Linear layers, and LoRA (arXiv 2106.09685): adapters beside frozen layers of one input, each of
-// which then is y = x W^T + scale (x A^T) B^T. Made of operations of kernels.h, so that it is the
-// same on every backend. The adapters' product comes first, and W's adds to it in fp32 before it is
-// rounded. x A^T is small, and backward computes it again.
+// Linear layers, and LoRA (arXiv 2106.09685): adapters for frozen layers that share an input; each
+// layer computes y = x W^T + scale (x A^T) B^T. Everything here is made of operations of kernels.h,
+// and so is the same on every backend. The product of the adapters comes first, and W's is added to
+// it in fp32 before the sum is rounded. x A^T is small: backward computes it again.
 #pragma once
 
 #include "nf4.h"
@@ -9,28 +9,37 @@
 enum { LORA_MOST = 3 };  // layers that share an input: q_proj, k_proj, v_proj
 
 typedef struct {
-    int num, rank;  // adapters, 0: none; r
+    int num, rank;  // number of adapters, 0: none; r
     float scale;
-    int64_t column[LORA_MOST], rows[LORA_MOST];  // of the fused output of the layers: each one's
+    int64_t column[LORA_MOST], rows[LORA_MOST];  // of each adapter's output in the fused one
     floatX *A, *B;                               // (num*r, K), (rows, r): one after another
     real *dA, *dB;
     floatX *h, *dh;  // (T, LORA_MOST*r)  scratch
-    Nf4 base;        // the layer's weight, if it is kept in NF4
 } Lora;
 
-// The weight (n) that products read: dequantised where it is kept in NF4
-static inline const floatX *linear_weight(const floatX *weight, const Lora *a, int64_t n) {
-    if (!a->base.codes) return weight;
-    nf4_dequantize(a->base.values, a->base.codes, a->base.absmax, (size_t)n);
-    return a->base.values;
+// A projection, or several that share an input, fused
+typedef struct {
+    int64_t K, N;           // size of the input, of the output
+    floatX *weight;         // (N,K)
+    Nf4 nf4;                // holds the weight instead, if codes is not NULL
+    floatX *bias;           // (N)    NULL: none
+    real *dweight, *dbias;  // NULL: frozen
+    Lora lora;
+} Linear;
+
+// Returns the weight that products read, dequantised if it is kept in NF4.
+static inline const floatX *linear_weight(const Linear *w) {
+    if (!w->nf4.codes) return w->weight;
+    nf4_dequantize(w->nf4.values, w->nf4.codes, w->nf4.absmax, (size_t)(w->N * w->K));
+    return w->nf4.values;
 }
 
-// out (T,N) =  resid (T,N) + inp (T,K) weight (N,K)^T + scale * (inp A^T) B^T
-// resid NULL: zeros, and only then may adapters leave out some of the columns
+// out (T,N) =  resid (T,N) + inp (T,K) weight^T + bias + scale * (inp A^T) B^T
+// resid NULL: zeros; only then may some columns have no adapter.
 static inline void linear_forward(floatX *out, const floatX *resid, const floatX *inp,
-                                  const floatX *weight, const Lora *a, int64_t T, int64_t K,
-                                  int64_t N) {
-    const int64_t r = a->rank, all = a->num * r;
+                                  const Linear *w, int64_t T) {
+    const Lora *a = &w->lora;
+    const int64_t K = w->K, N = w->N, r = a->rank, all = a->num * r;
     const floatX *B = a->B;
     int64_t rest = N;  // columns without an adapter
     for (int i = 0; i < a->num; i++) rest -= a->rows[i];
@@ -39,18 +48,21 @@ static inline void linear_forward(floatX *out, const floatX *resid, const floatX
     for (int i = 0; i < a->num; B += a->rows[i++] * r)
         matmul_forward_columns(out + a->column[i], resid, a->h + i * r, B, a->scale, T, r,
                                a->rows[i], all, N);
-    matmul_forward(out, a->num > 0 ? out : resid, inp, linear_weight(weight, a, N * K), T, K, N);
+    matmul_forward(out, a->num > 0 ? out : resid, inp, linear_weight(w), T, K, N);
+    if (w->bias) bias_forward(out, w->bias, T, N);
 }
 
 // With h = inp A^T and dh = scale * dout B, of dout (T,N) and inp (T,K):
 // dinp (T,K)            =  dout weight + dh A
 // dweight (N,K), dA, dB =  dout^T inp, dh^T inp, scale * dout^T h; accumulate: +=
-static inline void linear_backward(floatX *dinp, real *dweight, const floatX *dout,
-                                   const floatX *inp, const floatX *weight, const Lora *a,
-                                   bool accumulate, int64_t T, int64_t K, int64_t N) {
-    const int64_t r = a->rank, all = a->num * r;
-    int64_t at = 0;  // in B and dB
-    matmul_backward_weight(dweight, dout, inp, accumulate, T, K, N);
+// dbias (N)             += column sums of dout
+static inline void linear_backward(floatX *dinp, const floatX *dout, const floatX *inp,
+                                   const Linear *w, bool accumulate, int64_t T) {
+    const Lora *a = &w->lora;
+    const int64_t K = w->K, N = w->N, r = a->rank, all = a->num * r;
+    int64_t at = 0;                                    // offset in B and dB
+    if (w->bias) bias_backward(w->dbias, dout, T, N);  // +=
+    matmul_backward_weight(w->dweight, dout, inp, accumulate, T, K, N);
     if (a->num > 0) matmul_forward(a->h, NULL, inp, a->A, T, K, all);  // (T, num*r)
     for (int i = 0; i < a->num; at += a->rows[i++] * r)
         matmul_backward_columns(a->dh + i * r, a->dB + at, dout + a->column[i], a->h + i * r,
@@ -59,5 +71,5 @@ static inline void linear_backward(floatX *dinp, real *dweight, const floatX *do
         matmul_backward_weight(a->dA, a->dh, inp, accumulate, T, K, all);
         matmul_backward_input(dinp, a->dh, a->A, false, T, K, all);
     }
-    matmul_backward_input(dinp, dout, linear_weight(weight, a, N * K), a->num > 0, T, K, N);
+    matmul_backward_input(dinp, dout, linear_weight(w), a->num > 0, T, K, N);
 }

@@ -991,8 +991,9 @@ TEST(adapters_are_added_before_the_layer_is_rounded) {
     for (int i = 0; i < R; i++) x[B + i * R] = -256;
     floatX *p = device_malloc(ALL * sizeof *p);
     weights_from_host(p, NULL, x, ALL);
-    const Lora adapter = {1, R, 1, {R}, {R}, p + A, p + B, NULL, NULL, p + H, NULL, {0}};
-    linear_forward(p + OUT, NULL, p + X, p + W, &adapter, 1, K, N);
+    const Linear linear = {
+        .K = K, .N = N, .weight = p + W, .lora = {1, R, 1, {R}, {R}, p + A, p + B, .h = p + H}};
+    linear_forward(p + OUT, NULL, p + X, &linear, 1);
     activations_to_host(got, p + OUT, N);
     for (int i = 0; i < N; i++)
         CHECK_MSG(i < R ? fabsf(got[i] - 257) <= 1 : got[i] == 1, "%d: %g", i, (double)got[i]);
