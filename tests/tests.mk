@@ -72,7 +72,7 @@ SANITIZED := build/emusan/test_ops
 test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama \
                build/emu/train_llama build/cpu/train_llama_faulty build/emu/train_llama_faulty \
                train_llama $(if $(NVCC),ptx-90a cuda-80-90a)
-# What make test runs of test-ptx
+# The part of test-ptx that make test runs
 ptx-90a: build/emu/train_llama build/cpu/train_llama
 	@$(MAKE) -s PTX_ARCHS=90a $(addprefix build/ptx/,test_conform test_ops train_llama)
 # The whole CUDA backend as users build it: only ptxas sees a spilled register. test_cuda_build.sh reads
@@ -94,9 +94,9 @@ check: build/$(BACKEND)/test_ops
 test-faults: build/asan/test_faults build/emu/test_faults build/emu/test_rank_faults \
              $(CPU_TESTS:%=build/cpu/test_%)
 	@FAULTS=all SUITE_LIMIT_S=7200 tests/run.sh $^
-# The suites with one fault of dev/mutants.txt at a time: which does none of them notice?
+# The suites with one generated fault at a time: MUTANTS="--files data/batches/* --seed 2"
 mutants:
-	@dev/mutants.py
+	@dev/mutants.py $(MUTANTS)
 # An hour of kills, stops, full disks and flipped bits; MINUTES=N
 soak: train_llama
 	@dev/soak.py --minutes $(MINUTES)
