@@ -78,7 +78,7 @@ def disturb(job, kind, rng):
 
 
 def disturbed_run(folder, out, rng, tell):
-    """What was wrong, in words; "" where it ended as it should"""
+    """Returns the error in words; "" where the run ended as it should."""
     flipped = set()             # inodes
     good = lambda: [c for c in sorted(out.glob("step-????????")) if c.stat().st_ino not in flipped]
     while True:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What ptxas made of the hot loops of Hopper's attention kernels: from `cuobjdump -sass FILE` on
+"""Describes the hot loops of Hopper's attention kernels as ptxas wrote them: from `cuobjdump -sass FILE` on
 standard input, a line a kernel: name, head dimension, wgmma of a pass, exponentials of a pass, those
 that run while a product is in flight, and moves from vector to uniform registers (R2UR).
 

@@ -54,7 +54,7 @@ within() {
     mv "$work/.out" "$work/out.txt"
     return $status
 }
-# beside NAME COMMAND...: in the background, beside at most $most - 1 others. After `wait`, ended NAME gives
+# beside NAME COMMAND...: in the background, with at most $most - 1 others. After `wait`, ended NAME gives
 # its output (NAME.txt) and its exit code (NAME.code).
 most=7
 beside() {

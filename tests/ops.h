@@ -873,7 +873,7 @@ static const Shape head_shapes[] = {
     ODD(HEADS(7, 2, 1, 6), HEADS(9, 5, 5, 34), HEADS(6, 2, 1, 150)) END};
 static const Shape head_bench[] = {HEADS(4096, 9, 3, 64), END};
 
-// Of random documents, beside these shapes
+// Random documents, in addition to these shapes
 static const HeadShape random_heads[] = {
     H(1, 1, 64), H(3, 1, 64), H(4, 1, 64), H(2, 2, 64), H(2, 1, 64), H(1, 1, 128), H(2, 1, 128),
     ODD(H(1, 1, 8), H(2, 2, 16), H(4, 1, 8), H(9, 3, 8), H(5, 5, 6), H(15, 5, 8), H(3, 1, 24))};

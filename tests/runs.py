@@ -1,4 +1,4 @@
-"""What runs leave, as tests read it.
+"""Readers of the files of runs, for tests.
 
     runs.py LOSS_BOUND NORM_BOUND LINES RUN...   the logs of all runs have the steps, documents, losses and
                                                  gradient norms of the first run's, these within relative

@@ -60,7 +60,7 @@ static inline const char *json_of(const char *text) {
     return copy;
 }
 
-// What is printed between the two calls; valid until the next ones.
+// The text printed between the two calls; valid until the next pair of calls.
 static struct {
     FILE *out;  // as it was
     char *text;

@@ -115,7 +115,7 @@ TEST(layouts_hold_every_token_at_its_place) {
 
 // ---- Shared prefixes: test_llama.c has the losses and gradients of their rows -------------------
 
-// What --eval and --bench share: documents whose first `common` tokens are those of a beginning.
+// The documents of --eval and --bench: their first `common` tokens are the same as a prefix.
 // A document shares nothing where no row of its own would be left, or where the token after the
 // shared tiles differs from the document before it.
 static const struct {

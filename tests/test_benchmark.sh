@@ -49,7 +49,7 @@ has contexts_are_cut 'context of 22 of 115 choices is cut from the left: --max-s
 # ---- packing and ranks -----------------------------------------------------------------------------------
 score small.txt model 24 --micro-batch-tokens 24
 same in_any_packing model.24.txt small.txt
-# questions behind one header, whose choices begin alike too: each alone, and what they share once
+# questions after one header, whose choices begin alike too: each alone, and what they share once
 python << 'PY'
 with open("header.jsonl", "w") as f:
     for i in range(9):

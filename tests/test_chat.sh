@@ -13,7 +13,7 @@ echo '{"text": "plain"}' > text.jsonl
 export -f tokenize
 export train
 
-# What transformers trains, but for tokens that straddle the boundary: through prepare.py and the trainer
+# The targets are those of transformers, except tokens across the boundary: by prepare.py and the trainer
 golden() {      # golden TOKENIZER FORM MODEL
     check_python "golden_$1_$2" "$root/tests/golden/chat" "$root/data/prepare.py" "$@" << 'PY'
 import subprocess

@@ -262,7 +262,7 @@ TEST(a_directory_with_more_than_a_save_wrote_is_kept) {
     }
 }
 
-// Of a checkpoint that is elsewhere the link goes, and nothing behind it.
+// If a checkpoint is a link, the link is removed, and nothing that it points to.
 TEST(nothing_behind_links_is_removed) {
     const char *names[] = {"final", "step-00000001", "step-00000002", "step-00000009.unpad.tmp-1",
                            "final.unpad.old-1"};

@@ -10,7 +10,7 @@
 #include "cuda_test.h"
 #include "../kernels/cuda/attention_sm90.cuh"
 
-// What a block writes to the first argument, of n elements that are 0 before
+// Returns the n elements that a block has written to its first argument; they are 0 before.
 template <class T, class... P, class... A>
 static std::vector<T> run(size_t n, void (*kernel)(T *, P...), int threads, int shared_bytes,
                           A... arguments) {
@@ -23,7 +23,7 @@ static std::vector<T> run(size_t n, void (*kernel)(T *, P...), int threads, int 
 
 static float at(const std::vector<bf16> &v, size_t i) { return __bfloat162float(v[i]); }
 
-// What would be subnormal becomes 0.
+// A subnormal result becomes 0.
 __global__ void ex2_kernel(float *power, const float *x) {
     power[threadIdx.x] = ex2(x[threadIdx.x]);
 }

@@ -100,7 +100,7 @@ refused another_boundary 3 'token 7 is nowhere in it' "$golden/numpy.npy" --boun
 refused two_dimensions 3 'expected one dimension.*\(2, 3\)' "$golden/numpy_2d.npy" --boundary-token 0
 refused another_format 3 'unknown format' "$root/README.md"
 expect ids_beyond_the_vocabulary 3 'expected ids from 0 to 99, found 1 to 50256' convert "$golden/datatrove.ds" --out none --vocab-size 100
-# every other length of a file or of what is beside it
+# every other length of a file or of its side files
 check_python cut_files_are_refused "$golden" "$root/data" << 'PY'
 golden, accepted = sys.argv[1], []
 sys.path.insert(0, sys.argv[2])

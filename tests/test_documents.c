@@ -506,7 +506,7 @@ static Dataset seen(const char *path) {
     return ds;
 }
 
-// What is changed, and which fingerprints differ then
+// Each change to a data set, and the fingerprints that differ after it
 TEST(fingerprints_cover_everything) {
     enum { NAME, OTHER_END, VOCABULARY, TOKEN, TARGETS_OF_IT, TWICE, NUM_CHANGES };
     Files f = make_files(2, true);

@@ -103,7 +103,7 @@ static bool named(const char *call) {
     return strstr(said, name);
 }
 
-// What is wrong with a run that has ended with this code; NULL: nothing
+// Describes the error of a run that has ended with this code; NULL: there is none.
 static const char *wrong(int code, const char *call, uint64_t expected) {
     const bool io = planned.kind == FAULT_IO;
     const int errors = count("error: ");

@@ -265,7 +265,7 @@ TEST(limits_of_control_groups_are_read) {
     CHECK(host_memory_free() == 1 << 20);  // 0 is: unknown
 }
 
-// What json.h promises beyond Jansson's defaults
+// The promises of json.h beyond Jansson's defaults
 TEST(json_is_strict) {
     static const char *const good[] = {"{}", "null", "[1000000000000000019884624838656]",
                                        "{\"a\":1,\"A\":2}", "\"\\\\u0000\""};

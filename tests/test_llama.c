@@ -602,8 +602,8 @@ TEST(check_packing_tells_rounding_from_a_bug) {
     check_packing_check(true);
 }
 
-// What the step before left of gradients, here NaN, shows neither in the next one's nor in a sum or
-// a leaf without a micro-batch, or with one without a document.
+// Gradients that an earlier step left, here NaN, do not show in the next step, nor in a sum or a
+// leaf whose micro-batch is missing or has no document.
 static void check_left_over_gradients(bool tied) {
     MODEL m;
     const LlamaConfig c = tiny_config(3, 1, 4, tied);

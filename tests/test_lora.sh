@@ -54,7 +54,7 @@ same_by text_of the_adapter_names_its_base adapted-text --model base --adapter f
 differ the_adapter_matters adapted-text plain-text
 loss_of adapted-loss --adapter full/final
 same_by loss_of merged_has_the_same_loss adapted-loss --model half/final
-# ---- beside a base in NF4 ----------------------------------------------------------------------------
+# ---- on a base in NF4 --------------------------------------------------------------------------------
 check trains_beside_nf4 "$train" "${run[@]}" --base nf4 --save-every 2 --out nf4
 has nf4_shows_in_the_plan '^lora .*frozen model in NF4' out.txt
 resumes nf4_to_merge nf4 nf4-half --lora-merge

@@ -125,7 +125,7 @@ static double value_of_row(Run *r, Content content, int64_t t) {
     const int64_t place = place_in_doc(r, t, &doc);
     if (content == TOKENS) return test_rng_below(2) ? V / 2 : test_rng_below((uint32_t)V);
     if (content == POSITIONS) return (double)(place % MAX_POSITION);
-    // of documents in reverse order, behind a row that belongs to none
+    // of documents in reverse order, after a row that belongs to no document
     if (content == FIRST_ROWS) return (double)(r->s.T - r->cu_seqlens[doc + 1] + 1);
     return t % 4 == 1 ? -1 : t % 4 == 2 ? (double)(V - 1) : test_rng_below((uint32_t)V);  // TARGETS
 }
@@ -236,8 +236,8 @@ static const char *shape_text(const Run *r) {
 
 // ---- On the device ------------------------------------------------------------------------------
 
-// Bytes behind each operand, which nothing may read to any effect, or write; and those that results
-// begin with. 0xff: NaN in every type. frozen: weights have no gradients.
+// Bytes after each operand, which nothing may write or read to any effect; and the bytes that
+// results begin with. 0xff: NaN in every type. frozen: weights have no gradients.
 typedef struct {
     size_t behind;
     int byte_behind, byte_of_results;
@@ -276,7 +276,7 @@ static void upload(Run *r, int k, Memory m) {
     free(image);
 }
 
-// The results, and whether something was written behind them
+// Reads the results, and checks that nothing was written after them.
 static void download(Run *r, int k, Memory m) {
     const Operand *o = &r->op->operands[k];
     const size_t bytes = device_bytes(o->type, r->n[k]), all = bytes + m.behind;
@@ -337,8 +337,8 @@ static double to_bf16(double x) {
     return ldexp(nearbyint(ldexp(fraction, 8)), exponent - 8);
 }
 
-// What bf16 products of the CPU round: all they read but what they are added to. Returns the values
-// as they were.
+// Rounds the factors of a product, as bf16 products of the CPU do; the addend stays. Returns the
+// values from before.
 static double *round_factors(Run *r, int k) {
     const Operand *o = &r->op->operands[k];
     const bool rounds = r->op->flags & PRODUCT && strstr(matmul_describe(), "bf16");

@@ -69,8 +69,7 @@ static bool parse(const char *line, Error *err) {
 
 #define must_parse(line_) MUST(parse(line_, &err))
 
-// What a command line leaves in the options, as they are stored; of those that it does not name the
-// defaults
+// A command line sets the options that it names, as they are stored; others keep their defaults.
 TEST(values_are_read_in_every_spelling) {
     static const char *const cases[][2] = {
         {"", ""},
@@ -166,7 +165,7 @@ TEST(errors_have_a_cause_and_a_hint) {
     }
 }
 
-// A file of options of this text, and a command line behind it
+// A file of options with this text, followed by a command line
 static bool parse_file(const char *text, const char *line, Error *err) {
     const char *path = scratch("options");
     put_file(path, text, strlen(text));
@@ -237,7 +236,7 @@ TEST(errors_in_a_file_of_options) {
     }
 }
 
-// What --help prints about the topic; empty: the topic is not known.
+// The text that --help prints about a topic; empty: the topic is not known.
 static const char *help_on(const char *topic) {
     static char text[8192];
     Error err = {0};

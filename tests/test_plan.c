@@ -135,7 +135,7 @@ TEST(each_epoch_visits_every_document_once) {
 
 // ---- The stream under every policy for long documents, with and without masks -------------------
 
-// What one epoch of the stream is, plainly
+// One epoch of the stream, written plainly
 typedef struct {
     Segment *segments;
     int64_t n, tokens;
@@ -358,7 +358,7 @@ static void check_steps(DocIndex index, const PlanSettings *s, int num_steps) {
 }
 
 // In every fourth round segments are hard to pack; in some of these splitting leaves one token,
-// beside which no chunk fits.
+// so that no chunk fits next to it.
 TEST(steps_cut_the_stream_in_every_layout) {
     for (int round = 0; round < 300; round++) {
         PlanSettings s = random_settings();
@@ -564,8 +564,8 @@ static void check_prefix(const Sources *s, const PlanState *at, const int32_t *o
     }
 }
 
-// What is drawn from a source is its own stream, whatever the others do; in it every document comes
-// once an epoch. After a change of the weights, shares count from there.
+// The documents drawn from a source are its own stream, whatever the other sources do, and each
+// comes once an epoch. After a change of the weights, shares count from there.
 static void check_draws(DocIndex index, const PlanSettings *s, Sources *sources, int change_at) {
     SourceCursor alone[MAX_SOURCES] = {{0}};
     int32_t own[MAX_SOURCES] = {0}, most = 0;  // longest segments

@@ -10,7 +10,7 @@
 
 #include "whole_runs.h"
 
-// No room for a snapshot: a save beside training would make its calls in another order each time.
+// No room for a snapshot: a save during training would make its calls in another order each time.
 size_t __wrap_host_memory_free(void) { return 0; }
 
 enum { PARTS = 40, MAX_WORDS = 512 };
@@ -207,7 +207,7 @@ static void put_state(const Names *t, int n, int last, int target, int how) {
     }
 }
 
-// What has been reported done: the last step saved, final/, and the shards of texts
+// The work that a run has reported done: the last step saved, final/, and the shards of texts
 typedef struct {
     int step, final, tokens;
 } Promise;

@@ -56,7 +56,7 @@ ranks 3 "${run[@]}" --train masked.bin --out mw3 --steps 8
 same_state masked_on_3_ranks {md1,md3}/step-00000008
 same_losses masked_losses_agree_to_1e-5 1e-5 inf 8 md1 mw3
 differ a_mask_changes_the_weights {md1,d1}/step-00000008/model.safetensors
-# ---- shared prefixes, beside texts without any: fewer micro-batches, the same bits on any number of ranks ----
+# ---- shared prefixes, next to texts without any: fewer micro-batches, the same bits on any number of ranks ----
 mkdir alike
 for i in $(seq 60); do
     for _ in $(seq $((6 + i % 2 * 4))); do echo 'Answer in one line, and be kind.'; done > "alike/$i"

@@ -1,4 +1,4 @@
-// What options mean together; learning rates, against values computed by hand.
+// Combinations of options; learning rates, against values computed by hand.
 #include <math.h>
 
 #include "../data/runs/run_options.h"

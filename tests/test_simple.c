@@ -177,7 +177,7 @@ TEST(llama_h_agrees) {
 
 #ifdef GRADCHECK
 
-// What the program prints: packed equals alone, merged does not, and training lowers the loss.
+// The program prints that packed equals alone, that merged does not, and a loss that falls.
 TEST(the_program_shows_that_packing_is_exact_and_trains) {
     double packed = 0, alone = 0, merged = 0, delta_loss = 1, delta_gradient = 1, last = 1;
     capture_begin();

@@ -1,4 +1,4 @@
-// What tensor cores compute, bit for bit: 83,200 tiles of bf16 inputs, random and adversarial,
+// The arithmetic of tensor cores, bit for bit: 83,200 tiles of bf16 inputs, random and adversarial,
 // against the hashes in dev/results/witnesses/arithmetic.txt, which come from a model by others. On
 // a GPU the same program checks the GPU against them.
 #include "cuda_test.h"

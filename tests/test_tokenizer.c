@@ -268,7 +268,7 @@ TEST(cached_words_are_not_mistaken) {
             text[8 + digit] = "abc"[rest % 3];
         check_toy(&toy, &e, text, 16);
     }
-    for (int i = 38; i < 54; i++) {  // an a or i behind 19 to 26 of a
+    for (int i = 38; i < 54; i++) {  // an a or i after 19 to 26 times a
         const char *word = printed("%.*s%c", i / 2, "aaaaaaaaaaaaaaaaaaaaaaaaaa", "ai"[i % 2]);
         check_toy(&toy, &e, word, strlen(word));
     }

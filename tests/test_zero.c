@@ -140,8 +140,8 @@ static void run_ranks(float *file, int ranks, const char *to, const char *from, 
     fclose(in);
 }
 
-// What one number of ranks has put down another one takes up; sums that are not deterministic need
-// the same number. All have about the values of one rank without deterministic sums.
+// A state that one number of ranks has saved is loaded by another number; without deterministic
+// sums, only by the same number. All results are near the values of one rank.
 static void check_ranks(int how) {
     static float plain[FILE_FLOATS], alone[FILE_FLOATS], several[FILE_FLOATS], resumed[FILE_FLOATS];
     const bool in_order = how & DETERMINISTIC;

@@ -18,9 +18,9 @@ namespace {
 constexpr uint64_t CONTEXT_MAGIC = 0x6d61746d756c4c74ull;
 constexpr int NUM_ALGOS = 2;
 
-// What an algorithm descriptor holds in its eight opaque words: a mark, the number, the alignment
-// of A, B, C, D and the operations and types that it was chosen for; and the only m, n, k that it
-// does, or zeros.
+// The eight opaque words of an algorithm descriptor: a mark, the number, the alignment of A, B, C,
+// D and the operations and types that it was chosen for; and the only m, n, k that it computes, or
+// zeros.
 enum AlgoWord { ALGO_MARK, ALGO_ID, ALGO_ALIGN, ALGO_FORM, ALGO_M, ALGO_N, ALGO_K };
 constexpr uint64_t ALGO_MAGIC = 0x616c676f;
 

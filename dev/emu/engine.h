@@ -101,7 +101,7 @@ struct Fiber {
     uint3 tid;
     int index, lane, warp;
     State state = DONE;
-    // What it waits for, for reports
+    // The event that the thread waits for, for reports
     const char *what = "", *file = "";
     int line = 0;
     void *wait_object = nullptr;

@@ -31,7 +31,7 @@ static cudaError_t answer(cudaError_t e) {
     if (e != cudaSuccess) last_error = e;
     return e;
 }
-// What cudaLaunchHostFunc runs may not use CUDA; a GPU's runtime may answer with an error or hang.
+// A function that cudaLaunchHostFunc runs may not use CUDA: the runtime of a GPU may fail or hang.
 static void entered(const char *call) {
     if (cur.in_host_function)
         fail("%s in a host function of a stream, which may not use CUDA", call);
@@ -64,8 +64,8 @@ static size_t smem_optin() {
     }
     return SMEM_MAX;
 }
-// What a launch leaves for static variables: without cudaFuncSetAttribute all of shared memory is
-// 48 KB, with it the dynamic part counts as large as was allowed.
+// The shared memory that a launch leaves for static variables: without cudaFuncSetAttribute, all of
+// shared memory is 48 KB; with it, the dynamic part counts as large as was allowed.
 size_t static_smem_limit(size_t smem_bytes, const void *kernel) {
     auto it = max_dynamic_smem.find(kernel);
     return it == max_dynamic_smem.end() ? (48 << 10) - smem_bytes

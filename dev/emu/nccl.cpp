@@ -26,7 +26,7 @@ struct SharedComm {
     Ring rings[];  // (num_ranks, num_ranks): from, to
 };
 
-// What a message is part of; sent before it, and compared by who receives it.
+// The call that a message belongs to; sent before the message, and compared by its receiver.
 struct Header {
     uint64_t call, count;
     int type, root, what;

@@ -38,7 +38,7 @@ void find_shared_memory(Block *b) {
         fail("shared memory over 256 KB: too many static __shared__ variables");
 }
 
-// NaN everywhere, except in the emulator's own variables; a mark behind the dynamic array.
+// NaN everywhere, except in the emulator's own variables; a mark follows the dynamic array.
 void poison_shared_memory(Block *b) {
     memset(smem, 0xff, b->dynamic_smem);
     memset(smem + b->dynamic_smem, 0xA5, std::min<size_t>(SMEM_MAX - b->dynamic_smem, 1024));

@@ -1,5 +1,5 @@
 // Streams as threads (EMU_STREAMS=1): what is put on a stream runs when its thread comes to it,
-// beside the host and the other streams, and only events, waits and synchronisation order them, as
+// next to the host and the other streams, and only events, waits and synchronisation order them, as
 // on a GPU. Without it work is done at the call. EMU_SLOW_STREAM=n holds the n-th stream back, so
 // that work that does not wait for it runs far ahead.
 #include "engine.h"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What do our readers and the reference readers say of the same files?
+"""Compares our readers with the reference readers on the same files.
 
 usage: dev/fuzz/compare.py [--edits N] [FORMAT ...]     after make build/fast/fuzz
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What lm-evaluation-harness makes of the model and the questions of tests/bench_golden.py: log-likelihoods
+"""Runs lm-evaluation-harness on the model and the questions of tests/bench_golden.py: log-likelihoods
 and scores, for tests/test_benchmark.sh.
 
     pip install lm_eval torch transformers
@@ -19,7 +19,7 @@ MAX_SEQLENS = 512, 24  # contexts are cut to the second
 
 
 def task_of(name, records):
-    """What lm_eval takes for a task"""
+    """Returns the task as lm_eval takes it."""
     several = isinstance(records[0]["context"], list)
     config = {"task": name, "custom_dataset": lambda **_: {"test": Dataset.from_list(records)}, "test_split": "test",
               "output_type": "multiple_choice", "target_delimiter": records[0].get("delimiter", " "),

@@ -196,7 +196,7 @@ MODELS = {  # bos, eos, what is put in place of what
 }
 DAY = 1721952000  # 26 July 2024
 QUESTION = " \u00a0What does the theory say?\n"  # tokens of its prompt are counted
-# What templates of models do with thoughts, tools' answers, white space of Unicode, and words to themselves
+# Chats with thoughts, tools' answers, white space of Unicode, and words of templates in the text
 MORE = [[dict(zip(("role", "content", "reasoning_content"), turn)) for turn in chat] for chat in (
     [("user", "a"), ("assistant", "<think>\nfirst\n</think>\n\nb"), ("user", "c"),
      ("assistant", "<think>\n\nthe theory\n</think>\n\n\nd")],

@@ -8,7 +8,7 @@ expected values know nothing of packing, masks or padding. They are computed in 
 once.
 
 A `.double()` model of transformers is not fp64 inside: RMSNorm, RoPE and softmax go through fp32.
-fp64_inside() below lifts those three. Unmodified transformers in fp32 is run beside it, each
+fp64_inside() below lifts those three. Unmodified transformers in fp32 is run as well, each
 document alone and as a padded batch with an attention mask; all three must agree, and the
 differences are printed: they say what a tolerance can mean. So is unmodified transformers in bf16.
 """
@@ -200,7 +200,7 @@ def padded(model, docs):
 
 
 def greedy(model, docs):
-    """What generate() writes after each document alone, (documents, NEW_TOKENS); -1 after the end."""
+    """Returns the tokens that generate() writes after each document alone, (documents, NEW_TOKENS); -1 after the end."""
     out = torch.full((len(docs), NEW_TOKENS), -1, dtype=torch.int32)
     for i, doc in enumerate(docs):
         text = model.generate(doc[None], attention_mask=torch.ones_like(doc)[None],

@@ -6,7 +6,7 @@
 Losses and gradients are transformers' in fp64, each document alone. Two witnesses update the
 matrices of layers: numpy in fp64, where Newton-Schulz is a polynomial of the singular values of an
 SVD, and torch.optim.Muon (PyTorch 2.9 or later) with its bf16 replaced by fp64. They must agree.
-torch.optim.Muon as it is, in bf16, is run beside them: the difference is printed.
+torch.optim.Muon as it is, in bf16, is run as well: the difference is printed.
 """
 import contextlib
 import copy

@@ -1,6 +1,6 @@
 """Makes the goldens of NF4 with bitsandbytes (0.50.2), on the CPU: tests/golden/nf4.safetensors, numbers with their
 codes, scales and dequantised values, and tests/golden/gqa3_tied/lora/nf4.safetensors, what make_lora_golden.py
-says of that adapter, here beside dequantised weights. Prints how far PEFT is from it with the layers of bitsandbytes
+says of that adapter, here on dequantised weights. Prints how far PEFT is from it with the layers of bitsandbytes
 itself, in fp32. pip install bitsandbytes peft
 """
 import bitsandbytes as bnb

@@ -89,7 +89,7 @@ __device__ __forceinline__ void produce(const CUtensorMap *qkv_map, const int32_
             for (int block = key_blocks - 1; block >= -1; block--) {
                 if (block >= 0)
                     load_block<D>(keys, qkv_map, jobs, tokens, k_head, block * KEYS, end);
-                if (block + 1 < key_blocks)  // V one block behind K, as it is used
+                if (block + 1 < key_blocks)  // V follows K by one block, as it is used
                     load_block<D>(values, qkv_map, jobs, tokens, k_head + s.num_kv_heads,
                                   (block + 1) * KEYS, end);
             }

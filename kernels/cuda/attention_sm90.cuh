@@ -222,7 +222,7 @@ __device__ __forceinline__ WorkItem rows_of_keys(const Job *job, int first) {
 }
 
 // The number of a CTA's next item, of `total`. Its first is drawn too, so that a CTA that starts
-// late, behind another kernel's, does not begin with one of the longest. Every CTA draws until it
+// late, after another kernel's, does not begin with one of the longest. Every CTA draws until it
 // draws one past the end; the very last draw resets the counter to 0 for the next kernel.
 __device__ __forceinline__ unsigned take_number(unsigned *items_taken, unsigned total) {
     return atomicInc(items_taken, total + gridDim.x - 1);

@@ -1,4 +1,4 @@
-// What Muon does to all matrices of one shape at once: blockIdx.y is the matrix, and a thread takes
+// Muon on all matrices of one shape at once: blockIdx.y is the matrix, and a thread takes
 // eight of its elements in accesses of 16 bytes. muon.h composes it. The products add k[1] g and
 // k[0] x in their epilogues, in fp32, as torch.optim.Muon does.
 

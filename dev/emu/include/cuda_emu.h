@@ -99,7 +99,7 @@ void run_grid(dim3 grid, dim3 block, size_t smem, size_t static_limit, const cha
 // Now, on the stream's thread, or into a capture
 void enqueue(cudaStream_t stream, std::function<void()> work, const char *name = "call");
 
-// What nvcc made of a kernel (ptx.h), called with the addresses of its arguments, of these sizes.
+// A kernel as nvcc compiled it (ptx.h), called with the addresses of its arguments, of these sizes.
 // nullptr: this program contains the host compiler's kernels only.
 typedef void (*Compiled)(void *const *arguments);
 Compiled compiled_kernel(const void *kernel, std::initializer_list<size_t> sizes);
@@ -112,7 +112,7 @@ void check_arg(const char *kernel, int i, const T &v) {
                  (const void *)v);
 }
 
-// What "kernel<<<grid, block, smem, stream>>>" is rewritten to; calling it launches.
+// The object that replaces "kernel<<<grid, block, smem, stream>>>"; calling it launches.
 template <class... P>
 struct Launch {
     const char *name;
