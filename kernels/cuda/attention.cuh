@@ -22,9 +22,18 @@ static inline int shared_heads(int group, int consumers) {
     return shared;
 }
 
-// The work list of a batch: how many items each list has, then their items, costliest first. An
+// The work list of a batch: the number of items of each list, then their items, costliest first. An
 // item is for every head: a kernel takes item blockIdx.x / heads for head blockIdx.x % heads, so
-// that the hardware starts the longest items first and heads that share keys run side by side.
+// that heads that share keys run side by side. It exists because documents differ:
+//
+//   documents of 4, 1 and 2 tiles      a grid over the longest      the list
+//   a0 a1 a2 a3|b0|c0 c1               a0 a1 a2 a3                  a3 a2 a1 c1 a0 b0 c0
+//                                      b0  .  .  .
+//                                      c0 c1  .  .
+//
+// The grid starts blocks that have no work (dots), more of them the more lengths differ. And tile
+// a3, which reads four tiles of keys, may start last in it, while all other processors are done and
+// wait. The list is built once per batch, on the host, and serves every layer and both passes.
 enum WorkList {
     // of the forward and the dQ kernel: QUERY_TILE queries (sm_90: a few units), all keys up to
     // them
