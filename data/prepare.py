@@ -42,7 +42,7 @@ RECORDS = (("messages", "messages"), ("conversations", "conversations"),
            ("instruction", "instruction output"), ("completions", "prompt completions"),
            ("prompt", "prompt completion"), ("prompt", "prompt response"), ("parts", "parts"),
            ("text", "text"))  # kinds, with their keys
-KEYS = {  # as in models/record.c: s string, n number, b boolean, l list, x left out unless a template renders it
+KEYS = {  # as in models/record.c: s string, n number, t true, f false, l list, x left out unless a template renders it
     "text": "text:s",
     "parts": "parts:l",
     "messages": "messages:l",
@@ -51,8 +51,8 @@ KEYS = {  # as in models/record.c: s string, n number, b boolean, l list, x left
     "completions": "prompt:sl completions:l",
     "instruction": "instruction:sn input:sn output:sn",
     "record": "weight:n images:x",
-    "chat": "system:sn tools:x functions:x history:x image:x videos:x audios:x",
-    "message": "role:s from:s content:sl value:sl weight:n train:b loss:b reasoning_content:s reasoning:x thinking:x "
+    "chat": "system:sn label:t kto_tag:t tools:x functions:x history:x image:x videos:x audios:x",
+    "message": "role:s from:s content:sl value:sl weight:n train:tf loss:tf reasoning_content:s reasoning:x thinking:x "
                "tool_calls:x function_call:x name:x images:x audio:x refusal:x train_detail:x",
     "content": "type:s text:s",
     "completion": "completion:sl response:sl weight:n"}
@@ -201,7 +201,7 @@ def records(args):
 
 def kind_name(value):
     return {list: "an array", dict: "an object", str: "a string", type(None): "null",
-            bool: "true or false"}.get(type(value), "a number")
+            bool: str(value).lower()}.get(type(value), "a number")
 
 
 def clean(value):
@@ -220,7 +220,7 @@ def checked(values, level, where=""):
     found = dict(values)
     for key, value in values.items():
         types, kind = TYPES[level].get(key, "x"), kind_name(value)
-        names = [{"s": "a string", "n": "a number", "b": "true or false", "l": "an array"}.get(t) for t in types]
+        names = [{"s": "a string", "n": "a number", "t": "true", "f": "false", "l": "an array"}.get(t) for t in types]
         if types == "sn" and kind == "a number":
             text = found[key] = "%.15g" % value
             kind = "a string" if "e" not in text and value - float(text) == 0 else "a number of more digits"
@@ -414,8 +414,8 @@ class Template:
         def mark(value, *where):
             if isinstance(value, list):
                 return [mark(v, *where) for v in value]
-            if isinstance(value, dict) and where[-1] == "arguments":
-                return {mark(k, *where): mark(v, *where) for k, v in value.items()}
+            if isinstance(value, dict) and "arguments" in where:
+                return {mark(k, *where, k): mark(v, *where, k) for k, v in value.items()}
             if isinstance(value, dict):
                 bare = BARE + ("name",) * (value.get("role") in ("tool", "function"))
                 return {k: v if k in bare else mark(v, *where, k) for k, v in value.items()}
@@ -434,6 +434,7 @@ class Template:
         text = squeeze(self.text(chat, [mark_name(tool) for tool in tools] if tools else tools))
         for i, (where, value) in enumerate(marks, 1):
             forms = value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]
+            forms = forms[:1] if where[-1] == "arguments" else forms  # JSON already: no text of JSON in JSON
             if any(squeeze(form) + MARK % i in text for form in forms):
                 continue
             if where[1:] and where[1] not in TYPES["message"]:

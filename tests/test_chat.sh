@@ -170,11 +170,12 @@ keys = {"list": task(input=[1]), "object": task(system={"a": 1}), "exact": task(
     "thoughts": chat(reasoning_content="because"), "name": {"messages": [dict(user, name="bob"), answer]}, "images": dict(chat(), images=["x.png"]),
     "image": {"messages": [dict(user, content=[{"type": "image_url"}, {"type": "text", "text": "Q"}]), answer]}, "empty": chat(content=" \n"),
     "nothing": {"prompt": "Q", "completion": ""}, "role": {"messages": [user, {"role": "bot", "content": "A"}]}, "missing": chat(content=None),
-    "untrained": chat(train=False), "train": chat(train="no")}
+    "untrained": chat(train=False), "train": chat(train="no"), "unwanted": {"prompt": "Q", "completion": "A", "label": False},
+    "tag": task(kto_tag="false"), "text": chat(content="", tool_calls=[{"function": dict(call["function"], arguments='{"a": 1}')}])}
 for name, record in keys.items():
     open("key_%s.jsonl" % name, "w").write(json.dumps(record) + "\n")
 nulls = dict.fromkeys(("text", "parts", "messages", "prompt", "completions", "tools", "weight", "system"))
-taken = [task(input=57), task(input=0.25, system=99), {**nulls, "text": "plain"}, {**nulls, "parts": [["Q", False], ["A", 0.5], ["B", -1]]},
+taken = [task(input=57), task(input=0.25, system=99, label=True), {**nulls, "text": "plain"}, {**nulls, "parts": [["Q", False], ["A", 0.5], ["B", -1]]},
     {"messages": [user, dict(answer, train=False, name=None), user, dict(answer, score=1, id=2)], "source": "web", "score": 3}]
 open("taken.jsonl", "w").write("".join("\ufeff%s\n" % json.dumps(r) for r in taken))
 heard = [dict(chat(weight=0.5), weight=-2), {"messages": [user, dict(answer, weight=0), user, answer]}, dict(chat(), system="S"),
@@ -205,6 +206,8 @@ role:role "bot". expected system:found "bot"
 missing:content. expected a text, found none
 untrained:an answer that is trained:no message of the assistant to train
 train:train. expected true or false, found a string
+unwanted:label. expected true
+tag:kto_tag. expected true
 KEYS
 check keys_that_are_taken tokenize demo taken.jsonl taken.out
 has unknown_keys_are_named '^unknown keys: source .1 records., score .1 records., id .1 records.$' out.txt
@@ -218,6 +221,7 @@ check weights_are_prepared run weights.jsonl --out prepared.jsonl
 check weights_of_parts tokenize demo prepared.jsonl parts.out
 check_python weights_are_carried <<< 'assert shards.read("direct.out/tokens") == shards.read("parts.out/tokens")'
 check rendered_calls run called.jsonl --out called.parts.jsonl --chat-template tools.jinja
+expect a_call_in_quotes 3 'arguments: the template does not render' run key_text.jsonl --out none.jsonl --strict --chat-template tools.jinja
 check all_of_them test "$(wc -l < called.parts.jsonl)" -eq 4
 
 check every_turn_needs_no_answer tokenize demo bad2.jsonl turns.out --train-on all

@@ -219,6 +219,10 @@ added_token|edit changing/tokenizer_config.json 'j["added_tokens_decoder"] = {"2
 tokenizer|edit changing/tokenizer.json 'j["post_processor"] = None'
 new_file|echo more > words/more.txt
 CHANGES
+cp "$root/tests/golden/chat/templates/llama3.2.jinja" changing/chat_template.jinja
+day() { SOURCE_DATE_EPOCH=$1 expect "$2" 0 "$3" env TZ=UTC "${run[@]}" --steps 0 --val-every 0 "${key[@]}"; }
+day 1 a_day '^texts ' && day 3600 the_same_day '^train ' && lacks no_new_tokens_of_a_day ^texts out.txt
+day 86400 new_tokens_of_another_day '^texts '
 # ---- --eval ------------------------------------------------------------------------------------------------
 mkdir tmp
 evaluate() { TMPDIR=$work/tmp "$train" --model tiny --from-scratch --eval --max-seqlen 64 "$@"; }
@@ -275,6 +279,7 @@ refused latin.txt 'latin.txt: expected UTF-8, found 9 other bytes' latin.txt "${
 has how_to_convert_it '^hint: iconv -f WINDOWS-1252 -t UTF-8 latin.txt > NEW; or --invalid-utf8 replace' out.txt
 makes latin_if_it_must_be '^warning: latin.txt: bytes not .* U.FFFD: 9 .iconv' "${as_bpe[@]}" --train latin.txt --invalid-utf8 replace --out latin
 makes a_byte_of_thousands '^warning: mostly.txt: .*: 2 ' "${as_bpe[@]}" --train mostly.txt --out mostly
+makes other_bytes_are_in_the_key '^texts   mostly.txt -> ' "${as_bpe[@]}" --train mostly.txt --out mostly --invalid-utf8 replace
 printf '%s\n' '{"text": "words"}' '{"text": "<|endoftext|>words"}' '{"text": "words<|endoftext|>\n"}' > ends.jsonl
 cp -r bpe both && echo '{"bos_token": "<|im_start|>", "eos_token": "<|endoftext|>"}' > both/tokenizer_config.json
 edit both/tokenizer.json 'j["post_processor"] = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|im_start|>"}}]}'

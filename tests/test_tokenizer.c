@@ -372,6 +372,16 @@ TEST(a_token_of_the_config_alone_is_a_token) {
         CHECK(!memcmp(ids, (int32_t[]){0, 8, 7, 1}, 16) && t.special[8] && t.vocab_size == 9);
     }
     CHECK(unlink(scratch("tokenizer_config.json")) == 0);
+    for (int known = 0; known < 2; known++) {  // names without an id
+        TOKENIZER t = {0};
+        const char *json = small_bpe("null", BYTE_LEVEL, "");
+        save("tokenizer_config.json",
+             printed("{'additional_special_tokens': [{'content': '<s>'}%s]}",
+                     known ? "" : ", 'a b'"));
+        if (known) CHECK(open_text(&t, json, &err) && t.vocab_size == 8);
+        if (!known) REFUSED(EXIT_BAD_INPUT, "the id of 'a b'", open_text(&t, json, &err));
+        CHECK(unlink(scratch("tokenizer_config.json")) == 0);
+    }
 }
 
 TEST(features_that_change_the_ids_are_refused_by_name) {

@@ -79,8 +79,8 @@ json_t *json_read(const char *path, uint64_t max_bytes, const char *hint, Error 
 bool json_type_error(const json_t *item, const char *key, const char *expected, Error *err) {
     static const char *const names[] = {
         [JSON_OBJECT] = "an object", [JSON_ARRAY] = "an array", [JSON_STRING] = "a string",
-        [JSON_INTEGER] = "a number", [JSON_REAL] = "a number",  [JSON_TRUE] = "a boolean",
-        [JSON_FALSE] = "a boolean",  [JSON_NULL] = "null",
+        [JSON_INTEGER] = "a number", [JSON_REAL] = "a number",  [JSON_TRUE] = "true",
+        [JSON_FALSE] = "false",      [JSON_NULL] = "null",
     };
     return bad_input(err, "%s: expected %s, found %s", key, expected, names[json_typeof(item)]);
 }

@@ -16,9 +16,11 @@ const RecordLevel record_levels[NUM_LEVELS] = {
     [RECORD_COMPLETIONS] = {"completions", " prompt:sl completions:l"},
     [RECORD_INSTRUCTION] = {"instruction", " instruction:sn input:sn output:sn"},
     [LEVEL_RECORD] = {"record", " weight:n images:x"},
-    [LEVEL_CHAT] = {"chat", " system:sn tools:x functions:x history:x image:x videos:x audios:x"},
+    [LEVEL_CHAT] = {"chat",
+                    " system:sn label:t kto_tag:t tools:x functions:x history:x image:x "
+                    "videos:x audios:x"},
     [LEVEL_MESSAGE] = {"message",
-                       " role:s from:s content:sl value:sl weight:n train:b loss:b "
+                       " role:s from:s content:sl value:sl weight:n train:tf loss:tf "
                        "reasoning_content:s reasoning:x thinking:x tool_calls:x function_call:x "
                        "name:x images:x audio:x refusal:x train_detail:x"},
     [LEVEL_CONTENT] = {"content", " type:s text:s"},
@@ -78,9 +80,9 @@ static json_t *number_text(double number) {
 
 static bool member_check(json_t *object, const char *key, json_t *item, const char *types,
                          Error *bad) {
-    static const char letters[] = "snbl", *const names[] = {"a string", "a number", "true or false",
-                                                            "a list"};
-    const char letter = "olsnnbb"[json_typeof(item)];  // in the order of json_type
+    static const char letters[] = "sntfl", *const names[] = {"a string", "a number", "true",
+                                                             "false", "a list"};
+    const char letter = "olsnntf"[json_typeof(item)];  // in the order of json_type
     const size_t n = strcspn(types, " ");
     char expected[80] = "";
     if (types[0] == 'x')

@@ -26,7 +26,7 @@ typedef enum {
 } RecordKind;
 
 // The keys that are read, each after a space and before a colon and its types: s string, n number,
-// b boolean, l list. x: no built-in template writes it. A list is no number; null is absent.
+// t true, f false, l list. x: no built-in template writes it. A list is no number; null is absent.
 typedef struct {
     const char *name, *keys;
 } RecordLevel;

@@ -121,7 +121,7 @@ static bool read_tokens(Vocabulary *v, const json_t *root, const json_t *model, 
             return false;
         const json_t *own = json_object_get(vocab, content);
         const double found = json_number_value(id), expected = own ? json_number_value(own) : next;
-        if (!id) return bad_input(err, "added token '%s' has no id", content);
+        if (!id) return bad_input(err, "added_tokens: expected the id of '%s'", content);
         if (!add_token(v, id, content, true, special, err)) return false;
         if (found != expected)  // Hugging Face's tokenizers does not read id
             return bad_input(err, "added token '%s': expected id %.0f, found %.0f", content,
@@ -237,7 +237,7 @@ static bool tokenizer_read(Tokenizer *t, const json_t *root, Error *err) {
 }
 
 // Adds the tokens that stand in tokenizer_config.json alone to added_tokens. Hugging Face's library
-// gives them the next ids, so that others are refused later.
+// gives them the next ids, so that others are refused later, as are those without an id.
 static void merge_added(json_t *root, const json_t *config) {
     json_t *list, *item;
     const char *id;
@@ -252,7 +252,13 @@ static void merge_added(json_t *root, const json_t *config) {
         const char *content = json_string_value(json_member(item, "content"));
         if (!content || json_object_get(known, content)) continue;
         json_object_set_new(item, "id", json_real(atof(id)));
+        json_object_set(known, content, item);
         json_array_append(list, item);
+    }
+    json_array_foreach(json_member(config, "additional_special_tokens"), i, item) {
+        json_t *content = json_is_object(item) ? json_object_get(item, "content") : item;
+        if (!json_object_get(known, json_string_value(content)))
+            json_array_append_new(list, json_pack("{sO}", "content", content));
     }
 }
 

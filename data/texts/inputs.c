@@ -227,7 +227,7 @@ static void choose_splits(Inputs *in) {
     char trained[300] = "", hidden[300] = "";
     bool has_train = false;
     for (size_t i = 0; i < in->n; i++) has_train |= in->items[i].split == SPLIT_TRAIN;
-    for (InputFile *f = in->items; f < in->items + in->n; f++) {
+    for (InputFile *f = in->items; f && f < in->items + in->n; f++) {
         const char *about = about_others(f);
         in->num_left_out += is_hidden(f);
         if (is_hidden(f)) text_list(hidden, sizeof hidden, "%s", base_name(f->path));
