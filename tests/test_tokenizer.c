@@ -101,13 +101,11 @@ enum { ROOM = 4096 };
 
 typedef struct {
     Tokenizer t;
-    Bpe *bpe;
     BpeEncoder *e;
 } Encoder;
 
 static void encoder_close(Encoder *e) {
     bpe_encoder_close(e->e);
-    bpe_close(e->bpe);
     tokenizer_free(&e->t);
 }
 
@@ -200,8 +198,7 @@ static void toy_open(const Toy *toy, Encoder *e) {
                           " 'ByteLevel', 'use_regex': false}, 'model': {'ignore_merges': %s,"
                           " 'vocab': {%s}, 'merges': [%s]}}",
                           toy->ignore_merges ? "true" : "false", vocab, merges));
-    MUST(e->bpe = bpe_open(&e->t, &err));
-    e->e = bpe_encoder_open(e->bpe);
+    e->e = bpe_encoder_open(&e->t);
 }
 
 // Merges the leftmost pair of the lowest rank until there is none. A byte without a token is left

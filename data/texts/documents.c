@@ -154,7 +154,7 @@ static bool find_token(const UnitOptions *options, const Text *text, int32_t id,
         if (text->bytes[*end] == *byte) {
             if (*first == text->n) *first = *end;
             byte++, n--;
-        } else if (options->has_byte[text->bytes[*end]]) {
+        } else if (t->id_of_byte[text->bytes[*end]] >= 0) {
             return false;
         }
     }

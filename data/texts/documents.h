@@ -44,7 +44,6 @@ enum { CUT_MIN_BYTES = 1 << 16, CUT_MAX_FILES = 20, MAX_DOCUMENT_BYTES = 1 << 30
 
 typedef struct {
     const Tokenizer *tokenizer;
-    bool has_byte[256];          // bytes that have a token
     ShardVocabulary vocabulary;  // its BOS and EOS are for documents without parts
     ChatTemplate chat;
     Error no_chat;       // code != 0: no known template; hint: option of prepare.py

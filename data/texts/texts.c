@@ -36,7 +36,6 @@ typedef struct {
     Inputs in;
     Tokenizer tokenizer;
     UnitOptions options;
-    Bpe *bpe;
     char dir[IO_PATH_MAX];
     char key[20];  // hash of the inputs and of everything that determines the shards
     ShardWriter train, val;
@@ -151,11 +150,6 @@ static bool open_tokenizer(Job *j, Error *err) {
     v->bos = t->adds_bos ? t->bos : -1;  // as in prompts, and before random weights too
     memcpy(&v->tokenizer_hash, digest, sizeof v->tokenizer_hash);
     j->options.tokenizer = t;
-    for (int32_t id = 0; id < t->vocab_size && !t->byte_ids; id++) {
-        size_t n;
-        const unsigned char *byte = tokenizer_bytes(t, id, &n);
-        if (n == 1) j->options.has_byte[*byte] = true;
-    }
     j->options.trains_on_all = j->settings->o->train_on != 0;
     j->options.keeps_invalid = j->settings->o->invalid_utf8 != 0;
     Error *no_chat = &j->options.no_chat;
@@ -163,13 +157,13 @@ static bool open_tokenizer(Job *j, Error *err) {
     no_chat->hint[0] = 0;  // without a template prepare.py uses ChatML
     if (j->options.chat.found)
         snprintf(no_chat->hint, sizeof no_chat->hint, " --model %.300s", j->settings->model);
-    j->bpe = bpe_open(t, err);
-    if (!j->bpe && err->code == EXIT_USAGE)
+    if (t->why_not.code) *err = t->why_not;
+    if (err->code == EXIT_USAGE)
         text_copy(
             err->hint, sizeof err->hint,
             "only byte-level BPE is supported: save the ids of its own library with numpy.save; "
             "data/convert.py makes shards of them");
-    return j->bpe != NULL;
+    return err->code == 0;
 }
 
 // The key covers all that changes the shards: this program's format; every byte of the files that
@@ -351,7 +345,7 @@ static bool encode_with_threads(Job *j, Error *err) {
     Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");
     j->units = host_calloc((size_t)max_units, sizeof(Unit), "texts");
     for (int i = 0; i < num_threads; i++)
-        threads[i] = (Thread){.job = j, .encoder = bpe_encoder_open(j->bpe)};
+        threads[i] = (Thread){.job = j, .encoder = bpe_encoder_open(&j->tokenizer)};
     const bool ok = encode_all(j, threads, num_threads, err);
     for (int i = 0; i < num_threads; i++) bpe_encoder_close(threads[i].encoder);
     for (int i = 0; i < max_units; i++) unit_free(&j->units[i]);
@@ -575,7 +569,6 @@ static bool source_to_shards(char **spec, const char *name, double val_frac, con
                            *spec);
         ok = ok && make_key(&j, err);
         if (ok && !is_up_to_date(&j)) ok = choose_place(&j, name, err) && write_all(&j, err);
-        bpe_close(j.bpe);
         tokenizer_free(&j.tokenizer);
         inputs_free(&j.in);
     }
