@@ -314,48 +314,13 @@ static bool refuse_bytes(const Unit *u, const unsigned char *p, size_t n, const 
     return false;
 }
 
-static bool refuse_kind(const json_t *record, Error *bad) {
-    const json_t *text = json_member(record, "text"), *item;
-    const char *key;
-    char keys[160] = "";
-    if (!json_is_object(record)) return bad_input(bad, "expected an object, found another value");
-    if (text) return json_type_error(text, "text", "a string", bad);
-    json_object_foreach((json_t *)record, key, item) if (!json_is_null(item))
-        text_list(keys, sizeof keys, "%s", key);
-    return error_set(
-        bad, EXIT_BAD_INPUT,
-        json_object_get(record, "chosen")
-            ? "TRL trains preferences; to train the chosen answers, name them completion"
-        : json_object_get(record, "question")
-            ? "name them prompt and completion for a chat of one turn"
-            : "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
-        "expected text, messages, conversations, prompt and completion, instruction "
-        "and output, or parts; found %s",
-        keys[0] ? keys : "an empty object");
-}
-
-// [["...", true], ...]
-static bool read_parts(const json_t *array, bool all, Parts *parts, Error *bad) {
-    size_t i;
-    const json_t *item;
-    parts_add(parts, "", 0, false);
-    json_array_foreach(array, i, item) {
-        const json_t *part = json_array_get(item, 0), *trained = json_array_get(item, 1);
-        float weight = all || !json_is_false(trained);
-        if (json_array_size(item) != 2 || !json_is_string(part) ||
-            !(json_is_boolean(trained) || json_is_number(trained)))
-            return bad_input(bad, "part %zu: expected [\"text\", true or false] or a weight there",
-                             i + 1);
-        if (!all && json_is_number(trained) && !read_weight(trained, &weight, bad)) return false;
-        parts_add(parts, json_string_value(part), json_string_length(part), weight);
-    }
-    return true;
-}
-
 // An unknown template ends the run: it would leave out every chat.
-static bool read_chat(Unit *u, json_t *record, Parts *parts, Error *bad) {
+static bool add_one(Unit *u, json_t *record, Text text, Error *bad) {
     const UnitOptions *options = u->options;
-    if (options->no_chat.code) {
+    const json_t *value = json_object_get(record, "text");
+    const RecordKind kind = record_kind(record);
+    Parts parts = {0};
+    if (kind > RECORD_PARTS && kind < RECORD_OTHER && options->no_chat.code) {
         u->err = options->no_chat;
         snprintf(u->err.hint, sizeof u->err.hint,
                  "python3 data/prepare.py --chat %.150s%.150s --out parts.jsonl renders it; then "
@@ -363,25 +328,12 @@ static bool read_chat(Unit *u, json_t *record, Parts *parts, Error *bad) {
                  u->file->path, options->no_chat.hint);
         return true;
     }
-    return chat_render(&options->chat, record, options->trains_on_all, parts, &u->found.unknown,
-                       bad);
-}
-
-static bool add_one(Unit *u, json_t *record, Text text, Error *bad) {
-    const RecordKind kind = record_kind(record);
-    const json_t *value = json_object_get(record, "text");
-    Parts parts = {0};
-    if (kind == RECORD_OTHER) return refuse_kind(record, bad);
-    bool ok = members_check(record, kind, &u->found.unknown, bad) &&
-              read_weight(json_member(record, "weight"), &text.weight, bad);
-    if (ok && kind == RECORD_PARTS)
-        ok = read_parts(json_object_get(record, "parts"), u->options->trains_on_all, &parts, bad);
-    else if (ok && kind != RECORD_TEXT)
-        ok = read_chat(u, record, &parts, bad);
+    bool ok = record_render(record, &options->chat, options->trains_on_all, &parts, &text.weight,
+                            &u->found.unknown, bad);
     text.bytes = kind == RECORD_TEXT ? (unsigned char *)json_string_value(value) : parts.bytes;
     text.n = kind == RECORD_TEXT ? json_string_length(value) : parts.n;
     text.parts = parts.parts;
-    ok = ok && u->err.code == 0 && add_document(u, &text, bad);
+    ok = ok && add_document(u, &text, bad);
     parts_free(&parts);
     return ok;
 }

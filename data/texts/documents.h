@@ -1,7 +1,7 @@
 // Documents from text files and JSON records, tokenized in units that threads can work on.
 //
 // A record is {"text": "..."}, {"parts": [["...", trained], ...]}, a text whose loss is on the
-// parts marked true or with a weight, or a chat (models/chat.h), which becomes such parts. A token
+// parts marked true or with a weight, or a chat (records.h), which becomes such parts. A token
 // is a target if all of its text is; one that straddles the end of such a part is not. Parts are
 // the whole document, including the BOS and EOS that their template wrote; only the byte
 // tokenizer's BOS and EOS, which no text can contain, are added. To a text they are added unless it
@@ -10,9 +10,9 @@
 
 #include "../base/file.h"
 #include "../models/bpe.h"
-#include "../models/chat.h"
 #include "../shards/shard_writer.h"
 #include "inputs.h"
+#include "records.h"
 
 typedef struct {
     uint64_t first, end;  // tokens of the unit

@@ -9,8 +9,8 @@
 #include "../base/file.h"
 #include "../base/memory.h"
 #include "../base/path.h"
-#include "../models/chat.h"
 #include "../shards/find_files.h"
+#include "records.h"
 
 // What file names tell. A file with another suffix is a text if it looks like one. A format is not
 // read: as INPUT_TEXT it is refused in a directory too, where it may be all that counts.
