@@ -129,12 +129,13 @@ typedef struct {
     float weight;       // of a record, on top of the parts'
     bool is_val;
     bool follows;  // the document before it is of the same record
-} Text;
+} RawText;
 
-// Where its content places it in [0, 1), so that copies of a document are on the same side.
-static double place_of(const Text *text) {
+// By SHA-256
+static double place_of(const RawText *text) {
     unsigned char digest[32];
     uint64_t first;
+    if (text->is_val) return -INFINITY;
     sha256(text->bytes, text->n, digest);
     memcpy(&first, digest, sizeof first);
     return (double)__builtin_bswap64(first) * 0x1p-64;
@@ -142,7 +143,7 @@ static double place_of(const Text *text) {
 
 // Finds a token in the text from *end on: bytes [*first, *end). These may include bytes that the
 // tokenizer has no token for. False: the tokenizer has changed the text.
-static bool find_token(const UnitOptions *options, const Text *text, int32_t id, uint64_t *first,
+static bool find_token(const UnitOptions *options, const RawText *text, int32_t id, uint64_t *first,
                        uint64_t *end) {
     const Tokenizer *t = options->tokenizer;
     const unsigned char *byte = text->bytes + *end;
@@ -162,7 +163,7 @@ static bool find_token(const UnitOptions *options, const Text *text, int32_t id,
 }
 
 // Sets the weights of ids (n), 0: no target. Returns the number of targets; -1: it cannot be told.
-static int64_t mark_targets(const UnitOptions *options, const Text *text, const int32_t *ids,
+static int64_t mark_targets(const UnitOptions *options, const RawText *text, const int32_t *ids,
                             size_t n, float *weights) {
     int64_t count = 0;
     size_t part = 0, last;
@@ -178,7 +179,7 @@ static int64_t mark_targets(const UnitOptions *options, const Text *text, const 
 }
 
 // For the byte tokenizer's EOS: the weight of the text that it ends
-static float weight_of_end(const Text *text) {
+static float weight_of_end(const RawText *text) {
     uint64_t n = text->n;
     size_t part = 0;
     while (n > 0 && isspace(text->bytes[n - 1])) n--;
@@ -195,7 +196,7 @@ static void find_turn_end(Unit *u, const int32_t *ids, const float *weights, siz
 }
 
 // Weighs the ids from `first` on, those of a text in parts or with a weight.
-static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
+static bool mark_document(Unit *u, const RawText *text, size_t first, Error *bad) {
     size_t n;
     const ShardVocabulary *v = &u->options->vocabulary;
     const bool wrapped = u->options->tokenizer->byte_ids, begins = wrapped && v->bos >= 0,
@@ -222,7 +223,7 @@ static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
 }
 
 // Does the text begin, or but for white space end, with what this token stands for?
-static bool has_token(const Tokenizer *t, int32_t id, const Text *text, bool at_end) {
+static bool has_token(const Tokenizer *t, int32_t id, const RawText *text, bool at_end) {
     uint64_t n = text->n;
     size_t size;
     if (id < 0 || t->byte_ids) return false;
@@ -232,7 +233,7 @@ static bool has_token(const Tokenizer *t, int32_t id, const Text *text, bool at_
 }
 
 // False: *bad says why a text in parts is left out.
-static bool add_document(Unit *u, const Text *text, Error *bad) {
+static bool add_document(Unit *u, const RawText *text, Error *bad) {
     BpeEncoder *e = u->encoder;
     const bool byte_ids = u->options->tokenizer->byte_ids, wrapped = !text->parts || byte_ids;
     const ShardVocabulary *v = &u->options->vocabulary;
@@ -265,12 +266,9 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
     u->found.counts[NUM_OWN_ENDS] += begins || ends;
     const bool masked = text->parts || text->weight != 1;
     if (masked && !mark_document(u, text, first, bad)) return false;
-    const double place = place_of(text);
-    const bool is_val = text->follows ? u->documents[u->num_documents - 1].is_val
-                                      : text->is_val || place < u->options->val_frac;
-    if (place < u->found.least_place && !text->follows) u->found.least_place = place;
+    const double place = text->follows ? u->documents[u->num_documents - 1].place : place_of(text);
     array_grow(u->documents, &u->document_capacity, u->num_documents + 1, "documents");
-    u->documents[u->num_documents++] = (UnitDocument){first, end, is_val, masked};
+    u->documents[u->num_documents++] = (UnitDocument){first, end, masked, place};
     return true;
 }
 
@@ -315,7 +313,7 @@ static bool refuse_bytes(const Unit *u, const unsigned char *p, size_t n, const 
 }
 
 // An unknown template ends the run: it would leave out every chat.
-static bool add_one(Unit *u, json_t *record, Text text, Error *bad) {
+static bool add_one(Unit *u, json_t *record, RawText text, Error *bad) {
     const UnitOptions *options = u->options;
     const json_t *value = json_object_get(record, "text");
     const RecordKind kind = record_kind(record);
@@ -339,10 +337,9 @@ static bool add_one(Unit *u, json_t *record, Text text, Error *bad) {
 }
 
 // Each completion, which may be an object with a weight, is a document.
-static bool add_completions(Unit *u, json_t *record, Text text, Error *bad) {
+static bool add_completions(Unit *u, json_t *record, RawText text, Error *bad) {
     json_t *list = json_object_get(record, "completions"), *item;
     const size_t before = u->num_documents;
-    const double least_place = u->found.least_place;
     char where[40];
     size_t i;
     json_array_foreach(list, i, item) {
@@ -356,7 +353,6 @@ static bool add_completions(Unit *u, json_t *record, Text text, Error *bad) {
             !read_weight(json_member(item, "weight"), &text.weight, bad) ||
             !add_one(u, one, text, bad)) {
             u->num_documents = before;
-            u->found.least_place = least_place;
             return error_prefix(bad, where);
         }
         text.follows = u->num_documents > before;
@@ -365,7 +361,7 @@ static bool add_completions(Unit *u, json_t *record, Text text, Error *bad) {
 }
 
 static bool add_record(Unit *u, json_t *record, Error *bad) {
-    const Text text = {.is_val = u->file->split == SPLIT_VAL, .weight = 1};
+    const RawText text = {.is_val = u->file->split == SPLIT_VAL, .weight = 1};
     const RecordKind kind = record_kind(record);
     const size_t before = u->num_documents;
     const bool ok = kind == RECORD_COMPLETIONS ? add_completions(u, record, text, bad)
@@ -440,10 +436,10 @@ static void leave_file_out(Unit *u, const char *from, const char *found) {
 static void encode_text(Unit *u, const unsigned char *bytes, uint64_t n) {
     const uint64_t start = mark_bytes((const char *)bytes),
                    end = u->options->cuts_files ? cut_at((const char *)bytes, n) : n;
-    Text text = {.bytes = bytes + start, .n = end - start, .weight = 1};
+    RawText text = {.bytes = bytes + start, .n = end - start, .weight = 1};
     text.is_val = u->file->split == SPLIT_VAL;
     add_document(u, &text, NULL);
-    text = (Text){.bytes = bytes + end, .n = n - end, .weight = 1, .is_val = true};
+    text = (RawText){.bytes = bytes + end, .n = n - end, .weight = 1, .is_val = true};
     if (end < n) add_document(u, &text, NULL);
 }
 

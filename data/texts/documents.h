@@ -16,7 +16,10 @@
 
 typedef struct {
     uint64_t first, end;  // tokens of the unit
-    bool is_val, masked;
+    bool masked;
+    // in [0, 1), from the content, so that copies of a document are on the same side of a border;
+    // -INFINITY: it is for validation
+    double place;
 } UnitDocument;
 
 // Counts of documents and records; the first are the records of each kind that became documents.
@@ -35,10 +38,9 @@ typedef struct {
     UnknownKeys unknown;     // of records
     int64_t num_invalid;     // bytes of the file that are not UTF-8 and became U+FFFD
     int32_t turn_end;        // the special token that the last trained turn ends with; -1: none
-    double least_place;      // of documents, see val_frac; 1: there are none
 } Findings;
 
-static const Findings no_findings = {.turn_end = -1, .least_place = 1};
+static const Findings no_findings = {.turn_end = -1};
 
 enum { CUT_MIN_BYTES = 1 << 16, CUT_MAX_FILES = 20, MAX_DOCUMENT_BYTES = 1 << 30 };
 
@@ -50,8 +52,6 @@ typedef struct {
     bool trains_on_all;  // turns of chats, not only on answers
     bool keeps_invalid;  // texts that are not UTF-8, as U+FFFD, however much that is
     bool cuts_files;     // the last 1 % of each file of at least CUT_MIN_BYTES is for validation
-    double val_frac;     // documents placed below it are for validation: by SHA-256 of the text,
-                         // about that share; 0: they are chosen otherwise; NO_VALIDATION: none
 } UnitOptions;
 
 typedef struct {
