@@ -226,7 +226,7 @@ check every_turn_needs_no_answer tokenize demo bad2.jsonl turns.out --train-on a
 cp -r bpe foreign
 echo '{% for m in messages %}{{ m.content }}{% endfor %}' > foreign/chat_template.jinja
 expect an_unknown_template 3 'error: foreign/chat_template.jinja: expected the chat template of .*another' tokenize foreign same.jsonl refused
-has the_hint_renders_it '^hint: python3 data/prepare.py --chat same.jsonl --model foreign --out parts.jsonl' out.txt
+has the_hint_renders_it '^hint: python3 data/prepare.py --chat FILE --model foreign --out parts.jsonl' out.txt
 check texts_need_no_template tokenize foreign both.jsonl text.out
 check a_question_may_be_the_last tokenize demo ends.jsonl ends.out
 

@@ -129,22 +129,23 @@ static char *find_template(const char *dir, char *path, Error *err) {
 }
 
 bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *tokenizer, Error *err) {
-    char path[IO_PATH_MAX];
+    char path[IO_PATH_MAX], hint[512];
     *t = (ChatTemplate){.name = "ChatML", .end = "<|im_end|>"};
     if (!dir) return true;
     char *text = find_template(dir, path, err);
-    t->found = text;
-    const bool known = text && read_template(t, text);
+    const bool found = text, known = found && read_template(t, text);
     free(text);
     tokenizer_name(t->bos, sizeof t->bos, tokenizer, tokenizer->bos);
     if (t->style == CHAT_LLAMA) text_copy(t->end, sizeof t->end, "<|eot_id|>");
     if (t->style == CHAT_MISTRAL) tokenizer_name(t->end, sizeof t->end, tokenizer, tokenizer->eos);
-    return known || error_set(err, EXIT_BAD_INPUT,
-                              "data/prepare.py --chat renders others for training; --prompt takes "
-                              "a text written out",
+    snprintf(hint, sizeof hint,
+             "python3 data/prepare.py --chat FILE%s%.300s --out parts.jsonl renders it; then "
+             "--train parts.jsonl; --prompt takes a text written out",
+             found ? " --model " : "", found ? dir : "");
+    return known || error_set(err, EXIT_BAD_INPUT, hint,
                               "%s: expected the chat template of SmolLM2 (ChatML), SmolLM3, Llama "
                               "3, Qwen2 to 3 or Mistral Nemo, found %s",
-                              path, t->found ? "another one" : "none");
+                              path, found ? "another one" : "none");
 }
 
 // ---- What the templates write -------------------------------------------------------------------

@@ -45,7 +45,6 @@ typedef enum {
 typedef struct {
     ChatStyle style;
     const char *name;       // of a model that uses it
-    bool found;             // in the directory
     char system[512];       // ChatML's, for chats without a system message; empty: none
     char heading[128];      // with a date, before the system message
     char bos[64], end[64];  // texts of the tokens at the beginning and after an answer

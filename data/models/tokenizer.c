@@ -135,6 +135,7 @@ static bool read_tokens(Vocabulary *v, const json_t *added, json_t *vocab, Error
             return bad_input(err, "added token '%s': expected id %.0f, found %.0f", content,
                              expected, found);
         if (found >= next) next = found + 1;
+        json_object_set(vocab, content, (json_t *)id);
     }
     return v->t->vocab_size > 0 || bad_input(err, "model.vocab: expected tokens, found none");
 }
@@ -157,10 +158,9 @@ static void fill_bytes(Tokenizer *t, const char *const *names, bool byte_level) 
     }
 }
 
-static int32_t find_token(const Vocabulary *v, const char *name) {
-    for (int32_t i = v->t->vocab_size; i-- > 0;)  // special tokens are usually at the end
-        if (v->names[i] && strcmp(v->names[i], name) == 0) return i;
-    return -1;
+static int32_t find_token(const Tokenizer *t, const char *name) {
+    const json_t *id = json_object_get(t->vocab, name);
+    return id ? (int32_t)json_number_value(id) : -1;
 }
 
 // Does a post-processor, which may be a sequence of several, begin every text with this token?
@@ -188,11 +188,11 @@ static void find_ends(const Vocabulary *v, const json_t *tokenizer) {
     for (int i = 0; i < 2; i++) {
         const json_t *item = json_member(config, ends[i].key);
         if (json_is_object(item)) item = json_member(item, "content");
-        *ends[i].id = json_is_string(item) ? find_token(v, json_string_value(item)) : -1;
+        *ends[i].id = json_is_string(item) ? find_token(t, json_string_value(item)) : -1;
         const bool named =
             json_is_string(item) || (i == 0 && json_is_null(json_object_get(config, ends[i].key)));
         for (int k = 0; k < 4 && !named && *ends[i].id < 0; k++)
-            *ends[i].id = find_token(v, ends[i].usual[k]);
+            *ends[i].id = find_token(t, ends[i].usual[k]);
     }
     // transformers 5 does not read add_bos_token where there is a tokenizer.json; 4 does for Llama
     const json_t *add = json_member(config, "add_bos_token");
@@ -219,8 +219,7 @@ bool cannot_encode(const char *what, Error *err) {
 }
 
 int32_t tokenizer_id(const Tokenizer *t, const char *token) {
-    const json_t *item = json_object_get(t->vocab, token);
-    const int32_t id = item ? (int32_t)json_number_value(item) : -1;
+    const int32_t id = find_token(t, token);
     return id >= 0 && !t->added[id] ? id : -1;
 }
 

@@ -35,7 +35,7 @@ typedef struct {
     char file[IO_PATH_MAX];
     // for encoding
     Error why_not;            // code != 0: why this tokenizer only decodes; the rest is incomplete
-    json_t *vocab;            // token in GPT-2's alphabet -> id
+    json_t *vocab;            // token, in GPT-2's alphabet unless it is an added one -> id
     int32_t id_of_byte[256];  // -1: no token for this byte, which is dropped
     Merge *merges;            // (merges_mask + 1) a hash table, open addressing
     uint64_t merges_mask;

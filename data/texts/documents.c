@@ -40,17 +40,13 @@ static uint64_t whole_records(const unsigned char *text, uint64_t n, bool array,
 
 // Anything but white space after an array is a bad record.
 static bool read_after_array(const UnitReader *r, Unit *u, Error *err) {
-    char text[IO_BUFFER + 1];
-    for (uint64_t at = r->offset, n; at < r->file.size_bytes; at += n) {
-        n = r->file.size_bytes - at < IO_BUFFER ? r->file.size_bytes - at : IO_BUFFER;
-        if (!file_read_at(&r->file, text, n, at, err)) return false;
-        text[n] = 0;
-        if (strspn(text, " \t\r\n") == n) continue;
-        bad_input(&u->found.named[0], "%s: record %ld: expected white space after the array's ]",
-                  r->file.path, r->record + 1);
-        u->found.counts[NUM_BAD] = 1;
-        break;
-    }
+    char text[IO_BUFFER + 1] = "";
+    const uint64_t left = r->file.size_bytes - r->offset, n = left < IO_BUFFER ? left : IO_BUFFER;
+    if (!file_read_at(&r->file, text, n, r->offset, err)) return false;
+    if (strspn(text, " \t\r\n") == left) return true;
+    bad_input(&u->found.named[0], "%s: record %ld: expected white space after the array's ]",
+              r->file.path, r->record + 1);
+    u->found.counts[NUM_BAD] = 1;
     return true;
 }
 
@@ -320,10 +316,6 @@ static bool add_one(Unit *u, json_t *record, RawText text, Error *bad) {
     Parts parts = {0};
     if (kind > RECORD_PARTS && kind < RECORD_OTHER && options->no_chat.code) {
         u->err = options->no_chat;
-        snprintf(u->err.hint, sizeof u->err.hint,
-                 "python3 data/prepare.py --chat %.150s%.150s --out parts.jsonl renders it; then "
-                 "--train parts.jsonl",
-                 u->file->path, options->no_chat.hint);
         return true;
     }
     bool ok = record_render(record, &options->chat, options->trains_on_all, &parts, &text.weight,

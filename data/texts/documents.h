@@ -48,7 +48,7 @@ typedef struct {
     const Tokenizer *tokenizer;
     ShardVocabulary vocabulary;  // its BOS and EOS are for documents without parts
     ChatTemplate chat;
-    Error no_chat;       // code != 0: no known template; hint: option of prepare.py
+    Error no_chat;       // code != 0: why there is no known template
     bool trains_on_all;  // turns of chats, not only on answers
     bool keeps_invalid;  // texts that are not UTF-8, as U+FFFD, however much that is
     bool cuts_files;     // the last 1 % of each file of at least CUT_MIN_BYTES is for validation

@@ -147,11 +147,7 @@ static bool open_tokenizer(Conversion *c, Error *err) {
     c->options.tokenizer = t;
     c->options.trains_on_all = c->settings->o->train_on != 0;
     c->options.keeps_invalid = c->settings->o->invalid_utf8 != 0;
-    Error *no_chat = &c->options.no_chat;
-    chat_template_open(&c->options.chat, bytes ? NULL : c->settings->model, t, no_chat);
-    no_chat->hint[0] = 0;  // without a template prepare.py uses ChatML
-    if (c->options.chat.found)
-        snprintf(no_chat->hint, sizeof no_chat->hint, " --model %.300s", c->settings->model);
+    chat_template_open(&c->options.chat, bytes ? NULL : c->settings->model, t, &c->options.no_chat);
     if (t->why_not.code) *err = t->why_not;
     if (err->code == EXIT_USAGE)
         text_copy(

@@ -140,7 +140,7 @@ static bool fuzz_documents(Input *in) {
     Inputs inputs;
     UnitReader r = {.in = &inputs, .most_bytes = MAX_DOCUMENT_BYTES, .file.fd = -1};
     size_t n;
-    o->chat = (ChatTemplate){(ChatStyle)(style % 5), "", true, "Short.", "", "<s>", "<|im_end|>"};
+    o->chat = (ChatTemplate){(ChatStyle)(style % 5), "", "Short.", "", "<s>", "<|im_end|>"};
     if (style & 8) o->chat.system[0] = 0;
     o->trains_on_all = flags & 16;
     o->keeps_invalid = flags & 64;
