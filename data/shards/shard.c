@@ -16,7 +16,10 @@ uint64_t shard_word(const unsigned char *p, size_t bytes) {
     return value;
 }
 
-#define damaged_file(err, ...) error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE, __VA_ARGS__)
+#define damaged_file(err, ...)                                                                    \
+    error_set(err, EXIT_BAD_INPUT,                                                                \
+              "the file is damaged or cut short: copy it again, or make it again from its texts", \
+              __VA_ARGS__)
 
 static bool check_size(const char *path, uint64_t found, uint64_t expected, const char *of,
                        Error *err) {
@@ -70,8 +73,7 @@ static unsigned char *read_beside(const Shard *s, const Beside *b, const ShardHe
     const uint64_t end = *size - 4;  // of the bytes that the checksum covers
     uint32_t found, expected;
     if (*size < b->head_bytes + 4 || memcmp(text, b->magic, 8) != 0 ||
-        (shard_word(text + 8, 4) != b->version &&
-         (b != &mask_file || shard_word(text + 8, 4) != MASK_WITH_WEIGHTS)))
+        shard_word(text + 8, 4) < b->version || shard_word(text + 8, 4) > b->newest)
         damaged_file(err, "%s: expected %s version %u", path, b->name, b->version);
     else if ((found = crc32c(0, text, end)) != (expected = (uint32_t)shard_word(text + end, 4)))
         damaged_file(err, "%s: expected checksum %08x, found %08x", path, expected, found);

@@ -123,15 +123,16 @@ typedef struct {
     uint64_t n;
     const Part *parts;  // none is empty, the last one ends at n; NULL: all of it is trained
     float weight;       // of a record, on top of the parts'
-    bool is_val;
-    bool follows;  // the document before it is of the same record
+    bool is_val;        // its file is, whatever its content says
+    bool is_cut;        // its end is another document, which is for validation
+    bool follows;       // the document before it is of the same record
 } RawText;
 
 // By SHA-256
 static double place_of(const RawText *text) {
     unsigned char digest[32];
     uint64_t first;
-    if (text->is_val) return -INFINITY;
+    if (text->is_val || text->is_cut) return text->is_val ? -INFINITY : 1;
     sha256(text->bytes, text->n, digest);
     memcpy(&first, digest, sizeof first);
     return (double)__builtin_bswap64(first) * 0x1p-64;
@@ -428,11 +429,12 @@ static void leave_file_out(Unit *u, const char *from, const char *found) {
 static void encode_text(Unit *u, const unsigned char *bytes, uint64_t n) {
     const uint64_t start = mark_bytes((const char *)bytes),
                    end = u->options->cuts_files ? cut_at((const char *)bytes, n) : n;
-    RawText text = {.bytes = bytes + start, .n = end - start, .weight = 1};
+    RawText text = {.bytes = bytes + start, .n = end - start, .weight = 1, .is_cut = end < n};
     text.is_val = u->file->split == SPLIT_VAL;
     add_document(u, &text, NULL);
     text = (RawText){.bytes = bytes + end, .n = n - end, .weight = 1, .is_val = true};
     if (end < n) add_document(u, &text, NULL);
+    u->found.counts[NUM_CUT] += end < n;
 }
 
 static void encode_file(Unit *u) {

@@ -18,7 +18,7 @@ typedef struct {
     uint64_t first, end;  // tokens of the unit
     bool masked;
     // in [0, 1), from the content, so that copies of a document are on the same side of a border;
-    // -INFINITY: it is for validation
+    // -INFINITY: it is for validation; 1: for training
     double place;
 } UnitDocument;
 
@@ -28,6 +28,7 @@ enum {
     NUM_EMPTY,                   // documents without a token
     NUM_BINARY,                  // files that are no text, or not UTF-8
     NUM_OWN_ENDS,                // documents whose text has its own BOS or EOS
+    NUM_CUT,                     // text files whose end is for validation
     NUM_COUNTS
 };
 
@@ -42,7 +43,7 @@ typedef struct {
 
 static const Findings no_findings = {.turn_end = -1};
 
-enum { CUT_MIN_BYTES = 1 << 16, CUT_MAX_FILES = 20, MAX_DOCUMENT_BYTES = 1 << 30 };
+enum { CUT_MIN_BYTES = 1 << 16, MAX_DOCUMENT_BYTES = 1 << 30 };
 
 typedef struct {
     const Tokenizer *tokenizer;

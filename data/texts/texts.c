@@ -23,7 +23,7 @@
 
 enum {
     UNITS_PER_THREAD = 16,
-    FORMAT = 5,
+    FORMAT = 6,
     VAL_MIN_DOCS = 10,          // fewer are all trained
     MAX_ROUND_BYTES = 1 << 28,  // except for the last file: their tokens are in memory
 };
@@ -39,7 +39,7 @@ typedef struct {
     char dir[IO_PATH_MAX];
     char key[20];  // hash of the inputs and of everything that determines the shards
     ShardWriter train, val;
-    // documents placed below it are for validation, about that share; 0: they are chosen otherwise
+    // documents placed below it are for validation, about that share
     double val_frac, least_place;  // least_place: of all documents
     Unit *units;                   // (num_units) of a round
     int num_units;
@@ -390,11 +390,9 @@ static bool make_shards(Conversion *c, Error *err) {
     shard_writer_free(&c->val);
     if (ok && c->train.num_docs + c->val.num_docs == 0) return nothing_to_train(c, err);
     const bool splits = c->val_frac > 0 && c->val_frac < 1,
-               lacks = c->val.num_docs == 0 && c->train.num_docs >= VAL_MIN_DOCS &&
-                       (splits || c->options.cuts_files);
+               lacks = splits && c->val.num_docs == 0 && c->train.num_docs >= VAL_MIN_DOCS;
     if (!ok || (!lacks && (!splits || c->train.num_docs > 0))) return ok;
     c->val_frac = lacks ? nextafter(c->least_place, 1) : 0;
-    c->options.cuts_files = false;
     c->again = true;
     return make_shards(c, err);
 }
@@ -465,8 +463,8 @@ static void print_summary(const Conversion *c) {
                   text_plural(c->in.num_left_out));
     printf("texts   %s -> %s: %ld document%s, %ld for validation%s, %.1f MB in %.1f s%s%s\n",
            c->spec, c->dir, docs, text_plural(docs), c->val.num_docs,
-           c->options.cuts_files && c->val.num_docs > 0 ? " (the last 1 % of a file)" : "",
-           (double)c->in.size_bytes * 1e-6, ms * 1e-3, left[0] ? "; left out: " : "", left);
+           counts[NUM_CUT] > 0 ? " (the last 1 % of a file)" : "", (double)c->in.size_bytes * 1e-6,
+           ms * 1e-3, left[0] ? "; left out: " : "", left);
     if (counts[NUM_OWN_ENDS] > 0)
         printf("texts with a BOS or EOS of their own, which is not doubled: %ld\n",
                counts[NUM_OWN_ENDS]);
@@ -551,10 +549,8 @@ static bool source_to_shards(char **spec, const char *name, double val_frac, con
     bool ok = place_in(&c, t->out ? t->out : temporary_out(err), name, err);
     if (ok && t->writes) {
         ok = inputs_collect(&c.in, *spec, c.out->path, err) && open_tokenizer(&c, err);
-        // with few texts a hash would most likely choose none for validation, or many
-        c.options.cuts_files = val_frac > 0 && val_frac < 1 && c.in.num_val == 0 &&
-                               c.in.num_records == 0 && c.in.n <= CUT_MAX_FILES;
-        if (c.in.num_val > 0 || c.options.cuts_files) c.val_frac = 0;  // chosen already
+        c.options.cuts_files = val_frac > 0 && val_frac < 1 && c.in.num_val == 0;
+        if (c.in.num_val > 0) c.val_frac = 0;  // chosen already
         if (ok && val_frac < 1 && c.in.num_val + c.in.num_test > 0 &&
             c.in.num_val + c.in.num_left_out == (int64_t)c.in.n)
             ok = error_set(err, EXIT_BAD_INPUT, "name the files themselves to train on them",
