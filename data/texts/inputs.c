@@ -272,7 +272,7 @@ bool inputs_collect(Inputs *in, const char *spec, const char *out_dir, Error *er
     bool ok = path_list_expand(&found, spec, &search, err);
     for (size_t i = 0; ok && i < found.n; i++) ok = add_file(in, &found.items[i], err);
     path_list_free(&found);
-    choose_splits(in);
+    if (ok) choose_splits(in);
     return ok;
 }
 
