@@ -148,7 +148,6 @@ has files_to_train_on '^files   to train on: ds/contest.jsonl .3., ds/gsm8k-trai
 has files_to_validate_on '^files   to validate on: ds/Validation.jsonl .3., ds/a/dev/part-0.jsonl .3., ' out.txt
 mkdir words && for name in train valid test README; do echo "a $name" > words/$name.txt; done
 makes texts_have_splits_beside_train '^texts   words .*: 3 documents, 1 for validation' --train words --out words.run
-has cards_among_texts '^warning: trained like the other texts: README.txt$' out.txt
 rm words/train.txt
 makes else_they_are_texts '^texts   words .*: 3 documents, 0 for validation' --train words --out words.run
 # ---- a tokenizer of Hugging Face ----------------------------------------------------------------------

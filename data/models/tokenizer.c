@@ -496,8 +496,8 @@ static void merge_added(json_t *root, const json_t *config) {
     }
 }
 
-// tokenizer.json with the added tokens that only the tokenizer_config.json of its directory has; the
-// latter, if it exists, is its last member.
+// tokenizer.json with the added tokens that only the tokenizer_config.json of its directory has;
+// the latter, if it exists, is its last member.
 static json_t *read_files(const char *path, Error *err) {
     char dir[IO_PATH_MAX], file[IO_PATH_MAX];
     json_t *config = NULL;
