@@ -42,7 +42,7 @@ RECORDS = (("messages", "messages"), ("conversations", "conversations"),
            ("instruction", "instruction output"), ("completions", "prompt completions"),
            ("prompt", "prompt completion"), ("prompt", "prompt response"), ("parts", "parts"),
            ("text", "text"))  # kinds, with their keys
-KEYS = {  # as in models/record.c: s string, n number, t true, f false, l list, x left out unless a template renders it
+KEYS = {  # as in texts/records.c: s string, n number, t true, f false, l list, x left out unless a template renders it
     "text": "text:s",
     "parts": "parts:l",
     "messages": "messages:l",

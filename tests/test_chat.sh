@@ -110,7 +110,8 @@ bad = [{"messages": [user, answer], "tools": [{}]}, {"messages": [{"role": "tool
        {"messages": [user, answer], "tools": '[{"name": "add"}]'},
        {"instruction": "Add", "output": "3", "tools": [], "history": [["Hi", "Hello"]]},
        {"messages": [user, dict(answer, weight="1")]}, {"messages": [user, dict(answer, tool_calls=[{"name": "add"}])]},
-       {"prompt": "x", "completions": []}, {"prompt": "x", "completions": ["y", 3]}]
+       {"prompt": "x", "completions": []}, {"prompt": "x", "completions": ["y", 3]},
+       {"instruction": "Add", "input": "1\0 2", "output": "3"}]
 one = lambda completion, **more: dict({"prompt": "Add\n\n1 2", "completion": completion}, **more)
 apart = [one("9"), one("3", weight=2), one("4", weight=-1), one([answer], weight=2), one("6")]
 several = [apart[0], {"prompt": one(0)["prompt"], "completions": ["3", {"completion": "4", "weight": -0.5}, [answer]], "weight": 2}, apart[4]]
@@ -147,7 +148,8 @@ PY
 for i in '0 none of "tools"' '1 role "tool": expected system, user or assistant' '2 an answer that is trained' '3 without NULs' '4 a list of messages' \
     '5 messages: expected a list, found a string' '6 expected text, messages, .*found question' '7 an answer that is trained' '8 an answer that' '9 none of "tools"' \
     '10 none of "history"' '11 message 2: weight: expected a number' \
-    '12 message 2: expected none of "tool_calls"' '13 completions: expected a list' '14 completion 2: completion: expected a string or a list, found a number'; do
+    '12 message 2: expected none of "tool_calls"' '13 completions: expected a list' '14 completion 2: completion: expected a string or a list, found a number' \
+    '15 without NULs'; do
     expect "bad_chat_${i%% *}" 3 "error: bad${i%% *}.jsonl:1: .*${i#* }" tokenize demo "bad${i%% *}.jsonl" refused
 done
 # ---- the table of keys: what each may hold, and what others mean by them ----------------------------------------
@@ -155,7 +157,7 @@ check_python one_table_of_keys "$root" << 'PY'
 import re
 sys.path.insert(0, sys.argv[1] + "/data")
 import prepare
-table = open(sys.argv[1] + "/data/models/record.c").read().split("record_levels[NUM_LEVELS] = {")[1].split("};")[0]
+table = open(sys.argv[1] + "/data/texts/records.c").read().split("record_levels[NUM_LEVELS] = {")[1].split("};")[0]
 found = {name: "".join(re.findall('"([^"]*)"', keys)).strip() for name, keys in re.findall(r'= \{"(\w+)",(.*?)\},?\n', table, re.S)}
 assert found == prepare.KEYS, found
 PY
@@ -228,7 +230,7 @@ check every_turn_needs_no_answer tokenize demo bad2.jsonl turns.out --train-on a
 cp -r bpe foreign
 echo '{% for m in messages %}{{ m.content }}{% endfor %}' > foreign/chat_template.jinja
 expect an_unknown_template 3 'error: foreign/chat_template.jinja: expected the chat template of .*another' tokenize foreign same.jsonl refused
-has the_hint_renders_it '^hint: python3 data/prepare.py --chat same.jsonl --model foreign --out parts.jsonl' out.txt
+has the_hint_renders_it '^hint: python3 data/prepare.py --chat FILE --model foreign --out parts.jsonl' out.txt
 check texts_need_no_template tokenize foreign both.jsonl text.out
 check a_question_may_be_the_last tokenize demo ends.jsonl ends.out
 

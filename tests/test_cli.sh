@@ -183,7 +183,6 @@ expect weights_as_model 3 'hint: give the directory that contains it' "$train" -
 expect no_weights 3 'hint: .*save_pretrained converts' "$train" --model tiny "${data[@]}" --out n2
 expect no_training_data 3 'hint: scripts/quickstart.sh' "$train" --dry-run
 expect no_temporary_directory 4 'none: cannot create a directory' env TMPDIR=none "$train" --train "$root/README.md" --dry-run
-expect a_model_of_the_hub 3 'hint: scripts/get_model.sh org/name gets it from the hub' "$train" --model org/name
 # ---- the output directory: errors of a disk are in tests/test_faults.c -------------------------------------
 start_long nohup "${run[@]}" --out lock --steps 100000
 expect second_writer 10 'lock' "${run[@]}" --out lock --steps 1 --overwrite

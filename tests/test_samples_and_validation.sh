@@ -88,7 +88,7 @@ for prefix in '' 'base_model.model.model.'; do
 put_tensors("other/model.safetensors", {re.sub(r"^model\.", sys.argv[1], name): t
                                         for name, t in tensors("model/model.safetensors").items()})
 PY
-    other "prefix_$prefix" 3 "other: tensors have another prefix: expected model.embed_tokens.weight, found ${prefix}embed"
+    other "prefix_$prefix" 3 "other: weights do not fit .* missing: model.embed_tokens.weight, .* unknown: ${prefix}embed"
 done
 cp model/model.safetensors other
 printf '\0\0\300\177' | dd of=other/model.safetensors bs=1 seek=$(($(stat -c %s other/model.safetensors) - 4)) \

@@ -148,7 +148,6 @@ has files_to_train_on '^files   to train on: ds/contest.jsonl .3., ds/gsm8k-trai
 has files_to_validate_on '^files   to validate on: ds/Validation.jsonl .3., ds/a/dev/part-0.jsonl .3., ' out.txt
 mkdir words && for name in train valid test README; do echo "a $name" > words/$name.txt; done
 makes texts_have_splits_beside_train '^texts   words .*: 3 documents, 1 for validation' --train words --out words.run
-has cards_among_texts '^warning: trained like the other texts: README.txt$' out.txt
 rm words/train.txt
 makes else_they_are_texts '^texts   words .*: 3 documents, 0 for validation' --train words --out words.run
 # ---- a tokenizer of Hugging Face ----------------------------------------------------------------------
@@ -161,7 +160,9 @@ echo '{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}' > bpe/tokeni
 # one long text, which its hash would choose for validation; a validation file has records
 lines() { python3 -S -c "print('every word of this line is a token or two\n' * $1)"; }
 mkdir few && lines 1751 > few/long.txt && echo a short one > few/val.txt
-makes of_few_texts_only_ends_are_validated '3 documents, 1 for validation .the last 1 % of a file' --train few --out few.out
+makes of_long_texts_ends_are_validated '3 documents, 1 for validation .the last 1 % of a file' --train few --out few.out
+mkdir longs && for i in $(seq 21); do cp few/long.txt longs/$i.txt; done
+makes of_many_long_ones_too '42 documents, 21 for validation .the last 1 % of a file' --train longs --out longs.out
 only bpe_tree "${as_bpe[@]}" --train tree --out bpe-tree
 check_python one_boundary_token << 'PY'
 for ids, _ in shards.read("bpe-tree/tokens"):

@@ -7,16 +7,11 @@
 
 #include "tokenizer.h"
 
-typedef struct Bpe Bpe;                // shared by threads
 typedef struct BpeEncoder BpeEncoder;  // one thread's memory, and the ids it has encoded
 
-// The tokenizer must outlive it. NULL with *err: EXIT_USAGE where the tokenizer has features that
-// are not supported, EXIT_BAD_INPUT where its file is wrong.
-Bpe *bpe_open(const Tokenizer *t, Error *err);
-void bpe_close(Bpe *b);  // NULL is allowed, as below
-
-BpeEncoder *bpe_encoder_open(const Bpe *b);
-void bpe_encoder_close(BpeEncoder *e);
+// The tokenizer must outlive it, and be one that encodes: why_not.code 0.
+BpeEncoder *bpe_encoder_open(const Tokenizer *t);
+void bpe_encoder_close(BpeEncoder *e);  // NULL is allowed
 
 // Appends the ids of text (n), which is UTF-8 unless the tokenizer's ids are bytes. No BOS, no EOS.
 // On failure (EXIT_USAGE) some ids may have been appended.
@@ -29,3 +24,9 @@ void bpe_clear(BpeEncoder *e);
 
 // Total bytes of text encoded so far; may be read while another thread is encoding.
 uint64_t bpe_bytes(const BpeEncoder *e);
+
+// Encodes text (n) into out (capacity) like the beginning of a document: after a BOS, if the
+// tokenizer adds it. For prompts. Returns the number of ids, or -1 with *err: EXIT_USAGE, or
+// EXIT_BAD_INPUT where merges or patterns of the tokenizer are wrong.
+int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
+                         int64_t capacity, Error *err);

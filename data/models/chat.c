@@ -1,6 +1,5 @@
 #include "chat.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -130,38 +129,26 @@ static char *find_template(const char *dir, char *path, Error *err) {
 }
 
 bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *tokenizer, Error *err) {
-    char path[IO_PATH_MAX];
+    char path[IO_PATH_MAX], hint[512];
     *t = (ChatTemplate){.name = "ChatML", .end = "<|im_end|>"};
     if (!dir) return true;
     char *text = find_template(dir, path, err);
-    t->found = text;
-    const bool known = text && read_template(t, text);
+    const bool found = text, known = found && read_template(t, text);
     free(text);
     tokenizer_name(t->bos, sizeof t->bos, tokenizer, tokenizer->bos);
     if (t->style == CHAT_LLAMA) text_copy(t->end, sizeof t->end, "<|eot_id|>");
     if (t->style == CHAT_MISTRAL) tokenizer_name(t->end, sizeof t->end, tokenizer, tokenizer->eos);
-    return known || error_set(err, EXIT_BAD_INPUT,
-                              "data/prepare.py --chat renders others for training; --prompt takes "
-                              "a text written out",
+    snprintf(hint, sizeof hint,
+             "python3 data/prepare.py --chat FILE%s%.300s --out parts.jsonl renders it; then "
+             "--train parts.jsonl; --prompt takes a text written out",
+             found ? " --model " : "", found ? dir : "");
+    return known || error_set(err, EXIT_BAD_INPUT, hint,
                               "%s: expected the chat template of SmolLM2 (ChatML), SmolLM3, Llama "
                               "3, Qwen2 to 3 or Mistral Nemo, found %s",
-                              path, t->found ? "another one" : "none");
+                              path, found ? "another one" : "none");
 }
 
-// ---- Messages -----------------------------------------------------------------------------------
-
-typedef struct {
-    const char *role;       // "system", "user" or "assistant"
-    char *text;             // owned
-    const char *reasoning;  // in the record; NULL: none
-    float weight;           // 0: it is not trained on
-} Message;
-
-typedef struct {
-    Message *items;
-    size_t n, capacity;
-    UnknownKeys *unknown;
-} Messages;
+// ---- What the templates write -------------------------------------------------------------------
 
 static char *join(const char *a, const char *b, const char *c) {
     char *text = host_calloc(strlen(a) + strlen(b) + strlen(c) + 1, 1, "a chat");
@@ -173,104 +160,6 @@ static void replace(char **text, char *by) {
     *text = by;
 }
 
-// False: it is not a string, or contains a NUL.
-static bool append(Parts *text, const json_t *string) {
-    const char *value = json_string_value(string);
-    if (!value || strlen(value) != json_string_length(string)) return false;
-    parts_add(text, value, json_string_length(string), 0);
-    return true;
-}
-
-// NULL: not a role that every template has.
-static const char *role_of(const json_t *name) {
-    static const char *const roles[][2] = {
-        {"system", "system"},  {"user", "user"},      {"assistant", "assistant"},
-        {"human", "user"},     {"gpt", "assistant"},  {"chatgpt", "assistant"},
-        {"bing", "assistant"}, {"bard", "assistant"}, {"model", "assistant"},
-    };
-    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
-        if (json_string_is(name, roles[i][0])) return roles[i][1];
-    return NULL;
-}
-
-// The content is a text, or a list of objects that hold texts.
-static bool add_content(Parts *text, const json_t *content, UnknownKeys *unknown, Error *bad) {
-    json_t *part;
-    size_t i;
-    if (!content) return bad_input(bad, "content: expected a text, found none");
-    json_array_foreach(content, i, part) {
-        const json_t *type = json_member(part, "type");
-        if (!members_check(part, LEVEL_CONTENT, unknown, bad)) return error_prefix(bad, "content");
-        if ((type && !json_string_is(type, "text")) || !json_member(part, "text"))
-            return error_set(bad, EXIT_BAD_INPUT, "only texts are trained",
-                             "content: expected a text, found a list with %s",
-                             type ? json_string_value(type) : "no text");
-        if (!append(text, json_member(part, "text"))) break;
-    }
-    return (json_is_array(content) ? i == json_array_size(content) : append(text, content)) ||
-           bad_input(bad, "expected a text without NULs as content");
-}
-
-static bool add_message(Messages *m, const char *role, const json_t *content, Error *bad) {
-    Parts text = {0};
-    parts_add(&text, "", 0, false);
-    const bool ok = add_content(&text, content, m->unknown, bad);
-    free(text.parts);
-    array_grow(m->items, &m->capacity, m->n + 1, "messages");
-    m->items[m->n++] = (Message){role, (char *)text.bytes, NULL, role[0] == 'a'};
-    return ok;
-}
-
-static bool add_turn_of(Messages *m, json_t *item, Error *bad) {
-    const json_t *name = either(item, "role", "from"), *trains = either(item, "train", "loss");
-    const char *role = role_of(name);
-    if (!members_check(item, LEVEL_MESSAGE, m->unknown, bad)) return false;
-    if (!role)
-        return error_set(bad, EXIT_BAD_INPUT,
-                         "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders the "
-                         "roles developer and tool, if the template does; others must be renamed",
-                         "role \"%s\": expected system, user or assistant",
-                         name ? json_string_value(name) : "");
-    if (!add_message(m, role, either(item, "content", "value"), bad)) return false;
-    Message *last = &m->items[m->n - 1];
-    last->reasoning = json_string_value(json_member(item, "reasoning_content"));
-    if (trains) last->weight = json_is_true(trains);
-    return read_weight(json_member(item, "weight"), &last->weight, bad);
-}
-
-// Turns: a list of messages in OpenAI's or ShareGPT's format, or the text of one with this role.
-static bool add_turns(Messages *m, const json_t *turns, const char *role, Error *bad) {
-    json_t *item;
-    size_t i;
-    char where[40];
-    if (json_is_string(turns) && role) return add_message(m, role, turns, bad);
-    json_array_foreach(turns, i, item) {
-        snprintf(where, sizeof where, "message %zu", m->n + 1);
-        if (!json_is_object(item)) return json_type_error(item, where, "an object", bad);
-        if (!add_turn_of(m, item, bad)) return error_prefix(bad, where);
-    }
-    return json_array_size(turns) > 0 || bad_input(bad, "expected a list of messages");
-}
-
-// A question and its answer become a prompt, which is not trained on, and one answer.
-static bool read_record(Messages *m, const json_t *record, Error *bad) {
-    const RecordKind kind = record_kind(record);
-    const bool task = kind == RECORD_INSTRUCTION;
-    const json_t *system = json_member(record, "system"), *input = json_member(record, "input"),
-                 *answer = task ? json_member(record, "output")
-                                : either(record, "completion", "response");
-    if (json_string_length(system) > 0 && !add_message(m, "system", system, bad)) return false;
-    if (kind != RECORD_PROMPT && !task)
-        return add_turns(m, either(record, "messages", "conversations"), NULL, bad);
-    if (!add_turns(m, json_member(record, task ? "instruction" : "prompt"), "user", bad))
-        return false;
-    for (size_t i = 0; i < m->n; i++) m->items[i].weight = 0;
-    char **text = &m->items[m->n - 1].text;
-    if (task && json_string_length(input) > 0)
-        replace(text, join(*text, "\n\n", json_string_value(input)));
-    return add_turns(m, answer, "assistant", bad);
-}
-
 // Python's rstrip, and with `both` lstrip too
 static char *strip(char *text, bool both) {
     size_t start, end = utf8_strip(text, &start);
@@ -278,8 +167,6 @@ static char *strip(char *text, bool both) {
     text[end] = 0;
     return memmove(text, text + start, end - start + 1);
 }
-
-// ---- What the templates write -------------------------------------------------------------------
 
 static void add(Parts *out, const char *text, float weight) {
     parts_add(out, text, strlen(text), weight);
@@ -412,7 +299,7 @@ static bool is_blank(const char *text) {
     return !text || utf8_strip(text, &start) == 0;
 }
 
-static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Error *bad) {
+bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts *out, Error *bad) {
     const char *system = m->items[0].role[0] == 's' ? m->items[0].text : NULL;
     const size_t question = last_question(m);
     const bool silent = is_silent(t, system ? system : "");
@@ -421,6 +308,7 @@ static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Err
     for (size_t i = 0; i < m->n; i++) {
         Message *message = &m->items[i];
         const bool answer = message->role[0] == 'a';
+        if (train_all) message->weight = 1;
         any |= message->weight != 0;
         if (t->style == CHAT_LLAMA) strip(message->text, true);
         if (i == 0) begin_chat(out, t, system);
@@ -435,23 +323,12 @@ static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Err
             return bad_input(bad, "message %zu: expected an answer, found an empty text", i + 1);
         add_turn(out, t, message);
     }
-    return any || error_set(bad, EXIT_BAD_INPUT, "--train-on all trains every turn",
-                            "expected an answer that is trained, found none");
-}
-
-bool chat_render(const ChatTemplate *t, json_t *record, bool train_all, Parts *out,
-                 UnknownKeys *unknown, Error *bad) {
-    Messages m = {.unknown = unknown};
-    bool ok = read_record(&m, record, bad);
-    for (size_t i = 0; i < m.n && train_all; i++) m.items[i].weight = 1;
-    ok = ok && write_chat(out, t, &m, bad);
-    if (ok && train_all) {  // including the text between messages
+    if (train_all) {  // including the text between messages
         out->num_parts = 1;
         out->parts[0] = (Part){out->n, 1};
     }
-    for (size_t i = 0; i < m.n; i++) free(m.items[i].text);
-    free(m.items);
-    return ok;
+    return any || error_set(bad, EXIT_BAD_INPUT, "--train-on all trains every turn",
+                            "expected an answer that is trained, found none");
 }
 
 void chat_ask(const ChatTemplate *t, const char *system, const char *message, bool begins,

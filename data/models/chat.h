@@ -4,7 +4,6 @@
 // transformers. An unknown template is refused: data/prepare.py --chat runs it.
 #pragma once
 
-#include "record.h"
 #include "tokenizer.h"
 
 // A text in parts, some of which are trained on
@@ -23,6 +22,18 @@ typedef struct {
 void parts_add(Parts *p, const char *text, size_t n, float weight);
 void parts_free(Parts *p);
 
+typedef struct {
+    const char *role;       // "system", "user" or "assistant"
+    char *text;             // owned
+    const char *reasoning;  // NULL: none
+    float weight;           // 0: it is not trained on
+} Message;
+
+typedef struct {
+    Message *items;
+    size_t n, capacity;
+} Messages;
+
 typedef enum {
     CHAT_CHATML,  // SmolLM2, Qwen2, Qwen2.5
     CHAT_QWEN3,
@@ -34,7 +45,6 @@ typedef enum {
 typedef struct {
     ChatStyle style;
     const char *name;       // of a model that uses it
-    bool found;             // in the directory
     char system[512];       // ChatML's, for chats without a system message; empty: none
     char heading[128];      // with a date, before the system message
     char bos[64], end[64];  // texts of the tokens at the beginning and after an answer
@@ -46,12 +56,10 @@ extern const char chatml_template[];
 // one. Dates come from SOURCE_DATE_EPOCH (seconds), or are today's.
 bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *tokenizer, Error *err);
 
-// Renders a record that is one chat. Answers are trained on, including the token that ends them,
-// with the "weight" of the message (0: not) but not in a prompt; with train_all, everything is.
-// Counts unknown keys of messages. *bad says why a record, whose own members are right, cannot be
-// rendered, or would teach an empty answer.
-bool chat_render(const ChatTemplate *t, json_t *record, bool train_all, Parts *out,
-                 UnknownKeys *unknown, Error *bad);
+// Writes a chat of at least one message, whose texts change. Messages are trained on with their
+// weights, answers including the token that ends them; with train_all, everything is. *bad says why
+// the template cannot write it, or that it would teach an empty answer or nothing.
+bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts *out, Error *bad);
 
 // Appends a user's message and what precedes the answer: at the beginning of a chat, with a system
 // message (NULL: the template's own), or after an answer, which has `ended` or was cut off.

@@ -485,15 +485,6 @@ bool model_is_no_run(const char *option, const char *model, const char *file, Er
                      model);
 }
 
-// ORG/NAME, as the Hugging Face hub names models, where ORG is not a directory on this machine
-static bool is_hub_name(const char *model) {
-    char first[IO_PATH_MAX];
-    const size_t n = strcspn(model, "/");
-    text_copy(first, n < sizeof first ? n + 1 : sizeof first, model);
-    return model[n] && n > 0 && model[0] != '.' && model[0] != '~' && model[n + 1] &&
-           !strchr(model + n + 1, '/') && !path_is_dir(first);
-}
-
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
     char hint[512], names[256] = "";
     const bool gguf = path_ends_with(model, ".gguf");
@@ -509,15 +500,11 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
         return model_is_no_run("model", model, "config.json", err) &&
                llama_config_read(c, model, err);
     for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, "%s", builtins[i].name);
-    if (is_hub_name(model))
-        snprintf(hint, sizeof hint, "scripts/get_model.sh %.200s gets it from the hub", model);
-    else if (strchr(model, '/'))
-        snprintf(hint, sizeof hint,
-                 "there is no such directory; scripts/get_model.sh ORG/NAME gets models from the "
-                 "hub");
-    else
-        snprintf(hint, sizeof hint, "give a Hugging Face directory or one of %s", names);
-    return error_set(err, EXIT_BAD_INPUT, hint,
+    snprintf(hint, sizeof hint, "give a Hugging Face directory or one of %s", names);
+    return error_set(err, EXIT_BAD_INPUT,
+                     strchr(model, '/') ? "there is no such directory; scripts/get_model.sh "
+                                          "ORG/NAME gets models from the hub"
+                                        : hint,
                      "%s: expected a model directory or a built-in name, found neither", model);
 }
 

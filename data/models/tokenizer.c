@@ -1,18 +1,27 @@
 #include "tokenizer.h"
 
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistr.h>
 
 #include "../base/file.h"
+#include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/memory.h"
 
+#define TOKENIZER_CONFIG "tokenizer_config.json"
+
 void tokenizer_free(Tokenizer *t) {
+    for (int i = 0; i < t->num_patterns; i++) pcre2_code_free(t->patterns[i]);
+    json_decref(t->vocab);
     free(t->offset);
     free(t->bytes);
     free(t->special);
     free(t->added);
+    free(t->cut);
+    free(t->merges);
     memset(t, 0, sizeof *t);
 }
 
@@ -70,7 +79,7 @@ static int64_t fallback_decode(const char *text, unsigned char *out) {
     return n;
 }
 
-// ---- tokenizer.json -----------------------------------------------------------------------------
+// ---- Vocabulary ---------------------------------------------------------------------------------
 
 // What a tokenizer is made of. Ids are below `most`: one without a token costs memory, but no byte
 // in the file.
@@ -94,11 +103,10 @@ static bool add_token(Vocabulary *v, const json_t *id, const char *name, bool ad
     return true;
 }
 
-static bool read_tokens(Vocabulary *v, const json_t *root, const json_t *model, Error *err) {
+static bool read_tokens(Vocabulary *v, const json_t *added, json_t *vocab, Error *err) {
     const char *name;
-    const json_t *added = json_member(root, "added_tokens"), *item;
+    const json_t *item;
     size_t i;
-    json_t *vocab = json_member(model, "vocab");
     double next = (double)json_object_size(vocab);  // the id that an added token gets
     if (!json_is_object(vocab))
         return bad_input(err, "model.vocab: expected an object of token ids");
@@ -127,22 +135,9 @@ static bool read_tokens(Vocabulary *v, const json_t *root, const json_t *model, 
             return bad_input(err, "added token '%s': expected id %.0f, found %.0f", content,
                              expected, found);
         if (found >= next) next = found + 1;
+        json_object_set(vocab, content, (json_t *)id);
     }
     return v->t->vocab_size > 0 || bad_input(err, "model.vocab: expected tokens, found none");
-}
-
-bool json_mentions_type(json_t *value, const char *name) {
-    const char *key;
-    json_t *item;
-    size_t i;
-    if (json_string_is(json_object_get(value, "type"), name)) return true;
-    json_object_foreach(value, key, item) {
-        if (json_mentions_type(item, name)) return true;
-    }
-    json_array_foreach(value, i, item) {
-        if (json_mentions_type(item, name)) return true;
-    }
-    return false;
 }
 
 static void fill_bytes(Tokenizer *t, const char *const *names, bool byte_level) {
@@ -163,10 +158,9 @@ static void fill_bytes(Tokenizer *t, const char *const *names, bool byte_level) 
     }
 }
 
-static int32_t find_token(const Vocabulary *v, const char *name) {
-    for (int32_t i = v->t->vocab_size; i-- > 0;)  // special tokens are usually at the end
-        if (v->names[i] && strcmp(v->names[i], name) == 0) return i;
-    return -1;
+static int32_t find_token(const Tokenizer *t, const char *name) {
+    const json_t *id = json_object_get(t->vocab, name);
+    return id ? (int32_t)json_number_value(id) : -1;
 }
 
 // Does a post-processor, which may be a sequence of several, begin every text with this token?
@@ -194,11 +188,11 @@ static void find_ends(const Vocabulary *v, const json_t *tokenizer) {
     for (int i = 0; i < 2; i++) {
         const json_t *item = json_member(config, ends[i].key);
         if (json_is_object(item)) item = json_member(item, "content");
-        *ends[i].id = json_is_string(item) ? find_token(v, json_string_value(item)) : -1;
+        *ends[i].id = json_is_string(item) ? find_token(t, json_string_value(item)) : -1;
         const bool named =
             json_is_string(item) || (i == 0 && json_is_null(json_object_get(config, ends[i].key)));
         for (int k = 0; k < 4 && !named && *ends[i].id < 0; k++)
-            *ends[i].id = find_token(v, ends[i].usual[k]);
+            *ends[i].id = find_token(t, ends[i].usual[k]);
     }
     // transformers 5 does not read add_bos_token where there is a tokenizer.json; 4 does for Llama
     const json_t *add = json_member(config, "add_bos_token");
@@ -215,6 +209,248 @@ static bool has_byte_ids(const Tokenizer *t, const json_t *model) {
     return true;
 }
 
+// ---- For encoding -------------------------------------------------------------------------------
+
+bool cannot_encode(const char *what, Error *err) {
+    return error_set(err, EXIT_USAGE,
+                     "byte-level BPE is supported, as in SmolLM2, Llama 3, Qwen and GPT-2: choose "
+                     "such a model",
+                     "cannot encode with a tokenizer that has %s", what);
+}
+
+int32_t tokenizer_id(const Tokenizer *t, const char *token) {
+    const int32_t id = find_token(t, token);
+    return id >= 0 && !t->added[id] ? id : -1;
+}
+
+Merge *tokenizer_merge(const Tokenizer *t, int32_t left, int32_t right) {
+    const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint64_t at = mix64(pair) & t->merges_mask;
+    while (t->merges[at].pair != pair && t->merges[at].pair != NO_PAIR)
+        at = (at + 1) & t->merges_mask;
+    return &t->merges[at];
+}
+
+static bool refuse_keys(const json_t *object, const char *const keys[3], Error *err) {
+    for (int i = 0; i < 3; i++)
+        if (json_is_set(json_member(object, keys[i]))) return cannot_encode(keys[i], err);
+    return true;
+}
+
+static bool list_added(Tokenizer *t, const json_t *list, Error *err) {
+    static const char *const unknown[3] = {"lstrip", "rstrip", "single_word"};
+    const json_t *item;
+    size_t i;
+    int32_t end = 0;
+    t->cut = host_calloc(json_array_size(list), sizeof(int32_t), "added tokens");
+    for (int normalized = 0; normalized < 2; normalized++) {
+        json_array_foreach(list, i, item) {
+            if (json_is_set(json_member(item, "normalized")) != normalized) continue;
+            if (!refuse_keys(item, unknown, err)) return false;
+            if (normalized && t->nfc) return cannot_encode("NFC and normalized added tokens", err);
+            t->cut[end++] = (int32_t)json_number_value(json_member(item, "id"));
+            const char *content = json_string_value(json_member(item, "content"));
+            t->cut_begins[normalized][(unsigned char)content[0]] = true;
+        }
+        t->cut_ends[normalized + 1] = end;
+    }
+    return true;
+}
+
+// The first normalizer that is neither null, NFC nor a sequence of these; NULL: there is none.
+static const json_t *find_normalizer(const json_t *item, bool *nfc) {
+    const json_t *list = json_member(item, "normalizers"), *type = json_member(item, "type");
+    size_t i;
+    if (!item || json_is_null(item)) return NULL;
+    if (json_string_is(type, "NFC")) *nfc = true;
+    if (json_string_is(type, "NFC")) return NULL;
+    if (!json_string_is(type, "Sequence") || !json_is_array(list)) return item;
+    json_array_foreach(list, i, item) {
+        const json_t *found = find_normalizer(item, nfc);
+        if (found) return found;
+    }
+    return NULL;
+}
+
+static bool read_normalizer(Tokenizer *t, const json_t *root, Error *err) {
+    char what[100] = "a normalizer";
+    const json_t *found = find_normalizer(json_member(root, "normalizer"), &t->nfc);
+    const char *type = json_string_value(json_member(found, "type"));
+    if (type) snprintf(what, sizeof what, "a normalizer (%.60s)", type);
+    return !found || cannot_encode(what, err);
+}
+
+// Neither key has an effect when every byte has its own token.
+static bool check_missing_bytes(const Tokenizer *t, const json_t *model, Error *err) {
+    const char *key = json_is_set(json_member(model, "unk_token")) ? "unk_token" : "byte_fallback";
+    char what[100];
+    for (int byte = 0; json_is_set(json_member(model, key)) && byte < 256; byte++) {
+        if (t->id_of_byte[byte] >= 0) continue;
+        snprintf(what, sizeof what, "%s and no token for byte %d", key, byte);
+        return cannot_encode(what, err);
+    }
+    return true;
+}
+
+// "left right" or ["left", "right"]
+static bool add_merge(Tokenizer *t, const json_t *merge, size_t rank, Error *err) {
+    char pair[2048];
+    const char *left = json_string_value(json_array_get(merge, 0)),
+               *right = json_string_value(json_array_get(merge, 1)),
+               *text = json_string_value(merge);
+    const bool halves = json_array_size(merge) == 2 && left && right;
+    const int n = halves ? snprintf(pair, sizeof pair, "%s %s", left, right)
+                         : snprintf(pair, sizeof pair, "%s", text ? text : "");
+    char *space = strchr(pair, ' ');
+    int32_t ids[3] = {-1, -1, -1};
+    if (n < (int)sizeof pair && space) {
+        *space = 0;
+        ids[0] = tokenizer_id(t, pair);
+        ids[1] = tokenizer_id(t, space + 1);
+        memmove(space, space + 1, strlen(space + 1) + 1);
+        ids[2] = tokenizer_id(t, pair);
+    }
+    if (ids[0] < 0 || ids[1] < 0 || ids[2] < 0)
+        return bad_input(err,
+                         "model.merges: merge %zu is not a pair of tokens whose concatenation is a "
+                         "token",
+                         rank);
+    Merge *m = tokenizer_merge(t, ids[0], ids[1]);
+    *m = (Merge){(uint64_t)ids[0] << 32 | (uint64_t)ids[1], (int32_t)rank, ids[2]};
+    return true;
+}
+
+static bool read_merges(Tokenizer *t, const json_t *model, Error *err) {
+    const json_t *merges = json_member(model, "merges"), *item;
+    size_t rank;
+    if (!json_is_array(merges)) return bad_input(err, "model.merges: required, not found");
+    while (t->merges_mask < 2 * json_array_size(merges)) t->merges_mask = 2 * t->merges_mask + 1;
+    t->merges = host_calloc(t->merges_mask + 1, sizeof(Merge), "the merges of a tokenizer");
+    for (uint64_t i = 0; i <= t->merges_mask; i++) t->merges[i].pair = NO_PAIR;
+    json_array_foreach(merges, rank, item) {
+        if (!add_merge(t, item, rank, err)) return false;
+    }
+    return true;
+}
+
+// Writes \s and \S as Unicode's White_Space, as tokenizers define them; PCRE2's also includes the
+// Mongolian vowel separator. The caller frees the result.
+static char *write_white_space(const char *pattern) {
+    static const char spaces[] =
+        "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}"
+        "\\x{3000}";
+    char *text = host_calloc(strlen(pattern) + 1, sizeof spaces + 3, "a pattern"), *out = text;
+    bool in_class = false;
+    for (const char *p = pattern; *p; p++) {
+        const bool negated = p[0] == '\\' && p[1] == 'S' && !in_class;
+        if (negated || (p[0] == '\\' && p[1] == 's')) {
+            out += sprintf(out, in_class ? "%s%s" : "[%s%s]", negated ? "^" : "", spaces);
+            p++;
+            continue;
+        }
+        in_class = *p == '[' || (in_class && *p != ']');
+        *out++ = *p;
+        if (p[0] == '\\' && p[1]) *out++ = *++p;
+    }
+    return text;
+}
+
+static bool add_pattern(Tokenizer *t, const char *pattern, Error *err) {
+    int code = 0;
+    size_t at = 0;
+    if (t->num_patterns == TOKENIZER_MAX_PATTERNS)
+        return cannot_encode("more than 8 patterns of pre_tokenizers", err);
+    char *text = write_white_space(pattern);
+    // no \C: it would cut characters apart, and matches do not check that text is UTF-8
+    const uint32_t options = PCRE2_UCP | PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C;
+    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)text, strlen(text), options, &code, &at, NULL);
+    free(text);
+    if (!compiled)
+        return bad_input(err, "pre_tokenizer: pattern '%s' is wrong at %zu", pattern, at);
+    pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // if it fails, PCRE2 interprets
+    t->patterns[t->num_patterns++] = compiled;
+    return true;
+}
+
+// Split, where every match becomes a separate word ("Isolated")
+static bool add_split(Tokenizer *t, const json_t *item, Error *err) {
+    const char *behavior = "", *pattern = NULL;
+    bool invert = false;
+    if (!json_get_string(item, "behavior", &behavior, true, err) ||
+        !json_get_bool(item, "invert", &invert, false, err))
+        return false;
+    if (strcmp(behavior, "Isolated") != 0 || invert)
+        return cannot_encode("a Split other than Isolated", err);
+    if (!json_get_string(json_member(item, "pattern"), "Regex", &pattern, false, err) || !pattern)
+        return cannot_encode("a Split without a Regex", err);
+    return add_pattern(t, pattern, err);
+}
+
+static bool add_pre_tokenizer(Tokenizer *t, const json_t *item, Error *err) {
+    static const char gpt2[] =  // openai/gpt-2, encoder.py
+        "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+    const char *type = "";
+    bool flag = false;
+    if (!json_get_string(item, "type", &type, true, err)) return false;
+    if (strcmp(type, "Split") == 0) return add_split(t, item, err);
+    if (strcmp(type, "Digits") == 0)
+        return json_get_bool(item, "individual_digits", &flag, false, err) &&
+               add_pattern(t, flag ? "\\p{N}" : "\\p{N}+", err);
+    if (strcmp(type, "ByteLevel") != 0) return cannot_encode("an unknown pre_tokenizer", err);
+    if (!json_get_bool(item, "add_prefix_space", &flag, false, err)) return false;
+    if (flag) return cannot_encode("add_prefix_space", err);
+    flag = true;
+    if (!json_get_bool(item, "use_regex", &flag, false, err)) return false;
+    return !flag || add_pattern(t, gpt2, err);
+}
+
+static bool read_pre_tokenizers(Tokenizer *t, const json_t *pre, Error *err) {
+    const json_t *list = json_member(pre, "pretokenizers"), *type = json_member(pre, "type"), *item;
+    size_t i;
+    if (list && type && !json_string_is(type, "Sequence"))
+        return cannot_encode("pretokenizers that are not a Sequence", err);
+    if (!json_is_array(list)) return add_pre_tokenizer(t, pre, err);
+    json_array_foreach(list, i, item) {
+        if (!add_pre_tokenizer(t, item, err)) return false;
+    }
+    return true;
+}
+
+static bool read_encoding(Tokenizer *t, const json_t *root, bool has_byte_level, Error *err) {
+    static const char *const unknown[3] = {"dropout", "continuing_subword_prefix",
+                                           "end_of_word_suffix"};
+    const json_t *model = json_member(root, "model");
+    for (int i = 0; i < 256; i++) {
+        char token[4];
+        gpt2_encode(&(unsigned char){(unsigned char)i}, 1, token);
+        t->id_of_byte[i] = tokenizer_id(t, token);
+    }
+    if (!read_normalizer(t, root, err) || !refuse_keys(model, unknown, err) ||
+        !list_added(t, json_member(root, "added_tokens"), err))
+        return false;
+    if (!has_byte_level) return cannot_encode("no ByteLevel pre_tokenizer", err);
+    return json_get_bool(model, "ignore_merges", &t->ignore_merges, false, err) &&
+           read_pre_tokenizers(t, json_member(root, "pre_tokenizer"), err) &&
+           check_missing_bytes(t, model, err) && read_merges(t, model, err);
+}
+
+// ---- tokenizer.json -----------------------------------------------------------------------------
+
+// Does `value` or anything inside it have "type": "ByteLevel"? It may be a sequence of several.
+static bool has_byte_level(json_t *value) {
+    const char *key;
+    json_t *item;
+    size_t i;
+    if (json_string_is(json_object_get(value, "type"), "ByteLevel")) return true;
+    json_object_foreach(value, key, item) {
+        if (has_byte_level(item)) return true;
+    }
+    json_array_foreach(value, i, item) {
+        if (has_byte_level(item)) return true;
+    }
+    return false;
+}
+
 static bool tokenizer_read(Tokenizer *t, const json_t *root, Error *err) {
     Vocabulary v = {.t = t};
     const json_t *model = json_member(root, "model");
@@ -224,15 +460,19 @@ static bool tokenizer_read(Tokenizer *t, const json_t *root, Error *err) {
     if (!json_get_string(model, "type", &type, false, err) ||
         !json_get_bool(model, "byte_fallback", &fallback, false, err))
         return false;
-    const bool byte_level = json_mentions_type(json_member(root, "decoder"), "ByteLevel") ||
-                            json_mentions_type(json_member(root, "pre_tokenizer"), "ByteLevel");
+    const bool cuts_bytes = has_byte_level(json_member(root, "pre_tokenizer")),
+               byte_level = cuts_bytes || has_byte_level(json_member(root, "decoder"));
     if (strcmp(type, "BPE") != 0 || (!byte_level && !fallback))
         return bad_input(err, "expected BPE, byte-level or with byte fallback");
-    const bool ok = read_tokens(&v, root, model, err);
+    t->vocab = json_incref(json_member(model, "vocab"));
+    const bool ok = read_tokens(&v, json_member(root, "added_tokens"), t->vocab, err);
     if (ok) fill_bytes(t, v.names, byte_level);
     if (ok) find_ends(&v, root);
     free(v.names);
     t->byte_ids = ok && has_byte_ids(t, model);
+    if (ok && !t->byte_ids && !read_encoding(t, root, cuts_bytes, &t->why_not) &&
+        t->why_not.code == EXIT_BAD_INPUT)
+        error_prefix(&t->why_not, t->file);
     return ok;
 }
 
@@ -262,7 +502,9 @@ static void merge_added(json_t *root, const json_t *config) {
     }
 }
 
-json_t *tokenizer_tree(const char *path, Error *err) {
+// tokenizer.json with the added tokens that only the tokenizer_config.json of its directory has;
+// the latter, if it exists, is its last member.
+static json_t *read_files(const char *path, Error *err) {
     char dir[IO_PATH_MAX], file[IO_PATH_MAX];
     json_t *config = NULL;
     if (!path_parent(dir, path, err) || !path_join(file, dir, TOKENIZER_CONFIG, err)) return NULL;
@@ -277,7 +519,7 @@ json_t *tokenizer_tree(const char *path, Error *err) {
 bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
     *t = (Tokenizer){0};
     if (!path_inside(t->file, path, "tokenizer.json", err)) return false;
-    json_auto_t *root = tokenizer_tree(t->file, err);
+    json_auto_t *root = read_files(t->file, err);
     if (!root) return false;
     if (tokenizer_read(t, root, err)) return true;
     error_prefix(err, t->file);

@@ -117,18 +117,6 @@ static bool is_known(const Parameters *p, const char *name) {
     return strstr(name, "rotary_emb.inv_freq") != NULL;  // stored by old versions, computed here
 }
 
-// The same tensor under another prefix, as base models and wrappers save it, or NULL.
-static const char *other_prefix(const SafetensorsSet *s, const char *name) {
-    const char *base = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
-    for (int i = 0; i < s->num_tensors; i++) {
-        const char *found = s->tensors[i].name;
-        const size_t n = strlen(found), tail = strlen(base);
-        if (n >= tail && strcmp(found + n - tail, base) == 0 && strcmp(found, name) != 0)
-            return found;
-    }
-    return NULL;
-}
-
 // Reports all misfits at once.
 static bool check_weights(const Parameters *p, const SafetensorsSet *s, const char *dir,
                           Error *err) {
@@ -146,15 +134,10 @@ static bool check_weights(const Parameters *p, const SafetensorsSet *s, const ch
         if (!is_known(p, name)) text_list(extra, sizeof extra, "%s", name);
     }
     if (!missing[0] && !misfit[0] && !extra[0]) return true;
-    const char *first = p->list[0].name, *other = other_prefix(s, first);
-    if (!safetensors_find(s, first) && other)
-        return error_set(
-            err, EXIT_BAD_INPUT,
-            "save it from AutoModelForCausalLM itself, not from its base model or a wrapper",
-            "%s: tensors have another prefix: expected %s, found %s", dir, first, other);
     return error_set(err, EXIT_BAD_INPUT,
                      p->file ? "leave --model out, or give the model that adapter_config.json names"
-                             : "config.json and the weights must be of the same model",
+                             : "config.json and the weights must be of the same model, saved from "
+                               "AutoModelForCausalLM itself, not from its base model or a wrapper",
                      "%s: weights do not fit config.json;%s%s%s%s%s%s", dir,
                      missing[0] ? " missing: " : "", missing, misfit[0] ? " wrong shape: " : "",
                      misfit, extra[0] ? " unknown: " : "", extra);

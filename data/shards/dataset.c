@@ -93,7 +93,8 @@ static bool dataset_add_all(Dataset *ds, const char *spec, const DatasetOptions 
     char expected[64];
     snprintf(expected, sizeof expected, "token shards (%s_*.bin)", split);
     const Search search = {path_list_add_shards, split, expected,
-                           "name a directory of text files or JSON Lines, or one with such shards"};
+                           "name a directory of text files or JSON Lines, or one with such shards; "
+                           "data/convert.py makes them of other trainers' files"};
     PathList paths = {0};
     const int64_t num_docs = ds->num_docs;
     bool ok = path_list_expand(&paths, spec, &search, err);

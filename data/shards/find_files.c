@@ -40,9 +40,9 @@ bool path_list_add_dir(PathList *list, const char *dir, const void *pattern, Err
 }
 
 bool path_list_add_shards(PathList *list, const char *dir, const void *split, Error *err) {
-    static const char *const patterns[] = {"%s_*.bin", "*_%s_*.bin", "*.ds", "*.npy"};
-    const size_t before = list->n, n = strcmp(split, "train") == 0 ? 4 : 2;
-    for (size_t i = 0; i < n && list->n == before; i++) {
+    static const char *const patterns[] = {"%s_*.bin", "*_%s_*.bin"};
+    const size_t before = list->n;
+    for (size_t i = 0; i < 2 && list->n == before; i++) {
         char pattern[64];
         snprintf(pattern, sizeof pattern, patterns[i], (const char *)split);
         if (!path_list_add_dir(list, dir, pattern, err)) return false;

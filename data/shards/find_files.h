@@ -19,8 +19,7 @@ void path_list_add(PathList *list, const char *path);
 // The entries of a directory whose names match, except hidden ones.
 bool path_list_add_dir(PathList *list, const char *dir, const void *pattern, Error *err);
 
-// The shards of a directory: its SPLIT_*.bin, else *_SPLIT_*.bin (modded-nanogpt), else for "train"
-// *.ds (datatrove) or *.npy (OLMo), which are refused with a hint.
+// The shards of a directory: its SPLIT_*.bin, else *_SPLIT_*.bin (modded-nanogpt).
 bool path_list_add_shards(PathList *list, const char *dir, const void *split, Error *err);
 
 typedef struct {

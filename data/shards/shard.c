@@ -16,7 +16,10 @@ uint64_t shard_word(const unsigned char *p, size_t bytes) {
     return value;
 }
 
-#define damaged_file(err, ...) error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE, __VA_ARGS__)
+#define damaged_file(err, ...)                                                                    \
+    error_set(err, EXIT_BAD_INPUT,                                                                \
+              "the file is damaged or cut short: copy it again, or make it again from its texts", \
+              __VA_ARGS__)
 
 static bool check_size(const char *path, uint64_t found, uint64_t expected, const char *of,
                        Error *err) {
@@ -70,8 +73,7 @@ static unsigned char *read_beside(const Shard *s, const Beside *b, const ShardHe
     const uint64_t end = *size - 4;  // of the bytes that the checksum covers
     uint32_t found, expected;
     if (*size < b->head_bytes + 4 || memcmp(text, b->magic, 8) != 0 ||
-        (shard_word(text + 8, 4) != b->version &&
-         (b != &mask_file || shard_word(text + 8, 4) != MASK_WITH_WEIGHTS)))
+        shard_word(text + 8, 4) < b->version || shard_word(text + 8, 4) > b->newest)
         damaged_file(err, "%s: expected %s version %u", path, b->name, b->version);
     else if ((found = crc32c(0, text, end)) != (expected = (uint32_t)shard_word(text + end, 4)))
         damaged_file(err, "%s: expected checksum %08x, found %08x", path, expected, found);
@@ -240,75 +242,42 @@ static bool open_bin(Shard *s, const ShardHeader *h, const DatasetOptions *optio
 
 // ---- Other files --------------------------------------------------------------------------------
 
-static bool has_megatron_index(const Shard *s) {
-    char path[IO_PATH_MAX], magic[9] = {0};
-    File f;
-    Error ignored = {0};
-    if (!path_ends_with(s->path, ".bin") || !path_beside(s, path, &index_file, &ignored) ||
-        !file_open(&f, path, "", &ignored))
-        return false;
-    const bool read =
-        f.size_bytes >= sizeof magic && file_read_at(&f, magic, sizeof magic, 0, &ignored);
-    file_close(&f);
-    return read && memcmp(magic, "MMIDIDX\0\0", sizeof magic) == 0;
-}
-
 static bool is_printable(const unsigned char *p, uint64_t n) {
     for (uint64_t i = 0; i < n; i++)
         if (p[i] < 0x20 && (p[i] < 9 || p[i] > 13)) return false;
     return n > 0;
 }
 
-// Recognises a file by its suffix or by n bytes at an offset, and says what to do about it.
-typedef struct {
-    const char *ending;
-    size_t at, n;
-    const char *bytes, *found, *hint;
-} Kind;
-
-static const Kind kinds[] = {
-#define CONVERT "data/convert.py FILE --out DIR makes shards of it"
-    {NULL, 0, 8, "BIN.TOK\n", "llmq's tokens", CONVERT},
-    {NULL, 0, 6, "\x93NUMPY", "a numpy array", CONVERT},
-    {".npy", 0, 0, "", "OLMo's tokens", CONVERT},
-    {".ds", 0, 0, "", "datatrove's tokens", CONVERT},
-    {NULL, 0, 4, "\x88\xd8\x34\1", "a shard cut off in its header", SHARD_HINT_REMAKE},
-    {NULL, 0, 4, "\xa1\xd9\x34\1", "a shard cut off in its header", SHARD_HINT_REMAKE},
-    {NULL, 0, 2, "\x1f\x8b", "a gzip file", "unpack it first"},
-    {NULL, 0, 4, "PK\3\4", "a zip file (.npz, .zip, PyTorch's .pt)", "unpack it first"},
-#define MODEL "give a model's directory to --model"
-    {NULL, 0, 4, "GGUF", "a GGUF model", MODEL},
-    {NULL, 8, 2, "{\"", "a safetensors model", MODEL},
-    {".idx", 0, 0, "", "an index", "name the token file, not its index"},
-    {".index", 0, 0, "", "an index", "name the token file, not its index"},
-#define GIVE "give text files, JSON Lines, or the .bin files made of them"
-    {NULL, 0, 4, "\1\x34\xd8\x88", "a big-endian shard", GIVE},
-    {NULL, 0, 4, "\1\x34\xd9\xa1", "a big-endian shard", GIVE},
-    {NULL, 0, 4, "\x8a\xd8\x34\1", "llm.c's multiple-choice evaluation file", GIVE},
-    {NULL, 0, 4, "PAR1", "a Parquet file", "data/prepare.py FILE --out FILE.jsonl reads it"},
-};
-
-// `head`: SHARD_HEADER_BYTES, the first n of them from the file, the others 0
+// head: the header of any file, of which n bytes are in the file
 static bool refuse(const Shard *s, const unsigned char *head, uint64_t n, Error *err) {
+    static const char convert[] = "data/convert.py FILE --out DIR makes shards of it";
+    static const struct {
+        const char *begin, *ending, *found, *hint;
+    } kinds[] = {
+        {"BIN.TOK\n", "", "llmq's tokens", convert},
+        {"\x93NUMPY", "", "a numpy array", convert},
+        {"", ".npy", "OLMo's tokens", convert},
+        {"", ".ds", "datatrove's tokens", convert},
+        {"", ".idx", "an index", "name the token file, not its index"},
+    };
     const char *found = "unknown",
                *hint =
-                   "raw ids, as nanoGPT writes them: data/convert.py reads them from a numpy "
-                   "array";
+                   "data/convert.py reads Megatron's tokens, and raw ids, as nanoGPT writes "
+                   "them, from a numpy array";
     if (is_printable(head, n)) found = "text", hint = "name it .txt or .jsonl";
     for (size_t i = sizeof kinds / sizeof *kinds; i-- > 0;)
-        if (kinds[i].ending ? path_ends_with(s->path, kinds[i].ending)
-                            : memcmp(head + kinds[i].at, kinds[i].bytes, kinds[i].n) == 0)
+        if (memcmp(head, kinds[i].begin, strlen(kinds[i].begin)) == 0 &&
+            path_ends_with(s->path, kinds[i].ending))
             found = kinds[i].found, hint = kinds[i].hint;
-    if (has_megatron_index(s)) found = "Megatron's tokens", hint = CONVERT;
     return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a token shard, found %s", s->path,
                      found);
 }
 
 bool shard_open(Shard *s, const DatasetOptions *options, Error *err) {
-    ShardHeader h = {0};
+    ShardHeader h = {0};  // of a shorter file: zeros after its end
     const uint64_t n = s->file.size_bytes < sizeof h ? s->file.size_bytes : sizeof h;
     if (!file_read_at(&s->file, &h, n, 0, err)) return false;
-    if (n == sizeof h && (h.magic == SHARD_MAGIC_U16 || h.magic == SHARD_MAGIC_U32))
+    if (h.magic == SHARD_MAGIC_U16 || h.magic == SHARD_MAGIC_U32)
         return open_bin(s, &h, options, err);
     return refuse(s, (unsigned char *)&h, n, err);
 }

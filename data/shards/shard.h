@@ -32,14 +32,11 @@ _Static_assert(sizeof(ShardHeader) == SHARD_HEADER_BYTES, "as in data/README.md"
 // NAME.idx and NAME.mask
 typedef struct {
     const char *ending, *magic, *name;
-    uint32_t version;
-    uint64_t head_bytes;  // before the contents
+    uint32_t version, newest;  // the versions that are read
+    uint64_t head_bytes;       // before the contents
 } Beside;
-static const Beside index_file = {"idx", "UNPADIDX", "index", 2, 40},
-                    mask_file = {"mask", "UNPADMSK", "mask", 1, 32};
-
-#define SHARD_HINT_REMAKE \
-    "the file is damaged or cut short: copy it again, or make it again from its texts"
+static const Beside index_file = {"idx", "UNPADIDX", "index", 2, 2, 40},
+                    mask_file = {"mask", "UNPADMSK", "mask", 1, MASK_WITH_WEIGHTS, 32};
 
 struct Shard {
     File file;   // fd -1 while closed; file.path is path

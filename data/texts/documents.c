@@ -40,17 +40,13 @@ static uint64_t whole_records(const unsigned char *text, uint64_t n, bool array,
 
 // Anything but white space after an array is a bad record.
 static bool read_after_array(const UnitReader *r, Unit *u, Error *err) {
-    char text[IO_BUFFER + 1];
-    for (uint64_t at = r->offset, n; at < r->file.size_bytes; at += n) {
-        n = r->file.size_bytes - at < IO_BUFFER ? r->file.size_bytes - at : IO_BUFFER;
-        if (!file_read_at(&r->file, text, n, at, err)) return false;
-        text[n] = 0;
-        if (strspn(text, " \t\r\n") == n) continue;
-        bad_input(&u->found.named[0], "%s: record %ld: expected white space after the array's ]",
-                  r->file.path, r->record + 1);
-        u->found.counts[NUM_BAD] = 1;
-        break;
-    }
+    char text[IO_BUFFER + 1] = "";
+    const uint64_t left = r->file.size_bytes - r->offset, n = left < IO_BUFFER ? left : IO_BUFFER;
+    if (!file_read_at(&r->file, text, n, r->offset, err)) return false;
+    if (strspn(text, " \t\r\n") == left) return true;
+    bad_input(&u->found.named[0], "%s: record %ld: expected white space after the array's ]",
+              r->file.path, r->record + 1);
+    u->found.counts[NUM_BAD] = 1;
     return true;
 }
 
@@ -127,14 +123,16 @@ typedef struct {
     uint64_t n;
     const Part *parts;  // none is empty, the last one ends at n; NULL: all of it is trained
     float weight;       // of a record, on top of the parts'
-    bool is_val;
-    bool follows;  // the document before it is of the same record
-} Text;
+    bool is_val;        // its file is, whatever its content says
+    bool is_cut;        // its end is another document, which is for validation
+    bool follows;       // the document before it is of the same record
+} RawText;
 
-// Where its content places it in [0, 1), so that copies of a document are on the same side.
-static double place_of(const Text *text) {
+// By SHA-256
+static double place_of(const RawText *text) {
     unsigned char digest[32];
     uint64_t first;
+    if (text->is_val || text->is_cut) return text->is_val ? -INFINITY : 1;
     sha256(text->bytes, text->n, digest);
     memcpy(&first, digest, sizeof first);
     return (double)__builtin_bswap64(first) * 0x1p-64;
@@ -142,7 +140,7 @@ static double place_of(const Text *text) {
 
 // Finds a token in the text from *end on: bytes [*first, *end). These may include bytes that the
 // tokenizer has no token for. False: the tokenizer has changed the text.
-static bool find_token(const UnitOptions *options, const Text *text, int32_t id, uint64_t *first,
+static bool find_token(const UnitOptions *options, const RawText *text, int32_t id, uint64_t *first,
                        uint64_t *end) {
     const Tokenizer *t = options->tokenizer;
     const unsigned char *byte = text->bytes + *end;
@@ -154,7 +152,7 @@ static bool find_token(const UnitOptions *options, const Text *text, int32_t id,
         if (text->bytes[*end] == *byte) {
             if (*first == text->n) *first = *end;
             byte++, n--;
-        } else if (options->has_byte[text->bytes[*end]]) {
+        } else if (t->id_of_byte[text->bytes[*end]] >= 0) {
             return false;
         }
     }
@@ -162,7 +160,7 @@ static bool find_token(const UnitOptions *options, const Text *text, int32_t id,
 }
 
 // Sets the weights of ids (n), 0: no target. Returns the number of targets; -1: it cannot be told.
-static int64_t mark_targets(const UnitOptions *options, const Text *text, const int32_t *ids,
+static int64_t mark_targets(const UnitOptions *options, const RawText *text, const int32_t *ids,
                             size_t n, float *weights) {
     int64_t count = 0;
     size_t part = 0, last;
@@ -178,7 +176,7 @@ static int64_t mark_targets(const UnitOptions *options, const Text *text, const 
 }
 
 // For the byte tokenizer's EOS: the weight of the text that it ends
-static float weight_of_end(const Text *text) {
+static float weight_of_end(const RawText *text) {
     uint64_t n = text->n;
     size_t part = 0;
     while (n > 0 && isspace(text->bytes[n - 1])) n--;
@@ -195,7 +193,7 @@ static void find_turn_end(Unit *u, const int32_t *ids, const float *weights, siz
 }
 
 // Weighs the ids from `first` on, those of a text in parts or with a weight.
-static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
+static bool mark_document(Unit *u, const RawText *text, size_t first, Error *bad) {
     size_t n;
     const ShardVocabulary *v = &u->options->vocabulary;
     const bool wrapped = u->options->tokenizer->byte_ids, begins = wrapped && v->bos >= 0,
@@ -222,7 +220,7 @@ static bool mark_document(Unit *u, const Text *text, size_t first, Error *bad) {
 }
 
 // Does the text begin, or but for white space end, with what this token stands for?
-static bool has_token(const Tokenizer *t, int32_t id, const Text *text, bool at_end) {
+static bool has_token(const Tokenizer *t, int32_t id, const RawText *text, bool at_end) {
     uint64_t n = text->n;
     size_t size;
     if (id < 0 || t->byte_ids) return false;
@@ -232,7 +230,7 @@ static bool has_token(const Tokenizer *t, int32_t id, const Text *text, bool at_
 }
 
 // False: *bad says why a text in parts is left out.
-static bool add_document(Unit *u, const Text *text, Error *bad) {
+static bool add_document(Unit *u, const RawText *text, Error *bad) {
     BpeEncoder *e = u->encoder;
     const bool byte_ids = u->options->tokenizer->byte_ids, wrapped = !text->parts || byte_ids;
     const ShardVocabulary *v = &u->options->vocabulary;
@@ -265,12 +263,9 @@ static bool add_document(Unit *u, const Text *text, Error *bad) {
     u->found.counts[NUM_OWN_ENDS] += begins || ends;
     const bool masked = text->parts || text->weight != 1;
     if (masked && !mark_document(u, text, first, bad)) return false;
-    const double place = place_of(text);
-    const bool is_val = text->follows ? u->documents[u->num_documents - 1].is_val
-                                      : text->is_val || place < u->options->val_frac;
-    if (place < u->found.least_place && !text->follows) u->found.least_place = place;
+    const double place = text->follows ? u->documents[u->num_documents - 1].place : place_of(text);
     array_grow(u->documents, &u->document_capacity, u->num_documents + 1, "documents");
-    u->documents[u->num_documents++] = (UnitDocument){first, end, is_val, masked};
+    u->documents[u->num_documents++] = (UnitDocument){first, end, masked, place};
     return true;
 }
 
@@ -314,83 +309,30 @@ static bool refuse_bytes(const Unit *u, const unsigned char *p, size_t n, const 
     return false;
 }
 
-static bool refuse_kind(const json_t *record, Error *bad) {
-    const json_t *text = json_member(record, "text"), *item;
-    const char *key;
-    char keys[160] = "";
-    if (!json_is_object(record)) return bad_input(bad, "expected an object, found another value");
-    if (text) return json_type_error(text, "text", "a string", bad);
-    json_object_foreach((json_t *)record, key, item) if (!json_is_null(item))
-        text_list(keys, sizeof keys, "%s", key);
-    return error_set(
-        bad, EXIT_BAD_INPUT,
-        json_object_get(record, "chosen")
-            ? "TRL trains preferences; to train the chosen answers, name them completion"
-        : json_object_get(record, "question")
-            ? "name them prompt and completion for a chat of one turn"
-            : "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
-        "expected text, messages, conversations, prompt and completion, instruction "
-        "and output, or parts; found %s",
-        keys[0] ? keys : "an empty object");
-}
-
-// [["...", true], ...]
-static bool read_parts(const json_t *array, bool all, Parts *parts, Error *bad) {
-    size_t i;
-    const json_t *item;
-    parts_add(parts, "", 0, false);
-    json_array_foreach(array, i, item) {
-        const json_t *part = json_array_get(item, 0), *trained = json_array_get(item, 1);
-        float weight = all || !json_is_false(trained);
-        if (json_array_size(item) != 2 || !json_is_string(part) ||
-            !(json_is_boolean(trained) || json_is_number(trained)))
-            return bad_input(bad, "part %zu: expected [\"text\", true or false] or a weight there",
-                             i + 1);
-        if (!all && json_is_number(trained) && !read_weight(trained, &weight, bad)) return false;
-        parts_add(parts, json_string_value(part), json_string_length(part), weight);
-    }
-    return true;
-}
-
 // An unknown template ends the run: it would leave out every chat.
-static bool read_chat(Unit *u, json_t *record, Parts *parts, Error *bad) {
+static bool add_one(Unit *u, json_t *record, RawText text, Error *bad) {
     const UnitOptions *options = u->options;
-    if (options->no_chat.code) {
+    const json_t *value = json_object_get(record, "text");
+    const RecordKind kind = record_kind(record);
+    Parts parts = {0};
+    if (kind > RECORD_PARTS && kind < RECORD_OTHER && options->no_chat.code) {
         u->err = options->no_chat;
-        snprintf(u->err.hint, sizeof u->err.hint,
-                 "python3 data/prepare.py --chat %.150s%.150s --out parts.jsonl renders it; then "
-                 "--train parts.jsonl",
-                 u->file->path, options->no_chat.hint);
         return true;
     }
-    return chat_render(&options->chat, record, options->trains_on_all, parts, &u->found.unknown,
-                       bad);
-}
-
-static bool add_one(Unit *u, json_t *record, Text text, Error *bad) {
-    const RecordKind kind = record_kind(record);
-    const json_t *value = json_object_get(record, "text");
-    Parts parts = {0};
-    if (kind == RECORD_OTHER) return refuse_kind(record, bad);
-    bool ok = members_check(record, kind, &u->found.unknown, bad) &&
-              read_weight(json_member(record, "weight"), &text.weight, bad);
-    if (ok && kind == RECORD_PARTS)
-        ok = read_parts(json_object_get(record, "parts"), u->options->trains_on_all, &parts, bad);
-    else if (ok && kind != RECORD_TEXT)
-        ok = read_chat(u, record, &parts, bad);
+    bool ok = record_render(record, &options->chat, options->trains_on_all, &parts, &text.weight,
+                            &u->found.unknown, bad);
     text.bytes = kind == RECORD_TEXT ? (unsigned char *)json_string_value(value) : parts.bytes;
     text.n = kind == RECORD_TEXT ? json_string_length(value) : parts.n;
     text.parts = parts.parts;
-    ok = ok && u->err.code == 0 && add_document(u, &text, bad);
+    ok = ok && add_document(u, &text, bad);
     parts_free(&parts);
     return ok;
 }
 
 // Each completion, which may be an object with a weight, is a document.
-static bool add_completions(Unit *u, json_t *record, Text text, Error *bad) {
+static bool add_completions(Unit *u, json_t *record, RawText text, Error *bad) {
     json_t *list = json_object_get(record, "completions"), *item;
     const size_t before = u->num_documents;
-    const double least_place = u->found.least_place;
     char where[40];
     size_t i;
     json_array_foreach(list, i, item) {
@@ -404,7 +346,6 @@ static bool add_completions(Unit *u, json_t *record, Text text, Error *bad) {
             !read_weight(json_member(item, "weight"), &text.weight, bad) ||
             !add_one(u, one, text, bad)) {
             u->num_documents = before;
-            u->found.least_place = least_place;
             return error_prefix(bad, where);
         }
         text.follows = u->num_documents > before;
@@ -413,7 +354,7 @@ static bool add_completions(Unit *u, json_t *record, Text text, Error *bad) {
 }
 
 static bool add_record(Unit *u, json_t *record, Error *bad) {
-    const Text text = {.is_val = u->file->split == SPLIT_VAL, .weight = 1};
+    const RawText text = {.is_val = u->file->split == SPLIT_VAL, .weight = 1};
     const RecordKind kind = record_kind(record);
     const size_t before = u->num_documents;
     const bool ok = kind == RECORD_COMPLETIONS ? add_completions(u, record, text, bad)
@@ -488,11 +429,12 @@ static void leave_file_out(Unit *u, const char *from, const char *found) {
 static void encode_text(Unit *u, const unsigned char *bytes, uint64_t n) {
     const uint64_t start = mark_bytes((const char *)bytes),
                    end = u->options->cuts_files ? cut_at((const char *)bytes, n) : n;
-    Text text = {.bytes = bytes + start, .n = end - start, .weight = 1};
+    RawText text = {.bytes = bytes + start, .n = end - start, .weight = 1, .is_cut = end < n};
     text.is_val = u->file->split == SPLIT_VAL;
     add_document(u, &text, NULL);
-    text = (Text){.bytes = bytes + end, .n = n - end, .weight = 1, .is_val = true};
+    text = (RawText){.bytes = bytes + end, .n = n - end, .weight = 1, .is_val = true};
     if (end < n) add_document(u, &text, NULL);
+    u->found.counts[NUM_CUT] += end < n;
 }
 
 static void encode_file(Unit *u) {

@@ -1,7 +1,7 @@
 // Documents from text files and JSON records, tokenized in units that threads can work on.
 //
 // A record is {"text": "..."}, {"parts": [["...", trained], ...]}, a text whose loss is on the
-// parts marked true or with a weight, or a chat (models/chat.h), which becomes such parts. A token
+// parts marked true or with a weight, or a chat (records.h), which becomes such parts. A token
 // is a target if all of its text is; one that straddles the end of such a part is not. Parts are
 // the whole document, including the BOS and EOS that their template wrote; only the byte
 // tokenizer's BOS and EOS, which no text can contain, are added. To a text they are added unless it
@@ -10,13 +10,16 @@
 
 #include "../base/file.h"
 #include "../models/bpe.h"
-#include "../models/chat.h"
 #include "../shards/shard_writer.h"
 #include "inputs.h"
+#include "records.h"
 
 typedef struct {
     uint64_t first, end;  // tokens of the unit
-    bool is_val, masked;
+    bool masked;
+    // in [0, 1), from the content, so that copies of a document are on the same side of a border;
+    // -INFINITY: it is for validation; 1: for training
+    double place;
 } UnitDocument;
 
 // Counts of documents and records; the first are the records of each kind that became documents.
@@ -25,6 +28,7 @@ enum {
     NUM_EMPTY,                   // documents without a token
     NUM_BINARY,                  // files that are no text, or not UTF-8
     NUM_OWN_ENDS,                // documents whose text has its own BOS or EOS
+    NUM_CUT,                     // text files whose end is for validation
     NUM_COUNTS
 };
 
@@ -35,24 +39,20 @@ typedef struct {
     UnknownKeys unknown;     // of records
     int64_t num_invalid;     // bytes of the file that are not UTF-8 and became U+FFFD
     int32_t turn_end;        // the special token that the last trained turn ends with; -1: none
-    double least_place;      // of documents, see val_frac; 1: there are none
 } Findings;
 
-static const Findings no_findings = {.turn_end = -1, .least_place = 1};
+static const Findings no_findings = {.turn_end = -1};
 
-enum { CUT_MIN_BYTES = 1 << 16, CUT_MAX_FILES = 20, MAX_DOCUMENT_BYTES = 1 << 30 };
+enum { CUT_MIN_BYTES = 1 << 16, MAX_DOCUMENT_BYTES = 1 << 30 };
 
 typedef struct {
     const Tokenizer *tokenizer;
-    bool has_byte[256];          // bytes that have a token
     ShardVocabulary vocabulary;  // its BOS and EOS are for documents without parts
     ChatTemplate chat;
-    Error no_chat;       // code != 0: no known template; hint: option of prepare.py
+    Error no_chat;       // code != 0: why there is no known template
     bool trains_on_all;  // turns of chats, not only on answers
     bool keeps_invalid;  // texts that are not UTF-8, as U+FFFD, however much that is
     bool cuts_files;     // the last 1 % of each file of at least CUT_MIN_BYTES is for validation
-    double val_frac;     // documents placed below it are for validation: by SHA-256 of the text,
-                         // about that share; 0: they are chosen otherwise; NO_VALIDATION: none
 } UnitOptions;
 
 typedef struct {

@@ -9,8 +9,8 @@
 #include "../base/file.h"
 #include "../base/memory.h"
 #include "../base/path.h"
-#include "../models/chat.h"
 #include "../shards/find_files.h"
+#include "records.h"
 
 // What file names tell. A file with another suffix is a text if it looks like one. A format is not
 // read: as INPUT_TEXT it is refused in a directory too, where it may be all that counts.
@@ -212,35 +212,32 @@ static Split split_of(const FoundPath *found) {
     return split;
 }
 
-// The base name of a file that tells about the others; NULL: it does not
-static const char *about_others(const InputFile *f) {
+// Does the file tell about the others?
+static bool is_about_others(const InputFile *f) {
     static const char *const names[] = {"README", "LICENSE", "LICENCE", "COPYING"};
-    const char *name = base_name(f->path);
     for (size_t i = 0; i < sizeof names / sizeof *names && !f->named && f->kind == INPUT_TEXT; i++)
-        if (strncasecmp(name, names[i], strlen(names[i])) == 0) return name;
-    return NULL;
+        if (strncasecmp(base_name(f->path), names[i], strlen(names[i])) == 0) return true;
+    return false;
 }
 
 // A record says what it is; that a text file is of a split is believed where another is to train.
 static void choose_splits(Inputs *in) {
     static const char trains[] = "name it in --train to train on it";
-    char trained[300] = "", hidden[300] = "";
+    char hidden[300] = "";
     bool has_train = false;
     for (size_t i = 0; i < in->n; i++) has_train |= in->items[i].split == SPLIT_TRAIN;
     for (InputFile *f = in->items; f && f < in->items + in->n; f++) {
-        const char *about = about_others(f);
         in->num_left_out += is_hidden(f);
         if (is_hidden(f)) text_list(hidden, sizeof hidden, "%s", base_name(f->path));
         if (f->kind == INPUT_TEXT && !has_train) f->split = SPLIT_NONE;
-        if (about && in->num_records == 0) text_list(trained, sizeof trained, "%s", about);
-        if (about && in->num_records > 0) leave_out(in, f, "a text among records", trains);
+        if (in->num_records > 0 && is_about_others(f))
+            leave_out(in, f, "a text among records", trains);
         if (f->kind == INPUT_LEFT_OUT) continue;
         if (f->split == SPLIT_TEST) leave_out(in, f, "a test set", trains);
         in->num_test += f->split == SPLIT_TEST;
         in->num_val += f->split == SPLIT_VAL;
     }
     if (hidden[0]) warning("left out: hidden files: %s", hidden);
-    if (trained[0]) warning("trained like the other texts: %s", trained);
 }
 
 // ---- Specs --------------------------------------------------------------------------------------
@@ -272,7 +269,7 @@ bool inputs_collect(Inputs *in, const char *spec, const char *out_dir, Error *er
     bool ok = path_list_expand(&found, spec, &search, err);
     for (size_t i = 0; ok && i < found.n; i++) ok = add_file(in, &found.items[i], err);
     path_list_free(&found);
-    choose_splits(in);
+    if (ok) choose_splits(in);
     return ok;
 }
 

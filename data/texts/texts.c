@@ -23,7 +23,7 @@
 
 enum {
     UNITS_PER_THREAD = 16,
-    FORMAT = 5,
+    FORMAT = 6,
     VAL_MIN_DOCS = 10,          // fewer are all trained
     MAX_ROUND_BYTES = 1 << 28,  // except for the last file: their tokens are in memory
 };
@@ -36,17 +36,18 @@ typedef struct {
     Inputs in;
     Tokenizer tokenizer;
     UnitOptions options;
-    Bpe *bpe;
     char dir[IO_PATH_MAX];
     char key[20];  // hash of the inputs and of everything that determines the shards
     ShardWriter train, val;
-    Unit *units;  // (num_units) of a round
+    // documents placed below it are for validation, about that share
+    double val_frac, least_place;  // least_place: of all documents
+    Unit *units;                   // (num_units) of a round
     int num_units;
     atomic_int next_unit;
     Findings found;
     bool again;  // they have been read before, and their faults reported
     double start_ms, shown_ms;
-} Job;
+} Conversion;
 
 // ---- The built-in tokenizer as Hugging Face's files: ids are bytes, BOS 256, EOS 257 ------------
 
@@ -91,34 +92,27 @@ static char *byte_tokenizer_json(void) {
     return json_write(root, JSON_INDENT(1));
 }
 
-// Frees the text.
-static bool write_text(const char *dir, const char *name, char *text, Error *err) {
-    char path[IO_PATH_MAX];
-    const bool ok = path_join(path, dir, name, err) && file_create(path, text, strlen(text), err);
-    free(text);
-    return ok;
-}
-
 // Failures are EXIT_DISK.
-static bool byte_tokenizer_write(const char *dir, Error *err) {
+static bool byte_tokenizer_write(Checkpoint *ck, Error *err) {
     json_t *config = json_loads(config_json, 0, NULL);
     json_object_set_new(config, "chat_template", json_string(chatml_template));
-    return write_text(dir, "tokenizer_config.json", json_write(config, JSON_INDENT(1)), err) &&
-           write_text(dir, "tokenizer.json", byte_tokenizer_json(), err);
+    return checkpoint_write_text(ck, "tokenizer_config.json", json_write(config, JSON_INDENT(1)),
+                                 err) &&
+           checkpoint_write_text(ck, "tokenizer.json", byte_tokenizer_json(), err);
 }
 
 // ---- Set-up: before anything is written ---------------------------------------------------------
 
-static void open_byte_tokenizer(Job *j, unsigned char digest[32]) {
+static void open_byte_tokenizer(Conversion *c, unsigned char digest[32]) {
     char *json = byte_tokenizer_json();
     sha256(json, strlen(json), digest);
     free(json);
-    j->tokenizer =
+    c->tokenizer =
         (Tokenizer){.vocab_size = 258, .bos = 256, .eos = 257, .adds_bos = true, .byte_ids = true};
 }
 
-static bool open_model_tokenizer(Job *j, unsigned char digest[32], Error *err) {
-    const char *model = j->settings->model;
+static bool open_model_tokenizer(Conversion *c, unsigned char digest[32], Error *err) {
+    const char *model = c->settings->model;
     char path[IO_PATH_MAX];
     if (path_is_dir(model) && !path_join(path, model, "tokenizer.json", err)) return false;
     if (!path_is_dir(model) || !path_exists(path))
@@ -126,50 +120,41 @@ static bool open_model_tokenizer(Job *j, unsigned char digest[32], Error *err) {
             err, EXIT_BAD_INPUT,
             "give --model DIR with a tokenizer.json; with --from-scratch, a config.json beside "
             "it is enough",
-            "%s: is text, expected a tokenizer for it in --model, found none in %s", j->spec,
+            "%s: is text, expected a tokenizer for it in --model, found none in %s", c->spec,
             model);
-    if (!tokenizer_open(&j->tokenizer, model, err) || !file_sha256(path, digest, err)) return false;
-    return j->tokenizer.eos >= 0 ||
+    if (!tokenizer_open(&c->tokenizer, model, err) || !file_sha256(path, digest, err)) return false;
+    return c->tokenizer.eos >= 0 ||
            error_set(err, EXIT_BAD_INPUT, "name it in tokenizer_config.json",
                      "%s: no eos_token found", path);
 }
 
-static bool open_tokenizer(Job *j, Error *err) {
-    Tokenizer *t = &j->tokenizer;
-    ShardVocabulary *v = &j->options.vocabulary;
-    const bool bytes = strcmp(j->settings->model, "demo") == 0;
+static bool open_tokenizer(Conversion *c, Error *err) {
+    Tokenizer *t = &c->tokenizer;
+    ShardVocabulary *v = &c->options.vocabulary;
+    const bool bytes = strcmp(c->settings->model, "demo") == 0;
     unsigned char digest[32];
     if (bytes)
-        open_byte_tokenizer(j, digest);
-    else if (!open_model_tokenizer(j, digest, err))
+        open_byte_tokenizer(c, digest);
+    else if (!open_model_tokenizer(c, digest, err))
         return false;
-    if (t->vocab_size > j->settings->vocab_size)
+    if (t->vocab_size > c->settings->vocab_size)
         return error_set(err, EXIT_CHECKPOINT_MISFIT, "use the tokenizer of the model",
                          "%s: made for a vocabulary of %d, the model has %d", t->file,
-                         t->vocab_size, j->settings->vocab_size);
+                         t->vocab_size, c->settings->vocab_size);
     *v = (ShardVocabulary){.vocab_size = t->vocab_size, .eos = t->eos};
     v->bos = t->adds_bos ? t->bos : -1;  // as in prompts, and before random weights too
     memcpy(&v->tokenizer_hash, digest, sizeof v->tokenizer_hash);
-    j->options.tokenizer = t;
-    for (int32_t id = 0; id < t->vocab_size && !t->byte_ids; id++) {
-        size_t n;
-        const unsigned char *byte = tokenizer_bytes(t, id, &n);
-        if (n == 1) j->options.has_byte[*byte] = true;
-    }
-    j->options.trains_on_all = j->settings->o->train_on != 0;
-    j->options.keeps_invalid = j->settings->o->invalid_utf8 != 0;
-    Error *no_chat = &j->options.no_chat;
-    chat_template_open(&j->options.chat, bytes ? NULL : j->settings->model, t, no_chat);
-    no_chat->hint[0] = 0;  // without a template prepare.py uses ChatML
-    if (j->options.chat.found)
-        snprintf(no_chat->hint, sizeof no_chat->hint, " --model %.300s", j->settings->model);
-    j->bpe = bpe_open(t, err);
-    if (!j->bpe && err->code == EXIT_USAGE)
+    c->options.tokenizer = t;
+    c->options.trains_on_all = c->settings->o->train_on != 0;
+    c->options.keeps_invalid = c->settings->o->invalid_utf8 != 0;
+    chat_template_open(&c->options.chat, bytes ? NULL : c->settings->model, t, &c->options.no_chat);
+    if (t->why_not.code) *err = t->why_not;
+    if (err->code == EXIT_USAGE)
         text_copy(
             err->hint, sizeof err->hint,
             "only byte-level BPE is supported: save the ids of its own library with numpy.save; "
             "data/convert.py makes shards of them");
-    return j->bpe != NULL;
+    return err->code == 0;
 }
 
 // The key covers all that changes the shards: this program's format; every byte of the files that
@@ -177,43 +162,43 @@ static bool open_tokenizer(Job *j, Error *err) {
 // SOURCE_DATE_EPOCH fixes it (a run would else end at midnight); the share for validation;
 // --train-on and --invalid-utf8; the path, which tells the split, the kind, size and time of each
 // file that is read.
-static bool make_key(Job *j, Error *err) {
+static bool make_key(Conversion *c, Error *err) {
     static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja"};
-    const UnitOptions *o = &j->options;
+    const UnitOptions *o = &c->options;
     const int64_t facts[] = {FORMAT, (int64_t)o->vocabulary.tokenizer_hash};
     char path[IO_PATH_MAX];
     uint64_t h = fnv1a(FNV1A_START, facts, sizeof facts);
-    for (int i = 0; i < 2 && j->tokenizer.file[0]; i++) {
+    for (int i = 0; i < 2 && c->tokenizer.file[0]; i++) {
         unsigned char digest[32] = {0};
-        if (!path_join(path, j->settings->model, names[i], err) ||
+        if (!path_join(path, c->settings->model, names[i], err) ||
             (path_exists(path) && !file_sha256(path, digest, err)))
             return false;
         h = fnv1a(h, digest, sizeof digest);
     }
     if (getenv("SOURCE_DATE_EPOCH")) h = fnv1a(h, o->chat.heading, strlen(o->chat.heading));
-    h = fnv1a(h, &o->val_frac, sizeof o->val_frac);
+    h = fnv1a(h, &c->val_frac, sizeof c->val_frac);
     h = fnv1a(h, &o->trains_on_all, sizeof o->trains_on_all);
     h = fnv1a(h, &o->keeps_invalid, sizeof o->keeps_invalid);
-    for (size_t i = 0; i < j->in.n; i++) {
-        const InputFile *f = &j->in.items[i];
+    for (size_t i = 0; i < c->in.n; i++) {
+        const InputFile *f = &c->in.items[i];
         if (f->kind == INPUT_LEFT_OUT) continue;
         h = fnv1a(h, f->path, strlen(f->path) + 1);
         h = fnv1a(h, &f->kind, sizeof f->kind);
         h = fnv1a(h, &f->size_bytes, sizeof f->size_bytes);
         h = fnv1a(h, &f->mtime_ns, sizeof f->mtime_ns);
     }
-    snprintf(j->key, sizeof j->key, "%016lx\n", h);
+    snprintf(c->key, sizeof c->key, "%016lx\n", h);
     return true;
 }
 
 // Was the directory made from the same texts with the same tokenizer?
-static bool is_up_to_date(const Job *j) {
+static bool is_up_to_date(const Conversion *c) {
     char path[IO_PATH_MAX];
     Error ignored = {0};
-    char *found = path_join(path, j->dir, "texts.key", &ignored) && path_exists(path)
-                      ? file_read_all(path, sizeof j->key, NULL, "", &ignored)
+    char *found = path_join(path, c->dir, "texts.key", &ignored) && path_exists(path)
+                      ? file_read_all(path, sizeof c->key, NULL, "", &ignored)
                       : NULL;
-    const bool same = found && strcmp(found, j->key) == 0;
+    const bool same = found && strcmp(found, c->key) == 0;
     free(found);
     return same;
 }
@@ -223,36 +208,37 @@ static bool is_up_to_date(const Job *j) {
 typedef struct {
     pthread_t id;
     BpeEncoder *encoder;
-    Job *job;
+    Conversion *conversion;
 } Thread;
 
 static void *thread_run(void *context) {
     const Thread *t = context;
-    for (int i; (i = atomic_fetch_add(&t->job->next_unit, 1)) < t->job->num_units;)
-        unit_encode(&t->job->units[i], t->encoder, &t->job->options);
+    for (int i; (i = atomic_fetch_add(&t->conversion->next_unit, 1)) < t->conversion->num_units;)
+        unit_encode(&t->conversion->units[i], t->encoder, &t->conversion->options);
     return NULL;
 }
 
-static void show_progress(Job *j, uint64_t bytes) {
+static void show_progress(Conversion *c, uint64_t bytes) {
     const bool terminal = terminal_width(stderr) > 0;
     const double now = now_ms();
     if (io_progress) io_progress();
-    if (now - j->shown_ms < (terminal ? 200 : 15000)) return;
-    j->shown_ms = now;
+    if (now - c->shown_ms < (terminal ? 200 : 15000)) return;
+    c->shown_ms = now;
     line_erase(stderr);
-    fprintf(stderr, "tokenizing %s: %.1f %%, %.1f MB/s%s", j->spec,
-            100 * (double)bytes / (double)j->in.size_bytes,
-            (double)bytes * 1e-3 / (now - j->start_ms), terminal ? "" : "\n");
+    fprintf(stderr, "tokenizing %s: %.1f %%, %.1f MB/s%s", c->spec,
+            100 * (double)bytes / (double)c->in.size_bytes,
+            (double)bytes * 1e-3 / (now - c->start_ms), terminal ? "" : "\n");
 }
 
-static bool was_stopped(const Job *j, Error *err) {
+static bool was_stopped(const Conversion *c, Error *err) {
     return stop_signal &&
            !error_set(err, EXIT_RESUMABLE, "start again: it is tokenized from the beginning",
-                      "%s: stopped by signal %d while tokenizing", j->spec, (int)stop_signal);
+                      "%s: stopped by signal %d while tokenizing", c->spec, (int)stop_signal);
 }
 
 // The calling thread shows progress in bytes, and encodes only if no thread can be started.
-static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before, uint64_t after) {
+static void round_run(Conversion *c, Thread *threads, int num_threads, uint64_t before,
+                      uint64_t after) {
     int started = 0;
     uint64_t start = 0;
     Error err = {0};
@@ -265,9 +251,9 @@ static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before,
         struct timespec until;
         uint64_t done = before - start;
         for (int k = 0; k < num_threads; k++) done += bpe_bytes(threads[k].encoder);
-        show_progress(j, done < after ? done : after);
-        if (was_stopped(j, &err)) {  // a long record would take minutes, and has written nothing
-            checkpoint_abort(&j->ck);
+        show_progress(c, done < after ? done : after);
+        if (was_stopped(c, &err)) {  // a long record would take minutes, and has written nothing
+            checkpoint_abort(&c->ck);
             error_exit(&err);
         }
         clock_gettime(CLOCK_REALTIME, &until);
@@ -277,14 +263,14 @@ static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before,
 }
 
 // Names the first binary files and bad records; a hint that is the last one's once.
-static void name_left_out(Job *j, const Findings *more) {
-    const int64_t *all = j->found.counts, before = all[NUM_BAD] + all[NUM_BINARY],
+static void name_left_out(Conversion *c, const Findings *more) {
+    const int64_t *all = c->found.counts, before = all[NUM_BAD] + all[NUM_BINARY],
                   n = more->counts[NUM_BAD] + more->counts[NUM_BINARY];
     for (int64_t i = 0; i < n && before + i < MAX_NAMED; i++) {
         const Error *named = &more->named[i];
         const bool again = i > 0 && strcmp(named->hint, named[-1].hint) == 0;
-        j->found.named[before + i] = *named;
-        if (j->again) continue;
+        c->found.named[before + i] = *named;
+        if (c->again) continue;
         if (again || !named->hint[0])
             warning("left out: %s", named->what);
         else
@@ -292,156 +278,156 @@ static void name_left_out(Job *j, const Findings *more) {
     }
 }
 
-static void add_findings(Job *j, const Findings *more) {
-    name_left_out(j, more);
-    for (int i = 0; i < NUM_COUNTS; i++) j->found.counts[i] += more->counts[i];
+static void add_findings(Conversion *c, const Findings *more) {
+    name_left_out(c, more);
+    for (int i = 0; i < NUM_COUNTS; i++) c->found.counts[i] += more->counts[i];
     for (size_t i = 0; i < more->unknown.n; i++)
-        unknown_add(&j->found.unknown, more->unknown.items[i].name, more->unknown.items[i].records);
-    j->found.least_place = fmin(j->found.least_place, more->least_place);
-    if (more->turn_end >= 0) j->found.turn_end = more->turn_end;
+        unknown_add(&c->found.unknown, more->unknown.items[i].name, more->unknown.items[i].records);
+    if (more->turn_end >= 0) c->found.turn_end = more->turn_end;
 }
 
-static bool write_unit(Job *j, const Unit *u, Error *err) {
-    const uint64_t width = (uint64_t)shard_token_bytes(&j->options.vocabulary);
+static bool write_unit(Conversion *c, const Unit *u, Error *err) {
+    const uint64_t width = (uint64_t)shard_token_bytes(&c->options.vocabulary);
     if (u->err.code) {
         *err = u->err;
         return false;
     }
     for (size_t i = 0; i < u->num_documents; i++) {
         const UnitDocument *d = &u->documents[i];
-        if (!shard_writer_add(d->is_val ? &j->val : &j->train, u->tokens + d->first * width,
-                              d->end - d->first, d->masked ? u->weights + d->first : NULL, err))
+        c->least_place = fmin(c->least_place, d->place);
+        if (!shard_writer_add(d->place < c->val_frac ? &c->val : &c->train,
+                              u->tokens + d->first * width, d->end - d->first,
+                              d->masked ? u->weights + d->first : NULL, err))
             return false;
     }
-    if (u->found.num_invalid > 0 && !j->again)
+    if (u->found.num_invalid > 0 && !c->again)
         warning("%s: bytes not in UTF-8, which became U+FFFD: %ld (iconv -f WINDOWS-1252 -t UTF-8)",
                 u->file->path, u->found.num_invalid);
-    j->in.items[u->file - j->in.items].num_docs += (int64_t)u->num_documents;
-    add_findings(j, &u->found);
+    c->in.items[u->file - c->in.items].num_docs += (int64_t)u->num_documents;
+    add_findings(c, &u->found);
     return true;
 }
 
-static bool encode_all(Job *j, Thread *threads, int num_threads, Error *err) {
-    UnitReader reader = {.in = &j->in, .most_bytes = MAX_DOCUMENT_BYTES, .file.fd = -1};
+static bool encode_all(Conversion *c, Thread *threads, int num_threads, Error *err) {
+    UnitReader reader = {.in = &c->in, .most_bytes = MAX_DOCUMENT_BYTES, .file.fd = -1};
     bool ok = true;
     do {
         const uint64_t before = reader.bytes_done;
-        j->num_units = 0;
-        atomic_store(&j->next_unit, 0);
-        while (j->num_units < num_threads * UNITS_PER_THREAD &&
+        c->num_units = 0;
+        atomic_store(&c->next_unit, 0);
+        while (c->num_units < num_threads * UNITS_PER_THREAD &&
                reader.bytes_done - before < MAX_ROUND_BYTES &&
-               unit_read(&reader, &j->units[j->num_units], err))
-            j->num_units++;
+               unit_read(&reader, &c->units[c->num_units], err))
+            c->num_units++;
         ok = err->code == 0;
-        if (ok) round_run(j, threads, num_threads, before, reader.bytes_done);
-        for (int i = 0; ok && i < j->num_units; i++) ok = write_unit(j, &j->units[i], err);
-        show_progress(j, reader.bytes_done);
-    } while (ok && j->num_units > 0 && !was_stopped(j, err));
+        if (ok) round_run(c, threads, num_threads, before, reader.bytes_done);
+        for (int i = 0; ok && i < c->num_units; i++) ok = write_unit(c, &c->units[i], err);
+        show_progress(c, reader.bytes_done);
+    } while (ok && c->num_units > 0 && !was_stopped(c, err));
     file_close(&reader.file);
     return ok && err->code == 0;
 }
 
-static bool encode_with_threads(Job *j, Error *err) {
+static bool encode_with_threads(Conversion *c, Error *err) {
     cpu_set_t may_use;
     const int cores = sched_getaffinity(0, sizeof may_use, &may_use) == 0
                           ? CPU_COUNT(&may_use)
                           : (int)sysconf(_SC_NPROCESSORS_ONLN),
-              num_threads = j->settings->o->threads > 0 ? j->settings->o->threads : cores;
+              num_threads = c->settings->o->threads > 0 ? c->settings->o->threads : cores;
     const int max_units = num_threads * UNITS_PER_THREAD;
     Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");
-    j->units = host_calloc((size_t)max_units, sizeof(Unit), "texts");
+    c->units = host_calloc((size_t)max_units, sizeof(Unit), "texts");
     for (int i = 0; i < num_threads; i++)
-        threads[i] = (Thread){.job = j, .encoder = bpe_encoder_open(j->bpe)};
-    const bool ok = encode_all(j, threads, num_threads, err);
+        threads[i] = (Thread){.conversion = c, .encoder = bpe_encoder_open(&c->tokenizer)};
+    const bool ok = encode_all(c, threads, num_threads, err);
     for (int i = 0; i < num_threads; i++) bpe_encoder_close(threads[i].encoder);
-    for (int i = 0; i < max_units; i++) unit_free(&j->units[i]);
+    for (int i = 0; i < max_units; i++) unit_free(&c->units[i]);
     free(threads);
-    free(j->units);
+    free(c->units);
     return ok;
 }
 
 // ---- The directory: everything under a temporary name, then renamed -----------------------------
 
-static bool write_tokenizer(const Job *j, Error *err) {
+static bool write_tokenizer(Conversion *c, Error *err) {
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",
                                         "special_tokens_map.json", "chat_template.jinja"};
     char from[IO_PATH_MAX];
     bool ok = true;
-    if (!j->tokenizer.file[0]) return byte_tokenizer_write(j->ck.dir, err);
+    if (!c->tokenizer.file[0]) return byte_tokenizer_write(&c->ck, err);
     for (size_t i = 0; ok && i < sizeof names / sizeof *names; i++) {
-        ok = path_join(from, j->settings->model, names[i], err);
+        ok = path_join(from, c->settings->model, names[i], err);
         if (!ok || !path_exists(from)) continue;
         char *text = file_read_all(from, TOKENIZER_MAX_BYTES, NULL, "", err);
-        ok = text && write_text(j->ck.dir, names[i], text, err);
+        ok = text && checkpoint_write_text(&c->ck, names[i], text, err);
     }
-    return ok &&
-           (j->found.turn_end < 0 ||  // for the model that is trained on them
-            write_text(j->ck.dir, "generation_config.json",
-                       json_write(json_pack("{s:i}", "eos_token_id", j->found.turn_end), 0), err));
+    return ok && (c->found.turn_end < 0 ||  // for the model that is trained on them
+                  checkpoint_write_text(
+                      &c->ck, "generation_config.json",
+                      json_write(json_pack("{s:i}", "eos_token_id", c->found.turn_end), 0), err));
 }
 
-static bool nothing_to_train(const Job *j, Error *err) {
-    const Error *first = &j->found.named[0];
+static bool nothing_to_train(const Conversion *c, Error *err) {
+    const Error *first = &c->found.named[0];
     if (first->code) return error_set(err, EXIT_BAD_INPUT, first->hint, "%s", first->what);
     return error_set(err, EXIT_BAD_INPUT, "give text files or JSON Lines",
-                     "%s: expected documents, found none", j->spec);
+                     "%s: expected documents, found none", c->spec);
 }
 
 // Splits the documents. Starts over without validation if none would be left for training, and with
 // the document of the least place for it if there was none.
-static bool make_shards(Job *j, Error *err) {
-    j->found = no_findings;
-    for (size_t i = 0; i < j->in.n; i++) j->in.items[i].num_docs = 0;
-    checkpoint_abort(&j->ck);
-    shard_writer_init(&j->train, j->ck.dir, "train", &j->options.vocabulary);
-    shard_writer_init(&j->val, j->ck.dir, "val", &j->options.vocabulary);
-    const bool ok = checkpoint_begin(&j->ck, j->out->path, -1, basename(j->dir), err) &&
-                    encode_with_threads(j, err) && shard_writer_close(&j->train, err) &&
-                    shard_writer_close(&j->val, err);
-    shard_writer_free(&j->train);
-    shard_writer_free(&j->val);
-    if (ok && j->train.num_docs + j->val.num_docs == 0) return nothing_to_train(j, err);
-    const bool splits = j->options.val_frac > 0 && j->options.val_frac < 1,
-               lacks = j->val.num_docs == 0 && j->train.num_docs >= VAL_MIN_DOCS &&
-                       (splits || j->options.cuts_files);
-    if (!ok || (!lacks && (!splits || j->train.num_docs > 0))) return ok;
-    j->options.val_frac = lacks ? nextafter(j->found.least_place, 1) : 0;
-    j->options.cuts_files = false;
-    j->again = true;
-    return make_shards(j, err);
+static bool make_shards(Conversion *c, Error *err) {
+    c->found = no_findings;
+    c->least_place = 1;
+    for (size_t i = 0; i < c->in.n; i++) c->in.items[i].num_docs = 0;
+    checkpoint_abort(&c->ck);
+    shard_writer_init(&c->train, c->ck.dir, "train", &c->options.vocabulary);
+    shard_writer_init(&c->val, c->ck.dir, "val", &c->options.vocabulary);
+    const bool ok = checkpoint_begin(&c->ck, c->out->path, -1, basename(c->dir), err) &&
+                    encode_with_threads(c, err) && shard_writer_close(&c->train, err) &&
+                    shard_writer_close(&c->val, err);
+    shard_writer_free(&c->train);
+    shard_writer_free(&c->val);
+    if (ok && c->train.num_docs + c->val.num_docs == 0) return nothing_to_train(c, err);
+    const bool splits = c->val_frac > 0 && c->val_frac < 1,
+               lacks = splits && c->val.num_docs == 0 && c->train.num_docs >= VAL_MIN_DOCS;
+    if (!ok || (!lacks && (!splits || c->train.num_docs > 0))) return ok;
+    c->val_frac = lacks ? nextafter(c->least_place, 1) : 0;
+    c->again = true;
+    return make_shards(c, err);
 }
 
-static bool publish(Job *j, Error *err) {
-    return write_tokenizer(j, err) &&
-           write_text(j->ck.dir, "texts.key", host_copy(j->key, "a key"), err) &&
-           checkpoint_register_all(&j->ck, err) && checkpoint_publish(&j->ck, err);
+static bool publish(Conversion *c, Error *err) {
+    return write_tokenizer(c, err) &&
+           checkpoint_write_text(&c->ck, "texts.key", host_copy(c->key, "a key"), err) &&
+           checkpoint_register_all(&c->ck, err) && checkpoint_publish(&c->ck, err);
 }
 
-static void print_records(const Job *j) {
+static void print_records(const Conversion *c) {
     char list[300] = "";
     int64_t all = 0;
-    for (int i = 0; i < NUM_RECORD_KINDS; all += j->found.counts[i++])
-        if (j->found.counts[i] > 0)
-            text_list(list, sizeof list, "%ld of %s", j->found.counts[i], record_levels[i].name);
-    const int64_t chats = all - j->found.counts[RECORD_TEXT] - j->found.counts[RECORD_PARTS];
+    for (int i = 0; i < NUM_RECORD_KINDS; all += c->found.counts[i++])
+        if (c->found.counts[i] > 0)
+            text_list(list, sizeof list, "%ld of %s", c->found.counts[i], record_levels[i].name);
+    const int64_t chats = all - c->found.counts[RECORD_TEXT] - c->found.counts[RECORD_PARTS];
     if (all > 0) printf("records %s", list);
     if (chats > 0)
-        printf("; chats by the template of %s, trained on %s", j->options.chat.name,
-               j->options.trains_on_all ? "every turn" : "the answers");
+        printf("; chats by the template of %s, trained on %s", c->options.chat.name,
+               c->options.trains_on_all ? "every turn" : "the answers");
     if (all > 0) printf("\n");
     list[0] = 0;
-    for (size_t i = 0; i < j->found.unknown.n; i++)
-        text_list(list, sizeof list, "%s (%ld records)", j->found.unknown.items[i].name,
-                  j->found.unknown.items[i].records);
+    for (size_t i = 0; i < c->found.unknown.n; i++)
+        text_list(list, sizeof list, "%s (%ld records)", c->found.unknown.items[i].name,
+                  c->found.unknown.items[i].records);
     if (list[0]) printf("unknown keys: %s\n", list);
     if (chats > 0 && !option_given(run_option_table, "model"))
         warning("these chats train random weights: --model DIR names a model that can write");
 }
 
 // The first five files with documents of training, or of validation
-static void print_files(const Job *j, const char *name, bool val) {
+static void print_files(const Conversion *c, const char *name, bool val) {
     int64_t n = 0;
-    for (const InputFile *f = j->in.items; f < j->in.items + j->in.n; f++) {
+    for (const InputFile *f = c->in.items; f < c->in.items + c->in.n; f++) {
         char path[300];
         if (f->num_docs == 0 || (f->split == SPLIT_VAL) != val) continue;
         text_copy(path, sizeof path, f->path);
@@ -452,8 +438,8 @@ static void print_files(const Job *j, const char *name, bool val) {
     if (n > 0) printf("\n");
 }
 
-static void print_tokenizer(const Job *j) {
-    const Tokenizer *t = &j->tokenizer;
+static void print_tokenizer(const Conversion *c) {
+    const Tokenizer *t = &c->tokenizer;
     char bos[80] = "no BOS";
     if (!t->file[0]) return;
     if (t->adds_bos) tokenizer_name(bos, sizeof bos, t, t->bos);
@@ -461,9 +447,9 @@ static void print_tokenizer(const Job *j) {
            t->bos_is_disputed ? "; as in transformers 5, add_bos_token has no effect" : "");
 }
 
-static void print_summary(const Job *j) {
-    const int64_t docs = j->train.num_docs + j->val.num_docs, *counts = j->found.counts;
-    const double ms = now_ms() - j->start_ms;
+static void print_summary(const Conversion *c) {
+    const int64_t docs = c->train.num_docs + c->val.num_docs, *counts = c->found.counts;
+    const double ms = now_ms() - c->start_ms;
     static const char *const what[] = {[NUM_BAD] = "record",
                                        [NUM_EMPTY] = "empty document",
                                        [NUM_BINARY] = "binary or non-UTF-8 file"};
@@ -472,52 +458,52 @@ static void print_summary(const Job *j) {
     for (int i = NUM_BAD; i <= NUM_BINARY; i++)
         if (counts[i] > 0)
             text_list(left, sizeof left, "%ld %s%s", counts[i], what[i], text_plural(counts[i]));
-    if (j->in.num_left_out > 0)
-        text_list(left, sizeof left, "%ld other file%s", j->in.num_left_out,
-                  text_plural(j->in.num_left_out));
+    if (c->in.num_left_out > 0)
+        text_list(left, sizeof left, "%ld other file%s", c->in.num_left_out,
+                  text_plural(c->in.num_left_out));
     printf("texts   %s -> %s: %ld document%s, %ld for validation%s, %.1f MB in %.1f s%s%s\n",
-           j->spec, j->dir, docs, text_plural(docs), j->val.num_docs,
-           j->options.cuts_files && j->val.num_docs > 0 ? " (the last 1 % of a file)" : "",
-           (double)j->in.size_bytes * 1e-6, ms * 1e-3, left[0] ? "; left out: " : "", left);
+           c->spec, c->dir, docs, text_plural(docs), c->val.num_docs,
+           counts[NUM_CUT] > 0 ? " (the last 1 % of a file)" : "", (double)c->in.size_bytes * 1e-6,
+           ms * 1e-3, left[0] ? "; left out: " : "", left);
     if (counts[NUM_OWN_ENDS] > 0)
         printf("texts with a BOS or EOS of their own, which is not doubled: %ld\n",
                counts[NUM_OWN_ENDS]);
-    if (j->in.n > 1) print_files(j, "files   to train on: ", false);
-    print_files(j, "files   to validate on: ", true);
-    print_records(j);
-    print_tokenizer(j);
+    if (c->in.n > 1) print_files(c, "files   to train on: ", false);
+    print_files(c, "files   to validate on: ", true);
+    print_records(c);
+    print_tokenizer(c);
 }
 
 // The tokens of an existing run are needed to resume it, and --val may name them.
-static bool may_replace(const Job *j, Error *err) {
+static bool may_replace(const Conversion *c, Error *err) {
     char log[IO_PATH_MAX];
-    const char *val = j->settings->o->val;
+    const char *val = c->settings->o->val;
     bool has_log, has_tokens, same = false;
-    if (!path_join(log, j->out->path, "log.jsonl", err) || !path_find(log, &has_log, err) ||
-        !path_find(j->dir, &has_tokens, err) || (val && !path_is_same(val, j->dir, &same, err)))
+    if (!path_join(log, c->out->path, "log.jsonl", err) || !path_find(log, &has_log, err) ||
+        !path_find(c->dir, &has_tokens, err) || (val && !path_is_same(val, c->dir, &same, err)))
         return false;
     if (same)
         return error_set(err, EXIT_USAGE, "copy it elsewhere first, or give another --out",
                          "--val %s: expected shards that this run does not replace", val);
     if (!has_tokens) return true;
-    return j->settings->replaces_run || !has_log
-               ? checkpoint_is_ours(j->dir, err)
+    return c->settings->replaces_run || !has_log
+               ? checkpoint_is_ours(c->dir, err)
                : error_set(
                      err, EXIT_USAGE,
                      "--out DIR starts elsewhere, --overwrite replaces the run; --resume without "
                      "--train continues it on the same texts as before",
-                     "%s: the run was trained on other texts than %s has now", j->out->path,
-                     j->spec);
+                     "%s: the run was trained on other texts than %s has now", c->out->path,
+                     c->spec);
 }
 
-static bool write_all(Job *j, Error *err) {
-    if (!dir_create_all(j->out->path, err) || !out_dir_lock(j->out, err)) return false;
-    j->start_ms = j->shown_ms = now_ms();
-    if (make_shards(j, err) && publish(j, err)) {
-        print_summary(j);
+static bool write_all(Conversion *c, Error *err) {
+    if (!dir_create_all(c->out->path, err) || !out_dir_lock(c->out, err)) return false;
+    c->start_ms = c->shown_ms = now_ms();
+    if (make_shards(c, err) && publish(c, err)) {
+        print_summary(c);
         return true;
     }
-    checkpoint_abort(&j->ck);
+    checkpoint_abort(&c->ck);
     return false;
 }
 
@@ -541,47 +527,44 @@ static OutDir *temporary_out(Error *err) {
     return &out;
 }
 
-static bool place_in(Job *j, OutDir *out, const char *name, Error *err) {
-    j->out = out;
-    return out && path_join(j->dir, out->path, name, err);
+static bool place_in(Conversion *c, OutDir *out, const char *name, Error *err) {
+    c->out = out;
+    return out && path_join(c->dir, out->path, name, err);
 }
 
 // What trains nothing needs no --out; --steps 0 leaves its tokens there, but in no other run.
-static bool choose_place(Job *j, const char *name, Error *err) {
-    const Options *o = j->settings->o;
+static bool choose_place(Conversion *c, const char *name, Error *err) {
+    const Options *o = c->settings->o;
     const bool trains = run_trains(o), keeps = !o->dry_run && !o->compare && !o->check_packing;
     Error why = {0};
-    if (keeps && may_replace(j, trains ? err : &why)) return true;
-    return !trains && place_in(j, temporary_out(err), name, err);
+    if (keeps && may_replace(c, trains ? err : &why)) return true;
+    return !trains && place_in(c, temporary_out(err), name, err);
 }
 
 static bool source_to_shards(char **spec, const char *name, double val_frac, const Texts *t,
                              Error *err) {
-    static Job j;
+    static Conversion c;
     if (!inputs_are_texts(*spec)) return true;
-    j = (Job){.settings = t, .spec = *spec, .options.val_frac = val_frac};
-    bool ok = place_in(&j, t->out ? t->out : temporary_out(err), name, err);
+    c = (Conversion){.settings = t, .spec = *spec, .val_frac = val_frac};
+    bool ok = place_in(&c, t->out ? t->out : temporary_out(err), name, err);
     if (ok && t->writes) {
-        ok = inputs_collect(&j.in, *spec, j.out->path, err) && open_tokenizer(&j, err);
-        // with few texts a hash would most likely choose none for validation, or many
-        j.options.cuts_files = val_frac > 0 && val_frac < 1 && j.in.num_val == 0 &&
-                               j.in.num_records == 0 && j.in.n <= CUT_MAX_FILES;
-        if (j.in.num_val > 0 || j.options.cuts_files) j.options.val_frac = 0;  // chosen already
-        if (ok && val_frac < 1 && j.in.num_val + j.in.num_test > 0 &&
-            j.in.num_val + j.in.num_left_out == (int64_t)j.in.n)
+        ok = inputs_collect(&c.in, *spec, c.out->path, err) && open_tokenizer(&c, err);
+        c.options.cuts_files = val_frac > 0 && val_frac < 1 && c.in.num_val == 0;
+        if (c.in.num_val > 0) c.val_frac = 0;  // chosen already
+        if (ok && val_frac < 1 && c.in.num_val + c.in.num_test > 0 &&
+            c.in.num_val + c.in.num_left_out == (int64_t)c.in.n)
             ok = error_set(err, EXIT_BAD_INPUT, "name the files themselves to train on them",
                            "%s: expected documents to train on, found validation and test files "
                            "only",
                            *spec);
-        ok = ok && make_key(&j, err);
-        if (ok && !is_up_to_date(&j)) ok = choose_place(&j, name, err) && write_all(&j, err);
-        bpe_close(j.bpe);
-        tokenizer_free(&j.tokenizer);
-        inputs_free(&j.in);
+        ok = ok && make_key(&c, err);
+        if (ok && !is_up_to_date(&c)) ok = choose_place(&c, name, err) && write_all(&c, err);
+        tokenizer_free(&c.tokenizer);
+        inputs_free(&c.in);
     }
     if (!ok) return false;
     free(*spec);
-    *spec = host_copy(j.dir, "paths");
+    *spec = host_copy(c.dir, "paths");
     return true;
 }
 

@@ -113,9 +113,9 @@ bool benchmark_open(Benchmark *b, const Options *o, const char *tokenizer, int32
         return error_set(err, EXIT_CHECKPOINT_MISFIT, "use the tokenizer of the model",
                          "%s: expected at most %d ids, found %d", b->tokenizer.file, vocab_size,
                          b->tokenizer.vocab_size);
-    b->bpe = bpe_open(&b->tokenizer, err);
-    if (!b->bpe) return false;
-    b->encoder = bpe_encoder_open(b->bpe);
+    *err = b->tokenizer.why_not;
+    if (err->code) return false;
+    b->encoder = bpe_encoder_open(&b->tokenizer);
     bool ok = path_list_expand(&b->files, o->bench, &search, err);
     for (size_t i = 0; ok && i < b->files.n; i++) ok = read_file(b, i, err);
     if (!ok && err->code == EXIT_BAD_INPUT)

@@ -26,7 +26,6 @@ typedef struct {
 typedef struct {
     const Options *o;  // bench: files, globs, directories, commas between; max_seqlen, log_every
     Tokenizer tokenizer;
-    Bpe *bpe;
     BpeEncoder *encoder;
     PathList files;
     BenchmarkChoice *choices;   // (num_choices)

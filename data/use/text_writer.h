@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../base/heap.h"
-#include "../models/tokenizer.h"
+#include "../models/bpe.h"
 #include "../runs/run_options.h"
 #include "model_face.h"
 

@@ -105,16 +105,13 @@ static BpeEncoder *encoder(int i) {
                                        "tests/golden/tokenizers/llama3",
                                        "tests/golden/tokenizers/qwen"};
     static BpeEncoder *opened[NUM_TOKENIZERS];
-    Error err = {0};
     Tokenizer *t = &list[i];
     if (opened[i]) return opened[i];
     must(i == 0 || tokenizer_open(t, dirs[i], &err));
-    const Bpe *b = bpe_open(t, &err);
-    if (!b) error_exit(&err);
+    if (t->why_not.code) error_exit(&t->why_not);
     unit_options[i] = (UnitOptions){.tokenizer = t, .vocabulary = {1 << 24, t->bos, t->eos, 0}};
     if (!t->adds_bos) unit_options[i].vocabulary.bos = -1;
-    memset(unit_options[i].has_byte, true, 256);
-    return opened[i] = bpe_encoder_open(b);
+    return opened[i] = bpe_encoder_open(t);
 }
 
 // The bytes of a text's ids, but for BOS and EOS, are those of the text, without a byte order mark,
@@ -143,7 +140,7 @@ static bool fuzz_documents(Input *in) {
     Inputs inputs;
     UnitReader r = {.in = &inputs, .most_bytes = MAX_DOCUMENT_BYTES, .file.fd = -1};
     size_t n;
-    o->chat = (ChatTemplate){(ChatStyle)(style % 5), "", true, "Short.", "", "<s>", "<|im_end|>"};
+    o->chat = (ChatTemplate){(ChatStyle)(style % 5), "", "Short.", "", "<s>", "<|im_end|>"};
     if (style & 8) o->chat.system[0] = 0;
     o->trains_on_all = flags & 16;
     o->keeps_invalid = flags & 64;
@@ -413,7 +410,6 @@ static bool fuzz_questions(Input *in) {
     CHECK(!ok || rows == b.num_tokens);
     path_list_free(&b.files);
     bpe_encoder_close(b.encoder);
-    bpe_close(b.bpe);
     tokenizer_free(&b.tokenizer);
     void *const owned[] = {b.choices, b.log_likelihoods, b.tokens, b.targets};
     for (size_t i = 0; i < 4; i++) free(owned[i]);

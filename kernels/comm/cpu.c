@@ -30,17 +30,17 @@ void comm_phase(const char *phase, int64_t step) { job_phase(phase, step); }
 // For MPI's calls: each rank's number of elements and where they begin, (num_ranks) each
 typedef struct {
     int *counts, *starts;
-} Parts;
+} RankParts;
 
-static Parts parts_alloc(void) {
+static RankParts parts_alloc(void) {
     const size_t ranks = (size_t)comm_num_ranks();
     int *counts = host_calloc(2 * ranks, sizeof(int), "ranks");
-    return (Parts){counts, counts + ranks};
+    return (RankParts){counts, counts + ranks};
 }
 
 // The part of from .. to - 1 in each rank's shard. MPI counts in int.
-static Parts parts_of(const size_t *first, size_t from, size_t to) {
-    const Parts p = parts_alloc();
+static RankParts parts_of(const size_t *first, size_t from, size_t to) {
+    const RankParts p = parts_alloc();
     if (to > INT_MAX)
         exit_with(EXIT_DEVICE_ERROR, "train this model with one rank, or with the CUDA backend",
                   "ranks: expected at most %d parameters, found %zu", INT_MAX, to);
@@ -54,7 +54,7 @@ static Parts parts_of(const size_t *first, size_t from, size_t to) {
 
 // MPI writes the sum to the beginning of the range, whichever shard that is.
 static void reduce(real *x, const size_t *first, size_t from, size_t to) {
-    const Parts p = parts_of(first, from, to);
+    const RankParts p = parts_of(first, from, to);
     const int rank = comm_rank();
     MPI_Request request;
     MPI_Ireduce_scatter(MPI_IN_PLACE, x + from, p.counts, REAL, MPI_SUM, MPI_COMM_WORLD, &request);
@@ -64,7 +64,7 @@ static void reduce(real *x, const size_t *first, size_t from, size_t to) {
 }
 
 static void gather(real *x, const size_t *first, size_t from, size_t to) {
-    const Parts p = parts_of(first, from, to);
+    const RankParts p = parts_of(first, from, to);
     MPI_Request request;
     MPI_Iallgatherv(MPI_IN_PLACE, 0, REAL, x, p.counts, p.starts, REAL, MPI_COMM_WORLD, &request);
     job_wait(&request, false);
@@ -73,7 +73,7 @@ static void gather(real *x, const size_t *first, size_t from, size_t to) {
 
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
     const int ranks = comm_num_ranks(), rank = comm_rank();
-    const Parts theirs = parts_of(first, 0, first[ranks]), own = parts_alloc();
+    const RankParts theirs = parts_of(first, 0, first[ranks]), own = parts_alloc();
     MPI_Request request;
     for (int r = 0; r < ranks; r++) {
         const ShardPart part = part_of_shard(first, r, first[r] + at, first[r] + at + block);

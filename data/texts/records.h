@@ -1,9 +1,10 @@
-// The kinds of JSON records, and the keys that records, messages and completions may have.
+// JSON records: their kinds, the keys that records, messages and completions may have, and the text
+// of each.
 #pragma once
 
 #include <jansson.h>
 
-#include "../base/error.h"
+#include "../models/chat.h"
 
 // The kind of a record, by its keys
 typedef enum {
@@ -58,3 +59,10 @@ bool members_check(json_t *object, int level, UnknownKeys *unknown, Error *bad);
 
 // *weight *= the number; NULL: 1
 bool read_weight(const json_t *number, float *weight, Error *bad);
+
+// Appends the text of a record in parts, but that of a text record, which is its member; only the
+// parts that are marked in the record, or the answers of its chat but not those in a prompt, are
+// trained on, with their weights; with train_all, everything is. *weight *= the record's. *bad says
+// why a record cannot be rendered.
+bool record_render(json_t *record, const ChatTemplate *t, bool train_all, Parts *out, float *weight,
+                   UnknownKeys *unknown, Error *bad);
