@@ -1,4 +1,4 @@
-// The tile code of attention.c, included once per instruction set by each_set.h. Idea and sizes: see
+// The tile code of attention.c, included once per instruction set by each_set.h. Idea and sizes: at
 // the top of attention.c.
 
 #ifndef INLINE  // expanded with the NAME and TARGET of each set

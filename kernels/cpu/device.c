@@ -44,12 +44,8 @@ const char *device_init(const DeviceOptions *options) {
     const int threads = cpu_set_threads(options->threads);
     if (!matmul_select(NULL, options->bf16_matmul))
         return "--bf16-matmul: this CPU has no bf16 dot products (amx_bf16, avx512_bf16)";
-    const char *note = "";
-    if (!options->bf16_matmul && cpu_is_faster_in_bf16()) note = " (--bf16-matmul is faster here)";
-    if (options->bf16_matmul && cpu_has_amx_unit() && !cpu_has("amx_bf16"))
-        note = " (the kernel refuses AMX)";
     snprintf(description, sizeof description, "cpu, %d thread%s, matmul %s%s", threads,
-             threads == 1 ? "" : "s", matmul_describe(), note);
+             threads == 1 ? "" : "s", matmul_describe(), cpu_bf16_note(options->bf16_matmul));
     return NULL;
 }
 

@@ -8,13 +8,10 @@
 // tile registers, which it grants to threads that start later.
 bool cpu_has(const char *set);
 
-// AMX of the processor, whatever Linux grants
-bool cpu_has_amx_unit(void);
+// A remark about --bf16-matmul on this CPU, from measurements in dev/SPEED.md; "": none
+const char *cpu_bf16_note(bool bf16_matmul);
 
-// By more than 1.3 times, as measured: dev/SPEED.md.
-bool cpu_is_faster_in_bf16(void);
-
-// Sets how many threads the kernels use, 0: all cores that this process may use; returns the number.
+// Sets how many threads the kernels use, 0: all cores of this process; returns the number.
 int cpu_set_threads(int threads);
 // That number. omp_get_max_threads is right only in the thread that called cpu_set_threads.
 int cpu_threads(void);

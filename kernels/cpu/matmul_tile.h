@@ -1,8 +1,8 @@
 // The register tile of matmul.c for one instruction set, included by each_set.h, and for sets that
 // only multiply with these defined:
-//   NAME(x)                 adds the set's suffix: mr_ and nv_, the tile is MR rows by NV vectors of
-//                           C; functions tile and, where the macros that they need are defined,
-//                           pack (MERGE_*), few (fours_*) and, for tile registers, pack_tiles
+//   NAME(x)                 x with the set's suffix: mr and nv, the rows and vectors of the tile of
+//                           C, and the functions: tile and, where the macros that they need are
+//                           defined, pack (MERGE_*), few and, for tile registers, pack_tiles
 //   TARGET, LANES, FMA      as in each_set.h
 //   MERGE_LOW, MERGE_HIGH   the same, or undefined
 //   TILE_ZERO(t), TILE_LOAD, TILE_STORE(t, p, stride), TILE_DOT(c, a, b)
