@@ -100,14 +100,12 @@ void comm_phase(const char *phase, int64_t step) {
 // awake_ms: since when this rank has run; it cannot tell what others did before.
 static void look_at_others(double awake_ms) {
     Life lost = {.alive_ms = INFINITY};
-    char host[64] = "?";
     for (int i = 0; machine && i < world.num_local; i++)
         if (machine->lives[i].alive_ms < lost.alive_ms) lost = machine->lives[i];
     const double ms = now_ms() - (lost.alive_ms > awake_ms ? lost.alive_ms : awake_ms);
     if (watch.limit_ms == 0 || ms <= watch.limit_ms) return;
-    gethostname(host, sizeof host - 1);
     exit_with(EXIT_PEER_LOST, JOB_RESUME "; --heartbeat-seconds sets the limit",
-              "ranks: rank %d on %s was stopped for %.0f s in %s", lost.rank, host, ms * 1e-3,
+              "ranks: rank %d on %s was stopped for %.0f s in %s", lost.rank, world.host, ms * 1e-3,
               lost.where);
 }
 
@@ -120,9 +118,7 @@ static double limit_ms(bool waits) {
 
 static void look(double idle_ms) {
     const bool waits = watch.waiting > 0;
-    char host[64] = "?";
     if (watch.limit_ms == 0 || idle_ms <= limit_ms(waits)) return;
-    gethostname(host, sizeof host - 1);
     exit_with(EXIT_PEER_LOST,
               strcmp(watch.phase, "start") == 0
                   ? "start all ranks, where they can reach each other; RANKS_JOIN_SECONDS sets how "
@@ -132,7 +128,7 @@ static void look(double idle_ms) {
                   ? "ranks: rank %d on %s has waited for others for %.0f s in %s: one of them was "
                     "stopped or is gone"
                   : "ranks: rank %d on %s stuck for %.0f s in %s",
-              world.rank, host, idle_ms * 1e-3, where());
+              world.rank, world.host, idle_ms * 1e-3, where());
 }
 
 static void *watch_this_rank(void *unused) {

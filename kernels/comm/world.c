@@ -10,7 +10,7 @@
 #include "../../data/base/clock.h"
 #include "comm.h"
 
-World world = {.num = 1, .num_local = 1};
+World world = {.num = 1, .num_local = 1, .host = "?"};
 
 int comm_rank(void) { return world.rank; }
 int comm_num_ranks(void) { return world.num; }
@@ -81,9 +81,8 @@ static void end_job(const Error *err) {
     }
     sleep_ms(TURN_MS * (turn < 10 ? turn : 10));
     if (world.rank > 0 && strncmp(own.what, "ranks: ", 7) != 0) {
-        char host[64] = "?";
-        gethostname(host, sizeof host - 1);
-        snprintf(own.what, sizeof own.what, "%.900s (rank %d on %s)", err->what, world.rank, host);
+        snprintf(own.what, sizeof own.what, "%.900s (rank %d on %s)", err->what, world.rank,
+                 world.host);
     }
     print_error(&own);
     if (world.abort) world.abort(err->code);
@@ -92,6 +91,7 @@ static void end_job(const Error *err) {
 
 bool world_has_rank(int started) {
     const char *rank = env_of(ranks);
+    gethostname(world.host, sizeof world.host - 1);
     if (rank) world.rank = atoi(rank);
     error_hook = end_job;
     if (started != 1) return true;

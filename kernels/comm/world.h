@@ -13,6 +13,7 @@ extern "C" {
 typedef struct {
     int rank, num, local_rank, num_local;
     int machine;              // number of this rank's machine
+    char host[64];            // its name
     void (*abort)(int code);  // ends all ranks; NULL: MPI has not started or has ended
     int *claimed;  // shared by the ranks of a machine, not 0 once one reports an error; or NULL
 } World;
