@@ -16,6 +16,8 @@ static inline void *arena_take(Arena *a, size_t count, size_t size) {
     return a->base ? a->base + first : NULL;
 }
 
-// A buffer of count_ elements, if the condition holds
-#define ARENA_BUFFER(arena_, pointer_, count_, exists_) \
-    if (exists_) pointer_ = arena_take(arena_, count_, sizeof *(pointer_))
+// A buffer of count_ elements, if the condition holds; else the pointer stays as it is
+#define ARENA_BUFFER(arena_, pointer_, count_, exists_)                               \
+    do {                                                                              \
+        if (exists_) (pointer_) = arena_take((arena_), (count_), sizeof *(pointer_)); \
+    } while (0)

@@ -62,10 +62,10 @@ typedef struct {
     int32_t total_tokens;       // T
     int32_t num_segments;       // empty ones included
     int32_t max_seqlen;         // length of the longest segment, with what it shares
-    // Shared prefixes (num_segments), NULL: none. The first shared_len[i] tokens of document i, a
-    // multiple of SHARED_TILE or 0, are the rows from shared_first[i] on: those that another one,
-    // which shares nothing itself, begins with. Its own rows are the tokens behind them, at least
-    // one. Those that share with one document follow it directly, by falling shared_len.
+    // (num_segments), NULL: none. Document i may borrow a prefix: its first shared_len[i] tokens, a
+    // multiple of SHARED_TILE, are the rows from shared_first[i] on, the beginning of a *leader*,
+    // which borrows nothing. The rest, at least one token, are its own rows. Borrowers follow their
+    // leader directly, longest prefix first.
     const int32_t *shared_first, *shared_len;
 } VarlenInfo;
 #define SHARED_TILE 128  // every tile of every kernel divides it

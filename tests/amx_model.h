@@ -102,21 +102,19 @@ static void round_pairs_model(real *panel, int64_t pairs, int width) {
 }
 
 #define NAME(x) x##_model
-#define MERGE_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define MERGE_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define MERGE_LOW LOW_16
+#define MERGE_HIGH HIGH_16
 #define TARGET
-#define VECTOR_LENGTH 16
-#define MR 32
-#define NV 2
+#define LANES 16
 #define TILE_ZERO(t) model_zero(t)
 #define TILE_LOAD(t, p, stride) model_load(t, p, stride)
 #define TILE_STORE(t, p, stride) model_store(t, p, stride)
 #define TILE_DOT(c, a, b) model_dot(c, a, b)
 #define TILE_ROUND(to, from) model_round(to, from)
-enum { MODEL_MR = MR, MODEL_NR = NV * VECTOR_LENGTH };
+enum { mr_model = 32, nv_model = 2 };
 #include "../kernels/cpu/matmul_tile.h"
 #define MODEL_SET                                                                                 \
     {                                                                                             \
-        "amx_model_bf16", tile_model, MODEL_MR, MODEL_NR, pack_model, NULL, 0, round_pairs_model, \
+        "amx_model_bf16", tile_model, mr_model, nr_model, pack_model, NULL, 0, round_pairs_model, \
             pack_tiles_model, model_configure                                                     \
     }

@@ -83,7 +83,10 @@ bool file_replace(const char *path, const void *data, uint64_t n, Error *err) {
     char partial[IO_PATH_MAX];
     if (!path_printf(partial, err, "%s" FILE_REPLACED, path)) return false;
     unlink(partial);  // of a run that was killed
-    return file_create(partial, data, n, err) && io_rename(partial, path, err);
+    if (!file_create(partial, data, n, err)) return false;
+    if (io_rename(partial, path, err)) return true;
+    unlink(partial);
+    return false;
 }
 
 bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, Error *err) {
@@ -94,24 +97,13 @@ bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, E
     return true;
 }
 
-static const char probe_text[] = "probe\n";
-
-bool dir_is_probe(const char *path) {
-    uint64_t n;  // a power loss may have zeroed its bytes
-    char *text = file_read_all(path, strlen(probe_text), &n, "", &(Error){0});
-    const bool is = text && strncmp(text, probe_text, strlen(text)) == 0;
-    free(text);
-    return is;
-}
-
 bool dir_probe(const char *dir, Error *err) {
-    char from[IO_PATH_MAX], to[IO_PATH_MAX];
-    if (!dir_free_name(from, dir, "/.probe-", err) || !dir_free_name(to, dir, "/.probed-", err) ||
-        !file_create(from, probe_text, strlen(probe_text), err))
+    char path[IO_PATH_MAX];
+    if (!path_join(path, dir, ".probe" FILE_REPLACED, err) ||
+        !file_replace(path, "probe\n", strlen("probe\n"), err))
         return false;
-    const bool ok = io_rename(from, to, err) && dir_sync(dir, err);
-    const char *left = ok ? to : from;
-    return (unlink(left) == 0 || disk_error(err, left, "cannot remove")) && ok;
+    const bool ok = dir_sync(dir, err);
+    return (unlink(path) == 0 || disk_error(err, path, "cannot remove")) && ok;
 }
 
 // ---- One writer per directory -------------------------------------------------------------------

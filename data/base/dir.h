@@ -23,11 +23,9 @@ bool file_replace(const char *path, const void *data, uint64_t n, Error *err);
 bool dir_remove_tree(const char *path, Error *err);
 
 // Tries everything a checkpoint needs on a small file: create, write, fsync, rename, remove. A run
-// fails before step 0 instead of at its first checkpoint hours later.
+// fails before step 0 instead of at its first checkpoint hours later. A kill leaves a name that
+// ends in FILE_REPLACED.
 bool dir_probe(const char *dir, Error *err);
-
-// Is it what a killed process may leave of that? Its file, or the first bytes.
-bool dir_is_probe(const char *path);
 
 // <path><mark><number>, which does not exist: the number of this process, or one after it.
 bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, Error *err);

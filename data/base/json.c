@@ -101,63 +101,34 @@ bool json_is_set(const json_t *item) {
     return !json_is_string(item) || json_string_length(item) > 0;
 }
 
-static bool json_missing(const char *key, bool required, Error *err) {
+bool json_value(const json_t *item, const char *key, JsonKind kind, double min, double max,
+                void *out, Error *err) {
+    static const char *const expected[] = {"an integer", "an integer", "a number", "true or false",
+                                           "a string"};
+    const bool whole = kind <= JSON_INT64, number = kind <= JSON_DOUBLE;
+    const double v = json_number_value(item);
+    if (number              ? !json_is_number(item)
+        : kind == JSON_BOOL ? !json_is_boolean(item)
+                            : !json_is_string(item))
+        return json_type_error(item, key, expected[kind], err);
+    if (number && !(v >= min && v <= max && (!whole || v == floor(v))))
+        return bad_input(err,
+                         whole ? "%s: expected %s from %.0f to %.0f, found %.17g"
+                               : "%s: expected %s from %g to %g, found %g",
+                         key, expected[kind], min, max, v);
+    if (kind == JSON_INT) *(int *)out = (int)v;
+    if (kind == JSON_INT64) *(int64_t *)out = (int64_t)v;
+    if (kind == JSON_DOUBLE) *(double *)out = v;
+    if (kind == JSON_BOOL) *(bool *)out = json_is_true(item);
+    if (kind == JSON_TEXT) *(const char **)out = json_string_value(item);
+    return true;
+}
+
+bool json_get(const json_t *object, const char *key, JsonKind kind, double min, double max,
+              void *out, bool required, Error *err) {
+    const json_t *item = json_member(object, key);
+    if (item) return json_value(item, key, kind, min, max, out, err);
     return !required || bad_input(err, "%s: required, not found", key);
-}
-
-bool json_int64_value(const json_t *item, const char *key, int64_t min, int64_t max, int64_t *out,
-                      Error *err) {
-    if (!json_is_number(item)) return json_type_error(item, key, "an integer", err);
-    double v = json_number_value(item);
-    if (!(v >= (double)min && v <= (double)max && v == floor(v)))
-        return bad_input(err, "%s: expected an integer from %ld to %ld, found %.17g", key, min, max,
-                         v);
-    *out = (int64_t)v;
-    return true;
-}
-
-bool json_get_int64(const json_t *object, const char *key, int64_t min, int64_t max, int64_t *out,
-                    bool required, Error *err) {
-    const json_t *item = json_member(object, key);
-    return item ? json_int64_value(item, key, min, max, out, err)
-                : json_missing(key, required, err);
-}
-
-bool json_get_int(const json_t *object, const char *key, int min, int max, int *out, bool required,
-                  Error *err) {
-    int64_t value = *out;
-    if (!json_get_int64(object, key, min, max, &value, required, err)) return false;
-    *out = (int)value;
-    return true;
-}
-
-bool json_get_double(const json_t *object, const char *key, double min, double max, double *out,
-                     bool required, Error *err) {
-    const json_t *item = json_member(object, key);
-    if (!item) return json_missing(key, required, err);
-    if (!json_is_number(item)) return json_type_error(item, key, "a number", err);
-    double v = json_number_value(item);
-    if (!(v >= min && v <= max))
-        return bad_input(err, "%s: expected a number from %g to %g, found %g", key, min, max, v);
-    *out = v;
-    return true;
-}
-
-bool json_get_bool(const json_t *object, const char *key, bool *out, bool required, Error *err) {
-    const json_t *item = json_member(object, key);
-    if (!item) return json_missing(key, required, err);
-    if (!json_is_boolean(item)) return json_type_error(item, key, "true or false", err);
-    *out = json_is_true(item);
-    return true;
-}
-
-bool json_get_string(const json_t *object, const char *key, const char **out, bool required,
-                     Error *err) {
-    const json_t *item = json_member(object, key);
-    if (!item) return json_missing(key, required, err);
-    if (!json_is_string(item)) return json_type_error(item, key, "a string", err);
-    *out = json_string_value(item);
-    return true;
 }
 
 // ---- Writing ------------------------------------------------------------------------------------

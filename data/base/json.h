@@ -46,20 +46,26 @@ bool json_string_is(const json_t *item, const char *text);
 
 bool json_is_set(const json_t *item);  // neither missing, null, false, "" nor [] nor {}
 
-// A whole number in [min, max]; both within +-2^53, where doubles are exact.
-bool json_int64_value(const json_t *item, const char *key, int64_t min, int64_t max, int64_t *out,
-                      Error *err);
-bool json_get_int64(const json_t *object, const char *key, int64_t min, int64_t max, int64_t *out,
-                    bool required, Error *err);
-bool json_get_int(const json_t *object, const char *key, int min, int max, int *out, bool required,
-                  Error *err);
-bool json_get_double(const json_t *object, const char *key, double min, double max, double *out,
-                     bool required, Error *err);
-bool json_get_bool(const json_t *object, const char *key, bool *out, bool required, Error *err);
+typedef enum { JSON_INT, JSON_INT64, JSON_DOUBLE, JSON_BOOL, JSON_TEXT } JsonKind;
 
-// *out points into the tree.
-bool json_get_string(const json_t *object, const char *key, const char **out, bool required,
-                     Error *err);
+// An item of this kind. Numbers are in [min, max]; whole ones within +-2^53, where doubles are
+// exact. A text points into the tree.
+bool json_value(const json_t *item, const char *key, JsonKind kind, double min, double max,
+                void *out, Error *err);
+// The same for a member.
+bool json_get(const json_t *object, const char *key, JsonKind kind, double min, double max,
+              void *out, bool required, Error *err);
+#define json_get_int(object_, key_, min_, max_, out_, required_, err_) \
+    json_get(object_, key_, JSON_INT, min_, max_, (int *){out_}, required_, err_)
+#define json_get_int64(object_, key_, min_, max_, out_, required_, err_)                   \
+    json_get(object_, key_, JSON_INT64, (double)(min_), (double)(max_), (int64_t *){out_}, \
+             required_, err_)
+#define json_get_double(object_, key_, min_, max_, out_, required_, err_) \
+    json_get(object_, key_, JSON_DOUBLE, min_, max_, (double *){out_}, required_, err_)
+#define json_get_bool(object_, key_, out_, required_, err_) \
+    json_get(object_, key_, JSON_BOOL, 0, 0, (bool *){out_}, required_, err_)
+#define json_get_string(object_, key_, out_, required_, err_) \
+    json_get(object_, key_, JSON_TEXT, 0, 0, (const char **){out_}, required_, err_)
 
 // ---- Writing: trees made by json_pack and the like ----------------------------------------------
 

@@ -61,14 +61,7 @@ size_t cgroup_memory_free(const char *self, const char *root) {
 
 size_t host_memory_free(void) {
     enum { LEAST = 1 << 20 };  // also divided by ranks, it is not 0
-    FILE *f = fopen("/proc/meminfo", "r");
-    char line[128];
-    unsigned long long kib = 0;
-    if (!f) return 0;
-    while (fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
-    fclose(f);
-    const size_t all = (size_t)kib * 1024,
+    const size_t all = 1024 * number_in("/proc", "meminfo", "MemAvailable:", 0),
                  allowed = cgroup_memory_free("/proc/self/cgroup", "/sys/fs/cgroup");
     return all < allowed ? all : allowed > LEAST ? allowed : LEAST;
 }

@@ -79,7 +79,7 @@ static int32_t target_of(const DocView *doc, int32_t i) {
 }
 
 // Appends the tokens and targets of a document from its first own one on; batch_end_segment sets
-// its positions. The targets of those that it shares are added to the rows from shared_first on.
+// its positions. The targets of those that it borrows are added to the rows from shared_first on.
 static void batch_append(Batch *b, const DocView *doc, int32_t shared_first) {
     const int32_t n = doc->length - doc->shared_len;
     assert(n >= 0 && n <= b->micro_batch_tokens - b->total_tokens);
@@ -113,7 +113,7 @@ static void batch_fill_to(Batch *b, int32_t end) {
     b->total_tokens = end;
 }
 
-// Ends a segment at row `end`; its positions start behind the tokens that it shares.
+// Ends a segment at row `end`; its positions start after the tokens that it borrows.
 static void batch_end_segment(Batch *b, int32_t end, int32_t shared_first, int32_t shared_len) {
     const int32_t start = b->cu_seqlens[b->num_segments], n = end - start;
     assert(n >= 0 && b->num_segments < b->max_segments);
@@ -142,7 +142,7 @@ static void batch_list_head_rows(Batch *b, bool padded, const DocView *docs, int
 
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len) {
     const bool padded = layout == LAYOUT_PADDED || layout == LAYOUT_REPAD;
-    int32_t leader = 0;  // shared: the row where the last document that shares nothing begins
+    int32_t leader = 0;  // shared: its first row
     assert(layout == LAYOUT_PACKED || layout == LAYOUT_SHARED || row_len > 0);
     batch_clear(b, layout);
     for (int i = 0; i < n; i++) {
@@ -190,7 +190,7 @@ static bool segments_are_valid(const int32_t *cu, const int32_t *shared, int32_t
     return longest == max_seqlen;
 }
 
-// The documents behind one that shares nothing share whole tiles of its rows, ever fewer.
+// Borrowers share whole tiles of their leader's rows, ever fewer.
 static bool shared_rows_are_valid(const Batch *b) {
     int32_t first = 0, most = 0, num_shared = 0;  // of the rows that a document may share
     for (int32_t s = 0; s < b->num_segments; s++) {

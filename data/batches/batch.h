@@ -1,7 +1,7 @@
 // One micro-batch: documents in one 1D buffer of tokens, in one of five layouts.
 //
 //   packed   documents one after another; cu_seqlens = document ends; no padding
-//   shared   packed, but first tokens that documents share stand there once: see DocView
+//   shared   packed, but the leader of documents that begin alike lends them these tokens
 //   padded   each document in a row of row_len tokens, padding after it; cu_seqlens = 0, S, 2S ...
 //   rows     documents concatenated and cut every row_len tokens; attention crosses documents
 //   repad    padded, plus the list of real rows that attention gathers and scatters
@@ -26,9 +26,8 @@ typedef struct {
     // targets are the next tokens
     const int32_t *targets;
     const float *weights;  // (length) of the targets; NULL: all 1
-    // shared only: its first tokens, a multiple of SHARED_TILE, which are those of the document in
-    // front of it that shares nothing, as is the token after them. Documents behind one come by
-    // falling shared_len.
+    // shared only, 0: a leader (VarlenInfo of kernels.h). Else the tokens that the document borrows
+    // from the leader before it, a multiple of SHARED_TILE; both have the same token after them.
     int32_t shared_len;
 } DocView;
 

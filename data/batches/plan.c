@@ -48,27 +48,23 @@ int64_t plan_goal(const PlanSettings *s) {
 
 // ---- Segments into micro-batches ----------------------------------------------------------------
 
-static void plan_reserve_segments(StepPlan *p, int64_t n) {
-    p->num_segments = n;
-    array_grow(p->segments, &p->segment_capacity, (size_t)n, owner);
-}
-
-static void plan_reserve_micros(StepPlan *p, int64_t n) {
-    const size_t most = (size_t)n + 1;
-    size_t c = p->micro_capacity, c1 = c, c2 = c;
-    array_grow(p->micro_start, &c, most, owner);
-    array_grow(p->micro_work, &c1, most, owner);
-    array_grow(p->room, &c2, most, owner);
-    p->micro_capacity = c;
+// Keeps nothing of what the micro-batches were.
+static void plan_reserve(StepPlan *p, int64_t num_segments, int64_t num_micro) {
+    const size_t n = (size_t)num_micro + 1;
+    array_grow(p->segments, &p->segment_capacity, (size_t)num_segments, owner);
+    array_grow(p->micro_start, &p->micro_capacity, 3 * n, owner);
+    p->micro_work = p->micro_start + n;
+    p->room = p->micro_work + n;
+    p->num_segments = num_segments;
+    p->num_micro = (int32_t)num_micro;
 }
 
 static void plan_reserve_packing(StepPlan *p) {
     const size_t n = (size_t)p->num_stream;
-    size_t c = p->pack_capacity, sizes[3] = {c, c, c};
-    array_grow(p->units, &p->pack_capacity, n, owner);
-    array_grow(p->ids, &sizes[0], n, owner);
-    array_grow(p->ids_order, &sizes[1], n, owner);
-    array_grow(p->shared, &sizes[2], n, owner);
+    array_grow(p->units, &p->unit_capacity, n, owner);
+    array_grow(p->ids, &p->id_capacity, 3 * n, owner);
+    p->ids_order = p->ids + n;
+    p->shared = p->ids_order + n;
 }
 
 // Equally long ones stay in their order.
@@ -105,7 +101,6 @@ static bool place_all(StepPlan *p, const PlanSettings *s, bool fullest) {
 static void group_by_micro(StepPlan *p) {
     const int32_t M = p->num_micro;
     const PlanUnit *u, *end = p->units + p->num_units;
-    plan_reserve_segments(p, p->num_stream);
     memset(p->micro_start, 0, ((size_t)M + 1) * sizeof *p->micro_start);
     for (u = p->units; u < end; u++) p->micro_start[u->micro + 1] += u->end - u->first;
     for (int32_t m = 0; m < M; m++) p->micro_start[m + 1] += p->micro_start[m];
@@ -121,7 +116,7 @@ static void group_by_micro(StepPlan *p) {
 // Groups p->segments by micro-batch, longest unit first. If a unit finds no room, each goes into
 // the fullest micro-batch with room instead. False: one fits nowhere.
 static bool place_units(StepPlan *p, const PlanSettings *s, int32_t num_micro) {
-    p->num_micro = num_micro;
+    plan_reserve(p, p->num_stream, num_micro);
     qsort(p->units, (size_t)p->num_units, sizeof *p->units, longest_first);
     if (!place_all(p, s, false) && !place_all(p, s, true)) return false;
     group_by_micro(p);
@@ -141,12 +136,12 @@ static bool plan_pack(StepPlan *p, const PlanSettings *s) {
 
 // ---- Shared prefixes ----------------------------------------------------------------------------
 
-// The work of a segment behind what it shares
+// The work of a segment after the prefix that it borrows
 static int64_t own_work(int32_t length, int32_t shared_len) {
     return plan_work(length) - plan_work(shared_len);
 }
 
-// Does ids[i] share what ids[i - 1] begins with, and belong to its record?
+// Have ids[i - 1] and ids[i] the same leader and the same record?
 static bool goes_on(const StepPlan *p, int64_t i) {
     if (i == 0 || i == p->num_stream || p->shared[i] == 0) return false;
     const int32_t a = p->ids[i - 1], b = p->ids[i], last = a > b ? a : b;
@@ -155,9 +150,9 @@ static bool goes_on(const StepPlan *p, int64_t i) {
     return k == last;
 }
 
-// Units of ids that share with one another, of at most `most` rows where they can be divided, or of
-// `room` in one record. What a segment shares with the first of its unit is then at least what
-// `shared` says.
+// Units of a leader and its borrowers, of at most `most` rows where they can be divided, or of
+// `room` in one record. A segment then borrows at least what `shared` says from the first of its
+// unit.
 static void make_units(StepPlan *p, int64_t most, int64_t room) {
     PlanUnit *u = p->units;
     for (int64_t i = 0; i < p->num_stream; i++) {
@@ -175,7 +170,7 @@ static void make_units(StepPlan *p, int64_t most, int64_t room) {
     p->num_units = u - p->units;
 }
 
-// Shares inside each micro-batch. False: one has too many rows.
+// Lets segments borrow inside each micro-batch. False: one has too many rows.
 static bool share_in_micros(StepPlan *p, const PlanSettings *s) {
     p->computed_tokens = 0;
     for (int32_t m = 0; m < p->num_micro; m++) {
@@ -222,10 +217,8 @@ static void plan_layout_padded(StepPlan *p, const PlanSettings *s) {
     const int64_t rows = s->micro_batch_tokens / s->max_seqlen;
     assert(rows > 0);  // plan_settings_check
     const int64_t num_micro = (p->num_stream + rows - 1) / rows;
-    plan_reserve_segments(p, p->num_stream);
-    plan_reserve_micros(p, num_micro);
+    plan_reserve(p, p->num_stream, num_micro);
     memcpy(p->segments, p->stream, (size_t)p->num_stream * sizeof(Segment));
-    p->num_micro = (int32_t)num_micro;
     for (int64_t m = 0; m <= num_micro; m++)
         p->micro_start[m] = m < num_micro ? m * rows : p->num_stream;
     for (int64_t m = 0; m < num_micro; m++)
@@ -237,8 +230,7 @@ static void plan_layout_padded(StepPlan *p, const PlanSettings *s) {
 static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
     const int64_t room = (int64_t)(s->micro_batch_tokens / s->max_seqlen) * s->max_seqlen;
     const int64_t num_micro = (p->real_tokens + room - 1) / room;
-    plan_reserve_segments(p, p->num_stream + num_micro);
-    plan_reserve_micros(p, num_micro);
+    plan_reserve(p, p->num_stream + num_micro, num_micro);
     p->num_segments = p->num_micro = 0;
     int64_t left = 0;  // room in the micro-batch being filled
     for (int64_t i = 0; i < p->num_stream; i++) {
@@ -310,37 +302,16 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
     return true;
 }
 
-// Takes at most max_segments segments and packs them; *fits: all were placed. False: an error.
-static bool plan_try(StepPlan *p, const DocIndex *index, const PlanSettings *s,
-                     const PlanState *state, int64_t max_segments, bool *fits, Error *err) {
-    if (!plan_take_prefix(p, index, s, state, max_segments, err)) return false;
-    *fits = plan_pack(p, s);
-    return true;
-}
-
-// Packs the step. If its prefix does not fit, the last segments are left to the next step: 1, then
-// 2, 4, ... until the rest fits (one segment always does); bisection then takes back as many as
-// possible.
+// Packs the step. While its prefix does not fit, the last segment is left to the next step; one
+// segment always fits.
 static bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                         const PlanState *state, Error *err) {
-    bool fits = false;
-    if (!plan_try(p, index, s, state, INT32_MAX, &fits, err)) return false;
-    if (fits) return true;
-    int64_t too_many = p->num_stream, good = 0;
-    for (int64_t fewer = 1; !fits; fewer *= 2) {
-        good = p->num_stream > fewer ? p->num_stream - fewer : 1;
-        if (!plan_try(p, index, s, state, good, &fits, err)) return false;
-        if (!fits) too_many = good;
-    }
-    while (too_many - good > 1) {
-        const int64_t middle = good + (too_many - good) / 2;
-        if (!plan_try(p, index, s, state, middle, &fits, err)) return false;
-        if (fits)
-            good = middle;
-        else
-            too_many = middle;
-    }
-    return plan_try(p, index, s, state, good, &fits, err);
+    int64_t most = INT32_MAX;
+    do {
+        if (!plan_take_prefix(p, index, s, state, most, err)) return false;
+        most = p->num_stream - 1;
+    } while (!plan_pack(p, s));
+    return true;
 }
 
 static void plan_count(StepPlan *p, const PlanSettings *s) {
@@ -366,7 +337,6 @@ bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Lay
     plan->layout = layout;
     plan->masked = index->targets != NULL;
     plan->sources = index->sources;
-    plan_reserve_micros(plan, s->num_micro);
     if (!plan_packed(plan, index, s, state, err)) return false;
     if (plan->num_targets == 0)
         return error_set(err, EXIT_BAD_INPUT, "documents of one token have no next token to learn",
@@ -383,12 +353,8 @@ void plan_free(StepPlan *p) {
     free(p->stream);
     free(p->segments);
     free(p->micro_start);
-    free(p->micro_work);
-    free(p->room);
     free(p->units);
     free(p->ids);
-    free(p->ids_order);
-    free(p->shared);
     prefixes_free(&p->prefixes);
     *p = (StepPlan){0};
 }

@@ -5,8 +5,8 @@
 //             floor(fill * num_micro * micro_batch_tokens) tokens, or with as many segments as fit
 //             even if each has max_seqlen tokens; it cuts a record only if it begins with it
 //   packing   longest segment first, each into the micro-batch with the least work among those with
-//             room; shared: in as few micro-batches as hold it, what begins alike as one, and what
-//             only a record has in common in one micro-batch if it fits
+//             room; shared: in as few micro-batches as hold it, a leader and its borrowers as one,
+//             and what only a record has in common in one micro-batch if it fits
 //
 // A step is the same for any number of ranks; the layout only changes the grouping into
 // micro-batches. The state is a cursor for each source; planning again from the same state gives
@@ -51,7 +51,7 @@ typedef struct {
     int32_t *ids, *ids_order;  // (num_stream) of segments of the stream: by unit, by micro-batch
     int32_t *shared;           // (num_stream) what each of ids shares
     Prefixes prefixes;
-    size_t stream_capacity, segment_capacity, micro_capacity, pack_capacity;
+    size_t stream_capacity, segment_capacity, micro_capacity, unit_capacity, id_capacity;
 } StepPlan;
 
 // EXIT_USAGE when a value is out of range.

@@ -44,7 +44,7 @@ static int64_t common(const Prefixes *p, int32_t a, int32_t b) {
     return (int64_t)k;
 }
 
-// A segment comes behind the longer ones that begin with it, so that the longest leads.
+// A segment comes after the longer ones that begin with it, so that the longest is the leader.
 static int compare(const void *first, const void *second, void *prefixes) {
     const Prefixes *p = prefixes;
     const int32_t a = *(const int32_t *)first, b = *(const int32_t *)second;
@@ -55,8 +55,8 @@ static int compare(const void *first, const void *second, void *prefixes) {
     return p->hashes[at_a] < p->hashes[at_b] ? -1 : 1;
 }
 
-// Does ids[i] save more as a new first one, for those behind it that have more in common with it,
-// than the tiles that it shares itself?
+// Does ids[i] save more as a new leader, for those after it that have more in common with it, than
+// the tiles that it would borrow?
 static bool leads(const Prefixes *p, const int32_t *ids, int64_t i, int64_t n, int64_t tiles) {
     int64_t gain = -tiles, more;
     for (int64_t k = i + 1; k < n && (more = common(p, ids[i], ids[k]) - tiles) > 0; k++)

@@ -1,8 +1,8 @@
-// What segments of a step have in common from their first token on, in whole tiles of attention.
+// The first tokens that segments of a step have in common, in whole tiles of attention.
 //
 // Two segments share 128 k tokens if they also have the token after these in common: each of them
-// then has one target. What is equal is decided by 64-bit hashes, made when a step is planned: of
-// any shards, without another file beside them, and for as many ranks as there are.
+// then has one target. 64-bit hashes, made when a step is planned, decide what is equal: of any
+// shards, without another file, and for any number of ranks.
 #pragma once
 
 #include "stream.h"
@@ -18,7 +18,6 @@ typedef struct {
 bool prefixes_read(Prefixes *p, const DocIndex *index, const Segment *list, int64_t n, Error *err);
 void prefixes_free(Prefixes *p);
 
-// Sorts ids (n) so that segments which begin alike stand together, and sets shared (n): how many
-// tokens each has in common with the last one before it that has 0 there; these numbers fall.
-// Returns the sum of shared.
+// Sorts ids (n) so that borrowers follow their leader (VarlenInfo of kernels.h), and sets shared
+// (n): how many tokens each borrows, 0 for a leader, ever fewer. Returns the sum of shared.
 int64_t prefixes_share(const Prefixes *p, int32_t *ids, int32_t *shared, int64_t n);

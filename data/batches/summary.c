@@ -47,44 +47,25 @@ void data_summary_print(const DataSummary *d, const char *label) {
     if (text[0]) printf("%*s%s\n", (int)strlen(label), "", text);
 }
 
-// What layout shared saves in a step, if that is worth a line: in it, or instead of packed
-static bool print_shared(const PlanSettings *s, Layout layout, const DataSummary *train,
-                         const PlanState *at, Error *err) {
-    const DocIndex index = dataset_doc_index(train->dataset);
-    StepPlan p = {0};
-    if (layout != LAYOUT_PACKED && layout != LAYOUT_SHARED) return true;
-    const bool ok = plan_step(&p, &index, s, LAYOUT_SHARED, at, err);
-    const double saved = ok ? 1 - (double)p.computed_tokens / (double)p.real_tokens : 0;
-    plan_free(&p);
-    if (layout == LAYOUT_SHARED || saved > 0.05)
-        printf("shared prefixes: %.0f %% of the tokens of the next step%s\n", 100 * saved,
-               layout == LAYOUT_SHARED ? " are not computed again"
-                                       : "; --layout shared computes them once");
-    return ok;
-}
-
-// Plans the first eight steps from `at` on, or fewer if they are large. *tokens: in them.
-static bool plan_some(const PlanSettings *s, const DataSummary *train, PlanState at, int *steps,
-                      double *tokens, Error *err) {
-    const DocIndex index = dataset_doc_index(train->dataset);
-    StepPlan plan = {0};
-    bool ok = true;
-    *tokens = 0;
-    for (*steps = 0; ok && *steps < 8 && *tokens < 0x1p24; ++*steps) {
-        ok = plan_step(&plan, &index, s, LAYOUT_PACKED, &at, err);
-        *tokens += (double)plan.real_tokens;
-        at = plan.cursor_after;
-    }
-    plan_free(&plan);
-    return ok;
-}
-
+// Plans the first eight steps from `at` on, or fewer if they are large.
 bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
                 Error *err) {
+    const DocIndex index = dataset_doc_index(train->dataset);
+    const bool shares = layout == LAYOUT_SHARED, may_share = shares || layout == LAYOUT_PACKED;
     const PlanState start = at;
-    double tokens;
-    int steps;
-    if (!plan_some(s, train, at, &steps, &tokens, err)) return false;
+    StepPlan p = {0};
+    double tokens = 0, saved = 0;
+    int steps = 0;
+    bool ok = true;
+    for (; ok && steps < 8 && tokens < 0x1p24; steps++) {
+        const bool first = steps == 0 && may_share;
+        ok = plan_step(&p, &index, s, first ? LAYOUT_SHARED : LAYOUT_PACKED, &at, err);
+        if (first) saved = 1 - (double)p.computed_tokens / (double)p.real_tokens;
+        tokens += (double)p.real_tokens;
+        at = p.cursor_after;
+    }
+    plan_free(&p);
+    if (!ok) return false;
     const double fill = tokens / ((double)s->num_micro * s->micro_batch_tokens * steps);
     printf(
         "plan    %s, %d micro-batch%s of %d tokens a step, filled to %.1f %%, documents up to %d "
@@ -93,7 +74,9 @@ bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, 
         100 * fill, s->max_seqlen,
         s->long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs");
     mixture_print(&train->dataset->sources, &start, tokens / steps);
-    if (!print_shared(s, layout, train, &start, err)) return false;
+    if (shares || saved > 0.05)
+        printf("shared prefixes: %.0f %% of the tokens of the next step%s\n", 100 * saved,
+               shares ? " are not computed again" : "; --layout shared computes them once");
     if (layout == LAYOUT_PACKED && fill < 0.8 * s->fill_ppm * 1e-6 &&
         s->micro_batch_tokens < 4 * s->max_seqlen)
         printf(

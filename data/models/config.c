@@ -362,7 +362,8 @@ static bool read_token_ids(const json_t *root, const char *key, int most, TokenI
     for (size_t i = 0; i < n; i++) {
         const json_t *item = json_is_array(list) ? json_array_get(list, i) : list;
         int64_t id = -1;
-        if (!json_is_null(item) && !json_int64_value(item, key, -1, most, &id, err)) return false;
+        if (!json_is_null(item) && !json_value(item, key, JSON_INT64, -1, most, &id, err))
+            return false;
         if (id < 0 || token_ids_have(t, id)) continue;
         if (t->n == MAX_TOKEN_IDS)
             return bad_input(err, "%s: expected at most %d ids", key, MAX_TOKEN_IDS);

@@ -83,7 +83,7 @@ static uint64_t tensor_size_bytes(const TensorInfo *t) {
 static bool parse_integer(const json_t *item, const char *key, uint64_t min, uint64_t *out,
                           Error *err) {
     const int64_t max = ((int64_t)1 << 53) - 1;  // beyond, JSON numbers are not exact
-    return json_int64_value(item, key, (int64_t)min, max, (int64_t *)out, err);
+    return json_value(item, key, JSON_INT64, (double)min, (double)max, out, err);
 }
 
 static bool parse_shape(TensorInfo *t, const json_t *shape, Error *err) {

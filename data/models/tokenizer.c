@@ -93,7 +93,7 @@ typedef struct {
 static bool add_token(Vocabulary *v, const json_t *id, const char *name, bool added, bool special,
                       Error *err) {
     int64_t at = 0;
-    if (!json_int64_value(id, "token id", 0, v->most - 1, &at, err)) return false;
+    if (!json_value(id, "token id", JSON_INT64, 0, v->most - 1, &at, err)) return false;
     if (v->names[at] && strcmp(v->names[at], name) != 0)
         return bad_input(err, "token id %ld is both '%s' and '%s'", at, v->names[at], name);
     v->names[at] = name;

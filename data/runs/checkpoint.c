@@ -335,12 +335,10 @@ static bool recover_entry(const char *out_dir, const char *name, Error *err) {
     bool has_successor;
     const bool is_old = is_leftover(name, REPLACED, base),
                is_temp = is_leftover(name, TEMPORARY, base),
-               is_probe = fnmatch(".probe?(d)-+([0-9])", name, FNM_EXTMATCH) == 0,
                is_file = path_ends_with(name, FILE_REPLACED);
-    if (!is_old && !is_temp && !is_probe && !is_file) return true;
+    if (!is_old && !is_temp && !is_file) return true;
     if (!path_join(path, out_dir, name, err)) return false;
-    if (is_probe && !dir_is_probe(path)) return true;
-    if (is_probe || is_file) return unlink(path) == 0 || disk_error(err, path, "cannot remove");
+    if (is_file) return unlink(path) == 0 || disk_error(err, path, "cannot remove");
     if (!path_join(whole, out_dir, base, err) || !path_find(whole, &has_successor, err))
         return false;
     if (is_old && !has_successor) return io_rename(path, whole, err);

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "../../data/base/error.h"
 #include "../../data/base/hash.h"
@@ -14,6 +13,7 @@
 #include "../../data/base/memory.h"
 #include "../kernels.h"
 #include "comm.h"
+#include "world.h"
 
 void rank_field(RankFields *f, const char *name, const void *data, size_t bytes) {
     assert(f->n < MAX_RANK_FIELDS);
@@ -91,11 +91,9 @@ static void cores_text(char *out, size_t capacity) {
 void rank_places_print(void) {
     enum { MOST = 384 };
     const int ranks = comm_num_ranks();
-    char own[MOST] = "", host[64] = "?", cores[64],
-         *all = host_calloc((size_t)ranks, MOST, "ranks");
-    gethostname(host, sizeof host - 1);
+    char own[MOST] = "", cores[64], *all = host_calloc((size_t)ranks, MOST, "ranks");
     cores_text(cores, sizeof cores);
-    snprintf(own, sizeof own, "%s, cores %s: %s", host, cores, device_describe());
+    snprintf(own, sizeof own, "%s, cores %s: %s", world.host, cores, device_describe());
     text_sanitize(own, sizeof own);
     comm_all_gather_host(all, own, sizeof own);
     for (int r = 1; r <= ranks; r++) all[(size_t)r * MOST - 1] = 0;

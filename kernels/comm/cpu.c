@@ -9,15 +9,12 @@
 #include "../../data/base/error.h"
 #include "../../data/base/memory.h"
 #include "comm.h"
-#include "job.h"
+#include "world.h"
 
 const char *comm_connect(void *stream) {
     (void)stream;  // MPI has started in comm_init
     return NULL;
 }
-void buffers_disconnect(void) {}
-const char *buffers_error(void) { return NULL; }
-void comm_phase(const char *phase, int64_t step) { job_phase(phase, step); }
 
 #ifdef WITH_MPI
 
@@ -30,17 +27,17 @@ void comm_phase(const char *phase, int64_t step) { job_phase(phase, step); }
 // For MPI's calls: each rank's number of elements and where they begin, (num_ranks) each
 typedef struct {
     int *counts, *starts;
-} RankParts;
+} Counts;
 
-static RankParts parts_alloc(void) {
+static Counts counts_alloc(void) {
     const size_t ranks = (size_t)comm_num_ranks();
     int *counts = host_calloc(2 * ranks, sizeof(int), "ranks");
-    return (RankParts){counts, counts + ranks};
+    return (Counts){counts, counts + ranks};
 }
 
 // The part of from .. to - 1 in each rank's shard. MPI counts in int.
-static RankParts parts_of(const size_t *first, size_t from, size_t to) {
-    const RankParts p = parts_alloc();
+static Counts counts_of(const size_t *first, size_t from, size_t to) {
+    const Counts p = counts_alloc();
     if (to > INT_MAX)
         exit_with(EXIT_DEVICE_ERROR, "train this model with one rank, or with the CUDA backend",
                   "ranks: expected at most %d parameters, found %zu", INT_MAX, to);
@@ -54,26 +51,26 @@ static RankParts parts_of(const size_t *first, size_t from, size_t to) {
 
 // MPI writes the sum to the beginning of the range, whichever shard that is.
 static void reduce(real *x, const size_t *first, size_t from, size_t to) {
-    const RankParts p = parts_of(first, from, to);
+    const Counts p = counts_of(first, from, to);
     const int rank = comm_rank();
     MPI_Request request;
     MPI_Ireduce_scatter(MPI_IN_PLACE, x + from, p.counts, REAL, MPI_SUM, MPI_COMM_WORLD, &request);
-    job_wait(&request, false);
+    rank_wait(&request, false);
     memmove(x + p.starts[rank], x + from, (size_t)p.counts[rank] * sizeof(real));
     free(p.counts);
 }
 
 static void gather(real *x, const size_t *first, size_t from, size_t to) {
-    const RankParts p = parts_of(first, from, to);
+    const Counts p = counts_of(first, from, to);
     MPI_Request request;
     MPI_Iallgatherv(MPI_IN_PLACE, 0, REAL, x, p.counts, p.starts, REAL, MPI_COMM_WORLD, &request);
-    job_wait(&request, false);
+    rank_wait(&request, false);
     free(p.counts);
 }
 
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
     const int ranks = comm_num_ranks(), rank = comm_rank();
-    const RankParts theirs = parts_of(first, 0, first[ranks]), own = parts_alloc();
+    const Counts theirs = counts_of(first, 0, first[ranks]), own = counts_alloc();
     MPI_Request request;
     for (int r = 0; r < ranks; r++) {
         const ShardPart part = part_of_shard(first, r, first[r] + at, first[r] + at + block);
@@ -86,7 +83,7 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
     }
     MPI_Ialltoallv(x, theirs.counts, theirs.starts, REAL, out, own.counts, own.starts, REAL,
                    MPI_COMM_WORLD, &request);
-    job_wait(&request, false);
+    rank_wait(&request, false);
     free(theirs.counts);
     free(own.counts);
 }
@@ -94,7 +91,7 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
 static void sum_over_ranks(double *x, size_t n) {
     MPI_Request request;
     MPI_Iallreduce(MPI_IN_PLACE, x, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, &request);
-    job_wait(&request, false);
+    rank_wait(&request, false);
 }
 
 #else

@@ -7,7 +7,7 @@
 
 #include "../kernels.h"
 #include "comm.h"
-#include "job.h"
+#include "world.h"
 
 extern "C" {
 #include "../../data/base/error.h"
@@ -27,14 +27,11 @@ static void cuda_check(int line, const char *call, cudaError_t status) {
 #ifndef WITH_NCCL
 
 static const char *connect() { return "several GPUs need NCCL; this program was built without it"; }
-void buffers_disconnect(void) {}
-const char *buffers_error(void) { return nullptr; }
 uint64_t comm_reduce_begin(real *, const size_t *, size_t, size_t) { return 0; }
 uint64_t comm_gather_begin(floatX *, const size_t *, size_t, size_t) { return 0; }
 void comm_wait(uint64_t) {}
 void comm_collect(real *, const real *, const size_t *, size_t, size_t) {}
 static void sum_over_ranks(double *, size_t) {}
-void comm_phase(const char *phase, int64_t step) { job_phase(phase, step); }
 
 #else
 
@@ -44,7 +41,7 @@ void comm_phase(const char *phase, int64_t step) { job_phase(phase, step); }
 
 static ncclComm_t nccl;  // NULL: a single rank
 static int rank, num_ranks = 1;
-static pthread_mutex_t connection = PTHREAD_MUTEX_INITIALIZER;  // guards its start and end
+static pthread_mutex_t connection = PTHREAD_MUTEX_INITIALIZER;  // guards its end
 
 // Overlapped communication has its own stream. A handle counts operations enqueued there; its event
 // may by then belong to a later one, NUM_EVENTS on, which is then waited for as well.
@@ -65,11 +62,43 @@ static void nccl_check(int line, const char *call, ncclResult_t status) {
 }
 #define NCCL_CHECK(call_) nccl_check(__LINE__, #call_, call_)
 
+// ------------------------------------------------------------------------------------------------
+// Tells the watchdog about the GPU, which works while the host is elsewhere: it begins or ends a
+// collective, or has finished a phase.
+
+static void CUDART_CB device_enters(void *) { rank_waits(true); }
+static void CUDART_CB device_leaves(void *) { rank_waits(false); }
+static void CUDART_CB device_is_alive(void *) { rank_progress(); }
+
+static void mark(cudaStream_t on, cudaHostFn_t what) {
+    if (num_ranks > 1) CUDA_CHECK(cudaLaunchHostFunc(on, what, nullptr));
+}
+
+static void group_start(cudaStream_t on) {
+    mark(on, device_enters);
+    NCCL_CHECK(ncclGroupStart());
+}
+
+static void group_end(cudaStream_t on) {
+    NCCL_CHECK(ncclGroupEnd());
+    mark(on, device_leaves);
+}
+
+static void overlapped_waits() {
+    CUDA_CHECK(cudaEventRecord(computed, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(overlapped, computed, 0));
+}
+
+static void phase() {
+    overlapped_waits();
+    mark(overlapped, device_is_alive);  // compute does not wait for a host function
+}
+
 // ---- Start and end ------------------------------------------------------------------------------
 
 // Only NCCL notices a network that fails while the GPUs work: the host would wait forever for a
 // stream.
-const char *buffers_error(void) {
+static const char *network_error() {
     static char text[128];
     ncclResult_t status = ncclSuccess;
     pthread_mutex_lock(&connection);
@@ -97,29 +126,8 @@ static void log_to_stderr() {
         setenv("NCCL_DEBUG_FILE", "/dev/stderr", 0);
 }
 
-static const char *connect() {
-    ncclUniqueId id;
-    ncclComm_t whole;  // until then the watchdog must not see it
-    rank = comm_rank();
-    num_ranks = comm_num_ranks();
-    if (rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
-    comm_broadcast(&id, sizeof id);
-    if (rank > 0) log_to_stderr();
-    job_waits(true);
-    NCCL_CHECK(ncclCommInitRank(&whole, num_ranks, id, rank));
-    pthread_mutex_lock(&connection);
-    nccl = whole;
-    pthread_mutex_unlock(&connection);
-    job_waits(false);
-    create_stream();
-    // before CUDA's own handlers, which may wait for kernels that wait for other ranks
-    on_exit(job_at_exit, nullptr);
-    return nullptr;
-}
-
-void buffers_disconnect(void) {
-    if (!nccl) return;
-    job_waits(true);
+static void disconnect() {
+    rank_waits(true);
     CUDA_CHECK(cudaStreamSynchronize(overlapped));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     pthread_mutex_lock(&connection);
@@ -127,29 +135,25 @@ void buffers_disconnect(void) {
     nccl = nullptr;
     pthread_mutex_unlock(&connection);
     NCCL_CHECK(ncclCommDestroy(whole));  // waits for other ranks: the watchdog must not
-    job_waits(false);
+    rank_waits(false);
 }
 
-// ------------------------------------------------------------------------------------------------
-// Tells the watchdog about the GPU, which works while the host is elsewhere: it begins or ends a
-// collective, or has finished a phase.
-
-static void CUDART_CB device_enters(void *) { job_waits(true); }
-static void CUDART_CB device_leaves(void *) { job_waits(false); }
-static void CUDART_CB device_is_alive(void *) { job_progress(); }
-
-static void mark(cudaStream_t on, cudaHostFn_t what) {
-    if (num_ranks > 1) CUDA_CHECK(cudaLaunchHostFunc(on, what, nullptr));
-}
-
-static void group_start(cudaStream_t on) {
-    mark(on, device_enters);
-    NCCL_CHECK(ncclGroupStart());
-}
-
-static void group_end(cudaStream_t on) {
-    NCCL_CHECK(ncclGroupEnd());
-    mark(on, device_leaves);
+static const char *connect() {
+    static const Network network = {network_error, disconnect, phase};
+    ncclUniqueId id;
+    rank = comm_rank();
+    num_ranks = comm_num_ranks();
+    if (rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
+    comm_broadcast(&id, sizeof id);
+    if (rank > 0) log_to_stderr();
+    rank_waits(true);
+    NCCL_CHECK(ncclCommInitRank(&nccl, num_ranks, id, rank));
+    rank_waits(false);
+    create_stream();
+    rank_set_network(&network);
+    // before CUDA's own handlers, which may wait for kernels that wait for other ranks
+    on_exit(rank_at_exit, nullptr);
+    return nullptr;
 }
 
 // ---- Flat buffers -------------------------------------------------------------------------------
@@ -168,11 +172,6 @@ static void broadcast_shards(void *x, size_t element_bytes, const size_t *first,
         if (own.count)
             NCCL_CHECK(ncclBroadcast(at, at, own.count * element_bytes, ncclUint8, r, nccl, on));
     }
-}
-
-static void overlapped_waits() {
-    CUDA_CHECK(cudaEventRecord(computed, stream));
-    CUDA_CHECK(cudaStreamWaitEvent(overlapped, computed, 0));
 }
 
 static void begin() {
@@ -236,13 +235,6 @@ static void sum_over_ranks(double *partial, size_t n) {
     group_start(stream);
     NCCL_CHECK(ncclAllReduce(partial, partial, n, ncclFloat64, ncclSum, nccl, stream));
     group_end(stream);
-}
-
-void comm_phase(const char *phase, int64_t step) {
-    job_phase(phase, step);
-    if (!nccl) return;
-    overlapped_waits();
-    mark(overlapped, device_is_alive);  // compute does not wait for a host function
 }
 
 #endif

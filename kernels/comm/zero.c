@@ -6,7 +6,7 @@
 #include "../../data/base/hash.h"
 #include "../../data/base/memory.h"
 #include "comm.h"
-#include "job.h"
+#include "world.h"
 
 // ---- Parts and shards ---------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@
 //   PASS_DKV      KEY_SPAN tiles of keys: 4 products
 // The last two replace PASS_BOTH for a document where one kv head exceeds a thread's share of the
 // batch. They cost 7 / 5 of the work (measured: 1.46 of the time, 2048 tokens), so they pay off
-// only where threads would idle. Both forms give the same bits. To PASS_BOTH a document and those
-// that share its first tokens are one; in PASS_DKV the queries of all of them pass by shared keys.
+// only where threads would idle. Both forms give the same bits. To PASS_BOTH a leader and
+// its borrowers are one document; in PASS_DKV the queries of all of them pass by the leader's keys.
 //
 // Sizes. TILE 64: Q^T, V and P of a tile are 16 KB each at head_dim 64, four AVX-512 vectors wide.
 // Register blocks: 6 x 4 vectors (24 of 32 registers) with AVX-512, 6 x 2 (12 of 16) with AVX2,
@@ -35,11 +35,7 @@
 
 #include "../../data/base/error.h"
 #include "common.h"
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
+#include "features.h"
 
 #define TILE 64     // queries and keys of a tile of scores
 #define KEY_SPAN 4  // key tiles of an item of the dK, dV pass
@@ -58,7 +54,7 @@ typedef uint32_t real_bits;
 
 static inline int num_tiles(int n) { return (int)ceil_div(n, TILE); }
 
-// ---- Documents, whose first tokens may be those of another --------------------------------------
+// ---- Documents, which may borrow a prefix of their leader ---------------------------------------
 
 static inline int num_shared(const VarlenInfo *docs, int doc) {
     return docs->shared_len ? docs->shared_len[doc] : 0;
@@ -97,7 +93,7 @@ enum {
     ITEM_INTS = sizeof(Item) / sizeof(int32_t)
 };
 
-// The document behind the last one whose queries pass by the item's keys
+// The document after the last one whose queries pass by the item's keys
 static int readers_end(const VarlenInfo *docs, int doc, int first, int pass) {
     int end = doc + 1;
     while (pass & PASS_DKV && end < docs->num_segments && num_shared(docs, end) > first * TILE)
@@ -311,55 +307,25 @@ static real *scratch_of_all(size_t size) {
 
 // ---- The same code for several instruction sets; this CPU's best is selected at run time --------
 
-#if defined(__x86_64__) && !defined(GRADCHECK)
-#define NAME(x) x##_avx512
-#define TARGET __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,fma")))
-#define LANES 16
-#define BLOCK_ROWS 6
-#define BLOCK_VECS 4
-#define FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
-#define MAX(a, b) _mm512_max_ps(a, b)
-#define ZIP_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define ZIP_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#include "attention_tiles.h"
-
-#define NAME(x) x##_avx2
-#define TARGET __attribute__((target("avx2,fma")))
-#define LANES 8
-#define BLOCK_ROWS 6
-#define BLOCK_VECS 2
-#define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
-#define MAX(a, b) _mm256_max_ps(a, b)
-#define ZIP_LOW 0, 8, 1, 9, 2, 10, 3, 11
-#define ZIP_HIGH 4, 12, 5, 13, 6, 14, 7, 15
-#include "attention_tiles.h"
+// Register blocks of gemm: at most 6 rows of 4 vectors
+enum { rows_avx512 = 6, vecs_avx512 = 4 };
+enum { rows_avx2 = 6, vecs_avx2 = 2 };
+#ifdef NEON
+enum { rows_portable = 4, vecs_portable = 4 };
+#else
+enum { rows_portable = 4, vecs_portable = 2 };
 #endif
 
-// The portable set: vectors of four, which is NEON and SSE2 in fp32
-#define NAME(x) x##_portable
-#define TARGET
-#define BLOCK_ROWS 4
-#ifdef GRADCHECK
-#define LANES 2
-#define ZIP_LOW 0, 2
-#define ZIP_HIGH 1, 3
-#else
-#define LANES 4
-#define ZIP_LOW 0, 4, 1, 5
-#define ZIP_HIGH 2, 6, 3, 7
-#endif
-#if defined(__aarch64__) && !defined(GRADCHECK)
-#define BLOCK_VECS 4
-#define FMA(a, b, c) ((vec_portable)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
-#else
-#define BLOCK_VECS 2
-#define FMA(a, b, c) ((a) * (b) + (c))
-#endif
-#define MAX(a, b) select_max_portable(a, b)
-#define select_max_portable(a, b)                                       \
+// a > b ? a : b on vectors: b if one of them is NaN
+#define max_avx512(a, b) _mm512_max_ps(a, b)
+#define max_avx2(a, b) _mm256_max_ps(a, b)
+#define max_portable(a, b)                                              \
     ((vec_portable)(((bits_portable)(a) & (bits_portable)((a) > (b))) | \
                     ((bits_portable)(b) & ~(bits_portable)((a) > (b)))))
-#include "attention_tiles.h"
+
+#define AVX512 "avx512f,avx512dq,avx512vl,avx512bw,fma"
+#define CODE "attention_tiles.h"
+#include "each_set.h"
 
 typedef void ItemCode(const Call *, const Item *, int kv_head, const Scratch *);
 typedef struct {
@@ -369,7 +335,7 @@ typedef struct {
 } Isa;
 
 static const Isa isas[] = {
-#if defined(__x86_64__) && !defined(GRADCHECK)
+#ifdef X86
     {"avx512", forward_item_avx512, backward_item_avx512, dot_avx512},
     {"avx2", forward_item_avx2, backward_item_avx2, dot_avx2},
 #endif

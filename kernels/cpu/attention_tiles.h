@@ -1,15 +1,11 @@
-// The tile code of attention.c, included there once per instruction set. The includer defines
-//   NAME(x)                   adds the instruction set's suffix
-//   TARGET                    function attribute, or nothing
-//   LANES                     reals in a vector
-//   BLOCK_ROWS, BLOCK_VECS    register block of gemm: at most 6 rows of 4 vectors
-//   FMA(a, b, c)              a * b + c on vectors
-//   MAX(a, b)                 a > b ? a : b on vectors: b if one of them is NaN
-//   ZIP_LOW, ZIP_HIGH         indices that interleave the lower, upper halves of two vectors
-// Deliberately without an include guard. Idea and sizes: see the top of attention.c.
+// The tile code of attention.c, included once per instruction set by each_set.h. Idea and sizes: at
+// the top of attention.c.
 
 #ifndef INLINE  // expanded with the NAME and TARGET of each set
 #define V NAME(vec)
+#define MAX NAME(max)
+#define BLOCK_ROWS NAME(rows)
+#define BLOCK_VECS NAME(vecs)
 #define BITS NAME(bits)
 #define UNALIGNED NAME(unaligned)
 #define load NAME(load)
@@ -176,8 +172,8 @@ static TARGET void transpose(real *dst, const real *src, int n, int padded) {
             unrolled_for (int stage = 1; stage < LANES; stage *= 2) {
                 unrolled_for (int i = 0; i < LANES; i++) b[i] = a[i];
                 unrolled_for (int i = 0; i < LANES / 2; i++) {
-                    a[2 * i] = SHUFFLE(BITS, b[i], b[i + LANES / 2], ZIP_LOW);
-                    a[2 * i + 1] = SHUFFLE(BITS, b[i], b[i + LANES / 2], ZIP_HIGH);
+                    a[2 * i] = SHUFFLE(BITS, b[i], b[i + LANES / 2], MERGE_LOW);
+                    a[2 * i + 1] = SHUFFLE(BITS, b[i], b[i + LANES / 2], MERGE_HIGH);
                 }
             }
             unrolled_for (int i = 0; i < LANES; i++) store(dst + (x + i) * width + r, a[i]);
@@ -416,9 +412,6 @@ static TARGET void backward_item(const Call *f, const Item *item, int kv_head, c
 #undef NAME
 #undef TARGET
 #undef LANES
-#undef BLOCK_ROWS
-#undef BLOCK_VECS
 #undef FMA
-#undef MAX
-#undef ZIP_LOW
-#undef ZIP_HIGH
+#undef MERGE_LOW
+#undef MERGE_HIGH

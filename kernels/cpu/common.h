@@ -9,6 +9,12 @@
 
 #include "../kernels.h"
 
+#if !defined(GRADCHECK) && defined(__x86_64__)
+#define X86 1
+#elif !defined(GRADCHECK) && defined(__aarch64__)
+#define NEON 1
+#endif
+
 #ifdef __FAST_MATH__
 #error "-ffast-math turns isfinite(NaN) into true; build without it"
 #endif
@@ -36,14 +42,6 @@ static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
-
-// device.c: number of threads of this backend. omp_get_max_threads is right only in the thread that
-// called device_init.
-int cpu_threads(void);
-// device.c: does this CPU have the instruction set "amx_bf16", "avx512_bf16", "avx512", "avx2" or
-// "portable" (always)? "avx512" means F, DQ, VL and BW; "avx2" includes FMA. "amx_bf16" asks Linux
-// for the tile registers, which it grants to threads that start later.
-bool cpu_has(const char *set);
 
 // Sums run in SUM_LANES independent partial sums: the compiler may vectorise them without
 // reassociating.

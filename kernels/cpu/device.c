@@ -1,25 +1,19 @@
 // The CPU as a device: counted allocations, memcpy for copies, and the calling thread as the only
 // "stream".
 
-#include <omp.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#ifdef __x86_64__
-#include <cpuid.h>
-#endif
-
 #include <assert.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "../../data/base/clock.h"
 #include "../../data/base/error.h"
 #include "../../data/base/memory.h"
 #include "common.h"
+#include "features.h"
 
 enum { HEADER_BYTES = 64 };  // stores the size; keeps the payload aligned for AVX-512
 
 static DeviceMemory memory;
-static int num_threads;
 static char description[160];
 
 // When libgomp gets no memory or thread it ends the program with exit code 1, which none of our
@@ -46,54 +40,12 @@ void device_prepare_process(char **argv) {
         execv("/proc/self/exe", argv);
 }
 
-static bool processor_has_amx(void) {
-#ifdef __x86_64__
-    enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24 };
-    unsigned a, b, c, d = 0;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & AMX_BF16) && (d & AMX_TILE);
-#else
-    return false;
-#endif
-}
-
-bool cpu_has(const char *set) {
-#ifdef __x86_64__
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
-    if (strcmp(set, "avx512_bf16") == 0) return avx512 && __builtin_cpu_supports("avx512bf16");
-    // Linux saves tile registers only for a process that has asked: ARCH_REQ_XCOMP_PERM
-    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-    if (strcmp(set, "amx_bf16") == 0)
-        return cpu_has("avx512_bf16") && processor_has_amx() &&
-               syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-    if (strcmp(set, "avx512") == 0) return avx512;
-    if (strcmp(set, "avx2") == 0)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
-    return strcmp(set, "portable") == 0;
-}
-
-// By more than 1.3 times, as measured: dev/SPEED.md. Intel's vdpbf16ps runs at half the rate of its
-// multiply-adds.
-static bool bf16_is_faster(void) {
-#ifdef __x86_64__
-    return cpu_has("amx_bf16") || (cpu_has("avx512_bf16") && __builtin_cpu_is("amd"));
-#else
-    return false;
-#endif
-}
-
 const char *device_init(const DeviceOptions *options) {
-    num_threads = options->threads > 0 ? options->threads : omp_get_num_procs();
-    omp_set_num_threads(num_threads);
+    const int threads = cpu_set_threads(options->threads);
     if (!matmul_select(NULL, options->bf16_matmul))
         return "--bf16-matmul: this CPU has no bf16 dot products (amx_bf16, avx512_bf16)";
-    const char *note = "";
-    if (!options->bf16_matmul && bf16_is_faster()) note = " (--bf16-matmul is faster here)";
-    if (options->bf16_matmul && processor_has_amx() && !cpu_has("amx_bf16"))
-        note = " (the kernel refuses AMX)";
-    snprintf(description, sizeof description, "cpu, %d thread%s, matmul %s%s", num_threads,
-             num_threads == 1 ? "" : "s", matmul_describe(), note);
+    snprintf(description, sizeof description, "cpu, %d thread%s, matmul %s%s", threads,
+             threads == 1 ? "" : "s", matmul_describe(), cpu_bf16_note(options->bf16_matmul));
     return NULL;
 }
 
@@ -101,8 +53,6 @@ const char *device_refuses(int C, int F, int D) {
     (void)C, (void)F, (void)D;
     return NULL;
 }
-
-int cpu_threads(void) { return num_threads > 0 ? num_threads : omp_get_max_threads(); }
 
 // CPU errors are unsupported shapes and do not depend on the batch: no context to add.
 void device_on_error(void (*describe)(void *context, char *text, size_t capacity), void *context) {

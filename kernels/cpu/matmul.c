@@ -26,17 +26,11 @@
 // the number of terms summed between accesses to C: a larger KC saves memory traffic, a smaller one
 // reduces rounding error and a panel's size.
 // What was tried: dev/SPEED.md.
-#include "common.h"
-
 #include <assert.h>
 #include <sys/mman.h>
-#if !defined(GRADCHECK) && defined(__x86_64__)
-#include <immintrin.h>
-#define X86 1
-#elif !defined(GRADCHECK) && defined(__aarch64__)
-#include <arm_neon.h>
-#define NEON 1
-#endif
+
+#include "common.h"
+#include "features.h"
 
 enum {
     KC = 640,                 // depth of a block, even: 576 fits in one
@@ -91,81 +85,56 @@ typedef int64_t lane_index;
 typedef int32_t lane_index;
 #endif
 
-// Plain C; NEON has twice the registers of SSE and gets a larger tile.
-#define NAME(x) x##_portable
-#define TARGET
-#ifndef GRADCHECK
-typedef real vec4 __attribute__((vector_size(16), aligned(sizeof(real)), may_alias));
-typedef int32_t index4 __attribute__((vector_size(16)));
-#define FOURS(p, step) (*(const vec4 *)(p))
-#define ZIP_LOW(a, b) SHUFFLE(index4, a, b, 0, 4, 1, 5)
-#define ZIP_HIGH(a, b) SHUFFLE(index4, a, b, 2, 6, 3, 7)
-#define PAIRS(a, b, which) \
-    ((which) == 0x44 ? SHUFFLE(index4, a, b, 0, 1, 4, 5) : SHUFFLE(index4, a, b, 2, 3, 6, 7))
-#define MERGE_LOW 0, 4, 1, 5
-#define MERGE_HIGH 2, 6, 3, 7
+// Register tiles: rows, and vectors of columns. NEON has twice the registers of SSE.
+enum { mr_avx512 = 8, nv_avx512 = 3 };
+enum { mr_avx2 = 4, nv_avx2 = 3 };
+#ifdef NEON
+enum { mr_portable = 6, nv_portable = 4 };
 #else
-#define few_portable NULL
-#define MERGE_LOW 0, 2
-#define MERGE_HIGH 1, 3
+enum { mr_portable = 4, nv_portable = 2 };
 #endif
-#if defined(NEON)
-#define VECTOR_LENGTH 4
-#define MR 6
-#define NV 4
-#define FMA(a, b, c) vfmaq_n_f32(c, b, a)
-#else
-#define VECTOR_LENGTH (16 / (int)sizeof(real))
-#define MR 4
-#define NV 2
-#define FMA(a, b, c) ((a) * (b) + (c))
-#endif
-enum { PORTABLE_MR = MR, PORTABLE_NR = NV * VECTOR_LENGTH };
-#include "matmul_tile.h"
+enum { mr_avx512_bf16 = 8, nv_avx512_bf16 = 3 };
+enum { mr_amx = 32, nv_amx = 2 };
 
-#ifdef X86
+// For `few`:
+//   fours(p, step)          a vector of quadruples, the one at p, then p + step, p + 2 * step ...
+//   zip_low, zip_high(a, b) in each quadruple: a0 b0 a1 b1, a2 b2 a3 b3
+//   pairs(a, b, which)      in each quadruple: a0 a1 b0 b1 (which 0x44), a2 a3 b2 b3 (0xee)
 #define QUAD(p) _mm_loadu_ps(p)
-#define NAME(x) x##_avx2
-#define MERGE_LOW 0, 8, 1, 9, 2, 10, 3, 11
-#define MERGE_HIGH 4, 12, 5, 13, 6, 14, 7, 15
-#define FOURS(p, step) _mm256_insertf128_ps(_mm256_castps128_ps256(QUAD(p)), QUAD((p) + (step)), 1)
-#define ZIP_LOW(a, b) _mm256_unpacklo_ps(a, b)
-#define ZIP_HIGH(a, b) _mm256_unpackhi_ps(a, b)
-#define PAIRS(a, b, which) _mm256_shuffle_ps(a, b, which)
-#define TARGET __attribute__((target("avx2,fma")))
-#define VECTOR_LENGTH 8
-#define MR 4
-#define NV 3
-#define FMA(a, b, c) _mm256_fmadd_ps(_mm256_set1_ps(a), b, c)
-enum { AVX2_MR = MR, AVX2_NR = NV * VECTOR_LENGTH };
-#include "matmul_tile.h"
-
-#define NAME(x) x##_avx512
-#define MERGE_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define MERGE_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#define FOURS(p, step)                                                                        \
+#define fours_avx512(p, step)                                                                 \
     _mm512_insertf32x4(_mm512_insertf32x4(_mm512_insertf32x4(_mm512_castps128_ps512(QUAD(p)), \
                                                              QUAD((p) + (step)), 1),          \
                                           QUAD((p) + 2 * (step)), 2),                         \
                        QUAD((p) + 3 * (step)), 3)
-#define ZIP_LOW(a, b) _mm512_unpacklo_ps(a, b)
-#define ZIP_HIGH(a, b) _mm512_unpackhi_ps(a, b)
-#define PAIRS(a, b, which) _mm512_shuffle_ps(a, b, which)
-#define TARGET __attribute__((target("avx512f")))
-#define VECTOR_LENGTH 16
-#define MR 8
-#define NV 3
-#define FMA(a, b, c) _mm512_fmadd_ps(_mm512_set1_ps(a), b, c)
-enum { AVX512_MR = MR, AVX512_NR = NV * VECTOR_LENGTH };
-#include "matmul_tile.h"
+#define zip_low_avx512(a, b) _mm512_unpacklo_ps(a, b)
+#define zip_high_avx512(a, b) _mm512_unpackhi_ps(a, b)
+#define pairs_avx512(a, b, which) _mm512_shuffle_ps(a, b, which)
+#define fours_avx2(p, step) \
+    _mm256_insertf128_ps(_mm256_castps128_ps256(QUAD(p)), QUAD((p) + (step)), 1)
+#define zip_low_avx2(a, b) _mm256_unpacklo_ps(a, b)
+#define zip_high_avx2(a, b) _mm256_unpackhi_ps(a, b)
+#define pairs_avx2(a, b, which) _mm256_shuffle_ps(a, b, which)
+#ifdef GRADCHECK
+#define few_portable NULL
+#else
+typedef int32_t index4 __attribute__((vector_size(16)));
+#define fours_portable(p, step) (*(const vec_anywhere_portable *)(p))
+#define zip_low_portable(a, b) SHUFFLE(index4, a, b, 0, 4, 1, 5)
+#define zip_high_portable(a, b) SHUFFLE(index4, a, b, 2, 6, 3, 7)
+#define pairs_portable(a, b, which) \
+    ((which) == 0x44 ? SHUFFLE(index4, a, b, 0, 1, 4, 5) : SHUFFLE(index4, a, b, 2, 3, 6, 7))
+#endif
+#define SPLAT(x) ((x) - (vec){0})
 
+#define AVX512 "avx512f"
+#define CODE "matmul_tile.h"
+#include "each_set.h"
+
+#ifdef X86
 #define NAME(x) x##_avx512_bf16
 #define TARGET __attribute__((target("avx512f,avx512bf16")))
-#define VECTOR_LENGTH 16
-#define MR 8
-#define NV 3
-#define FMA(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)_mm512_set1_ps(a), (__m512bh)(b))
-enum { AVX512_BF16_MR = MR, AVX512_BF16_NR = NV * VECTOR_LENGTH };
+#define LANES 16
+#define FMA(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
 #include "matmul_tile.h"
 
 __attribute__((target("avx512f,avx512bf16"))) static void round_pairs_avx512_bf16(real *panel,
@@ -185,12 +154,10 @@ __attribute__((target("avx512f,avx512bf16"))) static void round_pairs_avx512_bf1
 }
 
 #define NAME(x) x##_amx
-#define MERGE_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define MERGE_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define MERGE_LOW LOW_16
+#define MERGE_HIGH HIGH_16
 #define TARGET __attribute__((target("avx512f,avx512bf16,amx-tile,amx-bf16")))
-#define VECTOR_LENGTH 16
-#define MR 32
-#define NV 2
+#define LANES 16
 #define TILE_ZERO(t) _tile_zero(t)
 #define TILE_LOAD(t, p, stride) _tile_loadd(t, p, stride)
 #define TILE_STORE(t, p, stride) _tile_stored(t, p, stride)
@@ -198,7 +165,6 @@ __attribute__((target("avx512f,avx512bf16"))) static void round_pairs_avx512_bf1
 #define TILE_ROUND(to, from) \
     _mm512_storeu_si512(     \
         to, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps((from) + 16), _mm512_loadu_ps(from)))
-enum { AMX_MR = MR, AMX_NR = NV * VECTOR_LENGTH };
 #include "matmul_tile.h"
 
 __attribute__((target("amx-tile"))) static void configure_amx(bool on) {
@@ -219,14 +185,14 @@ __attribute__((target("amx-tile"))) static void configure_amx(bool on) {
 static const InstructionSet instruction_sets[] = {
 // best first
 #ifdef X86
-    {"amx_bf16", tile_amx, AMX_MR, AMX_NR, pack_amx, NULL, 0, round_pairs_avx512_bf16,
+    {"amx_bf16", tile_amx, mr_amx, nr_amx, pack_amx, NULL, 0, round_pairs_avx512_bf16,
      pack_tiles_amx, configure_amx},
-    {"avx512_bf16", tile_avx512_bf16, AVX512_BF16_MR, AVX512_BF16_NR, pack_avx512, NULL, 0,
+    {"avx512_bf16", tile_avx512_bf16, mr_avx512_bf16, nr_avx512_bf16, pack_avx512, NULL, 0,
      round_pairs_avx512_bf16, NULL, NULL},
-    {"avx512", tile_avx512, AVX512_MR, AVX512_NR, pack_avx512, few_avx512, 16, NULL, NULL, NULL},
-    {"avx2", tile_avx2, AVX2_MR, AVX2_NR, pack_avx2, few_avx2, 8, NULL, NULL, NULL},
+    {"avx512", tile_avx512, mr_avx512, nr_avx512, pack_avx512, few_avx512, 16, NULL, NULL, NULL},
+    {"avx2", tile_avx2, mr_avx2, nr_avx2, pack_avx2, few_avx2, 8, NULL, NULL, NULL},
 #endif
-    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, pack_portable, few_portable, 4, NULL,
+    {"portable", tile_portable, mr_portable, nr_portable, pack_portable, few_portable, 4, NULL,
      NULL, NULL},
 #ifdef AMX_MODEL
     MODEL_SET,

@@ -1,22 +1,22 @@
-// The register tile of matmul.c for one instruction set, included once per set with these defined:
-//   NAME(x)                 adds the set's suffix: functions tile, and where the macros that they
-//                           need are defined, pack (MERGE_*), few (FOURS, ZIP_*, PAIRS) and, for
-//                           tile registers, pack_tiles (TILE_*)
-//   TARGET                  attribute that allows the instructions
-//   VECTOR_LENGTH, MR, NV   the tile is MR rows by NV vectors of VECTOR_LENGTH columns of C
-//   FMA(a, b, c)            a * b + c, scalar a, vectors b and c; one rounding if the CPU has FMA
+// The register tile of matmul.c for one instruction set, included by each_set.h, and for sets that
+// only multiply with these defined:
+//   NAME(x)                 x with the set's suffix: mr and nv, the rows and vectors of the tile of
+//                           C, and the functions: tile and, where the macros that they need are
+//                           defined, pack (MERGE_*), few and, for tile registers, pack_tiles
+//   TARGET, LANES, FMA      as in each_set.h
+//   MERGE_LOW, MERGE_HIGH   the same, or undefined
 //   TILE_ZERO(t), TILE_LOAD, TILE_STORE(t, p, stride), TILE_DOT(c, a, b)
 //                           instead of FMA: tile registers 0 to 7 of 16 rows of 16 words, stride
 //                           in bytes; c += a b, where words of a and b are pairs of bf16
 //   TILE_ROUND(to, from)    16 words: 32 values as pairs
-//   FOURS(p, step)          a vector of quadruples, the one at p, then p + step, p + 2 * step ...
-//   ZIP_LOW, ZIP_HIGH(a, b) in each quadruple: a0 b0 a1 b1, a2 b2 a3 b3
-//   PAIRS(a, b, which)      in each quadruple: a0 a1 b0 b1 (which 0x44), a2 a3 b2 b3 (0xee)
-//   MERGE_LOW, MERGE_HIGH   indices that interleave the lower, upper halves of two vectors
 #define vec NAME(vec)
 #define vec_anywhere NAME(vec_anywhere)
-typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
+#define MR NAME(mr)
+#define NV NAME(nv)
+#define NR NAME(nr)
+typedef real vec __attribute__((vector_size(LANES * sizeof(real)), may_alias));
 typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
+enum { NR = NV * LANES };
 
 #ifdef FMA
 // sum += the products of the next `depth`, a constant, so that a and b advance once for all of
@@ -27,27 +27,27 @@ TARGET static inline __attribute__((always_inline)) void NAME(multiply_add)(vec 
                                                                             const int depth) {
     unrolled_for (int k = 0; k < depth; k++) {
         vec row[NV];
-        unrolled_for (int j = 0; j < NV; j++)
-            row[j] = *(const vec *)(b + (k * NV + j) * VECTOR_LENGTH);
+        unrolled_for (int j = 0; j < NV; j++) row[j] = *(const vec *)(b + (k * NV + j) * LANES);
         unrolled_for (int i = 0; i < MR; i++)
-            unrolled_for (int j = 0; j < NV; j++) sum[i][j] = FMA(a[k * MR + i], row[j], sum[i][j]);
+            unrolled_for (int j = 0; j < NV; j++)
+                sum[i][j] = FMA(SPLAT(a[k * MR + i]), row[j], sum[i][j]);
     }
 }
 
-// c (MR, NV * VECTOR_LENGTH) = addend + the sum over k of a[k][i] * b[k][j]; a (depth, MR) and
-// b (depth, NV * VECTOR_LENGTH) are packed panels, b aligned to a vector. addend is laid out like c
+// c (MR, NV * LANES) = addend + the sum over k of a[k][i] * b[k][j]; a (depth, MR) and
+// b (depth, NV * LANES) are packed panels, b aligned to a vector. addend is laid out like c
 // and may be c; NULL: zeros. All MR * NV sums stay in registers: each k loads MR + NV values for
 // MR * NV multiply-adds. The inner loops have constant bounds and are fully unrolled, which lets
 // the compiler keep sum[][] in registers. Meanwhile this tile's share, one of MC / MR, of a panel
 // of the same depth is fetched into L2, from next on.
 TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, const real *restrict a,
                               const real *restrict b, int64_t depth, const real *next) {
-    enum { NR = NV * VECTOR_LENGTH, DEEP = 4 };
+    enum { DEEP = 4 };
     vec sum[MR][NV];
     unrolled_for (int i = 0; i < MR; i++) {
         unrolled_for (int j = 0; j < NV; j++) {
             sum[i][j] = (vec){0};
-            __builtin_prefetch(c + i * c_stride + j * VECTOR_LENGTH, 1);
+            __builtin_prefetch(c + i * c_stride + j * LANES, 1);
         }
     }
     for (; depth >= DEEP; depth -= DEEP, a += DEEP * MR, b += DEEP * NR) {
@@ -58,7 +58,7 @@ TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, con
     for (; depth > 0; depth--, a += MR, b += NR) NAME(multiply_add)(sum, a, b, 1);
     unrolled_for (int i = 0; i < MR; i++) {
         unrolled_for (int j = 0; j < NV; j++) {
-            const int64_t at = i * c_stride + j * VECTOR_LENGTH;
+            const int64_t at = i * c_stride + j * LANES;
             if (addend) sum[i][j] += *(const vec_anywhere *)(addend + at);
             *(vec_anywhere *)(c + at) = sum[i][j];
         }
@@ -67,7 +67,7 @@ TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, con
 #endif
 
 #ifdef MERGE_LOW
-// Transposes n (a power of 2) rows of VECTOR_LENGTH: lane k of row i, stored at to[k * width + i].
+// Transposes n (a power of 2) rows of LANES: lane k of row i, stored at to[k * width + i].
 // A perfect shuffle of the vectors rotates the bits of the index (row, lane) by one; log2(n) of
 // them move the bits of the row behind those of the lane. Rows from `rows` on are zeros.
 TARGET static inline __attribute__((always_inline)) void NAME(pack_part)(real *to, int width,
@@ -75,7 +75,7 @@ TARGET static inline __attribute__((always_inline)) void NAME(pack_part)(real *t
                                                                          int64_t stride, int rows,
                                                                          const int n) {
     typedef lane_index indices __attribute__((vector_size(sizeof(vec))));
-    vec a[VECTOR_LENGTH], b[VECTOR_LENGTH];
+    vec a[LANES], b[LANES];
     unrolled_for (int i = 0; i < n; i++)
         a[i] = i < rows ? *(const vec_anywhere *)(from + i * stride) : (vec){0};
     unrolled_for (int stage = 1; stage < n; stage *= 2) {
@@ -86,7 +86,7 @@ TARGET static inline __attribute__((always_inline)) void NAME(pack_part)(real *t
         }
     }
     unrolled_for (int i = 0; i < n; i++) __builtin_prefetch(from + i * stride + PACK_DEPTH);
-    if (n == width) width = VECTOR_LENGTH;  // several columns lie in a vector
+    if (n == width) width = LANES;  // several columns lie in a vector
     unrolled_for (int i = 0; i < n; i++) *(vec_anywhere *)(to + i * width) = a[i];
 }
 
@@ -94,18 +94,18 @@ TARGET static inline __attribute__((always_inline)) void NAME(pack_part)(real *t
 TARGET static void NAME(pack_transposed)(real *panel, Matrix x, int rows, int width,
                                          int64_t depth) {
     // rows transposed at a time; in the panels of A, fewer than a vector has lanes
-    const int n = width % VECTOR_LENGTH && VECTOR_LENGTH % MR == 0 ? MR : VECTOR_LENGTH;
-    const int64_t whole_k = depth / VECTOR_LENGTH * VECTOR_LENGTH;
+    const int n = width % LANES && LANES % MR == 0 ? MR : LANES;
+    const int64_t whole_k = depth / LANES * LANES;
     const int whole_i = width / n * n;
     for (int i = 0; i < whole_i; i += n) {
         const real *from = x.p + i * x.row;
         const bool whole = rows - i >= n;
-        for (int64_t k = 0; k < whole_k; k += VECTOR_LENGTH) {
+        for (int64_t k = 0; k < whole_k; k += LANES) {
             real *to = panel + k * width + i;
-            if (n == VECTOR_LENGTH && whole)  // constant arguments: unrolled
-                NAME(pack_part)(to, width, from + k, x.row, VECTOR_LENGTH, VECTOR_LENGTH);
-            else if (n == VECTOR_LENGTH)
-                NAME(pack_part)(to, width, from + k, x.row, rows - i, VECTOR_LENGTH);
+            if (n == LANES && whole)  // constant arguments: unrolled
+                NAME(pack_part)(to, width, from + k, x.row, LANES, LANES);
+            else if (n == LANES)
+                NAME(pack_part)(to, width, from + k, x.row, rows - i, LANES);
             else if (whole)
                 NAME(pack_part)(to, MR, from + k, x.row, MR, MR);
             else
@@ -122,7 +122,7 @@ TARGET static void NAME(pack_transposed)(real *panel, Matrix x, int rows, int wi
 // advance together, and x is prefetched.
 TARGET static void NAME(pack)(real *packed, Matrix x, int64_t rows, int width, int64_t depth,
                               int64_t stride) {
-    enum { NR = NV * VECTOR_LENGTH, AHEAD = 32, LINE = 64 / sizeof(real) };
+    enum { AHEAD = 32, LINE = 64 / sizeof(real) };
     for (int64_t k = 0; k < depth && x.col == 1; k += PACK_DEPTH)
         for (int64_t i = 0; i < rows; i += width) NAME(pack_transposed)
     (packed + i * stride + k * width, at(x, i, k), (int)at_most(width, rows - i), width,
@@ -148,7 +148,6 @@ TARGET static void NAME(pack)(real *packed, Matrix x, int64_t rows, int width, i
 // MR rows of 16 pairs. A chain is here: even and odd members of 16 pairs apart, then their sum.
 TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, const real *restrict a,
                               const real *restrict b, int64_t depth, const real *next) {
-    enum { NR = NV * VECTOR_LENGTH };
     _Alignas(64) real sum[MR * NR];
     real *to = addend ? sum : c;
     const int64_t stride = addend ? NR : c_stride, bytes = stride * (int64_t)sizeof(real);
@@ -196,10 +195,10 @@ TARGET static void NAME(pack_tiles)(real *panel, Matrix x, real scale, int64_t r
 }
 #endif
 
-#ifdef FOURS
-// c (rows, VECTOR_LENGTH) += a (rows, depth) b (VECTOR_LENGTH, depth)^T, with b read in place and
+#if defined(FMA) && defined(MERGE_LOW) && !defined(GRADCHECK)
+// c (rows, LANES) += a (rows, depth) b (LANES, depth)^T, with b read in place and
 // transposed in registers, four of the depth at a time. Every sum is the tile's chain: blocks of kc
-// from zero, added in order. The VECTOR_LENGTH rows after b are prefetched meanwhile: without that
+// from zero, added in order. The LANES rows after b are prefetched meanwhile: without that
 // it takes about a third longer.
 TARGET static inline __attribute__((always_inline)) void NAME(few_of)(real *restrict c,
                                                                       const real *restrict a,
@@ -207,33 +206,36 @@ TARGET static inline __attribute__((always_inline)) void NAME(few_of)(real *rest
                                                                       int64_t depth, int64_t kc,
                                                                       const int rows) {
     vec total[FEW_ROWS];
-    unrolled_for (int i = 0; i < rows; i++) memcpy(&total[i], c + i * VECTOR_LENGTH, sizeof(vec));
+    unrolled_for (int i = 0; i < rows; i++) memcpy(&total[i], c + i * LANES, sizeof(vec));
     for (int64_t first = 0; first < depth; first += kc) {
         const int64_t end = at_most(first + kc, depth), whole = first + (end - first) / 4 * 4;
         vec sum[FEW_ROWS];
         unrolled_for (int i = 0; i < rows; i++) sum[i] = (vec){0};
         for (int64_t k = first; k < whole; k += 4) {
-            unrolled_for (int line = 0; line < VECTOR_LENGTH / 4; line++)
-                __builtin_prefetch(b + (depth + k) * VECTOR_LENGTH + line * 16);
+            unrolled_for (int line = 0; line < LANES / 4; line++)
+                __builtin_prefetch(b + (depth + k) * LANES + line * 16);
             const real *p = b + k;
-            const vec r0 = FOURS(p, 4 * depth), r1 = FOURS(p + depth, 4 * depth),
-                      r2 = FOURS(p + 2 * depth, 4 * depth), r3 = FOURS(p + 3 * depth, 4 * depth);
-            const vec low01 = ZIP_LOW(r0, r1), low23 = ZIP_LOW(r2, r3), high01 = ZIP_HIGH(r0, r1),
-                      high23 = ZIP_HIGH(r2, r3);
-            const vec column[4] = {PAIRS(low01, low23, 0x44), PAIRS(low01, low23, 0xee),
-                                   PAIRS(high01, high23, 0x44), PAIRS(high01, high23, 0xee)};
+            const vec r0 = NAME(fours)(p, 4 * depth), r1 = NAME(fours)(p + depth, 4 * depth),
+                      r2 = NAME(fours)(p + 2 * depth, 4 * depth),
+                      r3 = NAME(fours)(p + 3 * depth, 4 * depth);
+            const vec low01 = NAME(zip_low)(r0, r1), low23 = NAME(zip_low)(r2, r3),
+                      high01 = NAME(zip_high)(r0, r1), high23 = NAME(zip_high)(r2, r3);
+            const vec column[4] = {NAME(pairs)(low01, low23, 0x44), NAME(pairs)(low01, low23, 0xee),
+                                   NAME(pairs)(high01, high23, 0x44),
+                                   NAME(pairs)(high01, high23, 0xee)};
             unrolled_for (int q = 0; q < 4; q++)
                 unrolled_for (int i = 0; i < rows; i++)
-                    sum[i] = FMA(a[i * depth + k + q], column[q], sum[i]);
+                    sum[i] = FMA(SPLAT(a[i * depth + k + q]), column[q], sum[i]);
         }
         for (int64_t k = whole; k < end; k++) {
             vec column;
-            for (int r = 0; r < VECTOR_LENGTH; r++) column[r] = b[r * depth + k];
-            unrolled_for (int i = 0; i < rows; i++) sum[i] = FMA(a[i * depth + k], column, sum[i]);
+            for (int r = 0; r < LANES; r++) column[r] = b[r * depth + k];
+            unrolled_for (int i = 0; i < rows; i++)
+                sum[i] = FMA(SPLAT(a[i * depth + k]), column, sum[i]);
         }
         unrolled_for (int i = 0; i < rows; i++) total[i] += sum[i];
     }
-    unrolled_for (int i = 0; i < rows; i++) memcpy(c + i * VECTOR_LENGTH, &total[i], sizeof(vec));
+    unrolled_for (int i = 0; i < rows; i++) memcpy(c + i * LANES, &total[i], sizeof(vec));
 }
 
 // rows: 1, 2, 4 or 8
@@ -247,18 +249,15 @@ TARGET static void NAME(few)(real *restrict c, const real *restrict a, const rea
 #endif
 #undef vec
 #undef vec_anywhere
-#undef NAME
-#undef MERGE_LOW
-#undef MERGE_HIGH
-#undef FOURS
-#undef ZIP_LOW
-#undef ZIP_HIGH
-#undef PAIRS
-#undef TARGET
-#undef VECTOR_LENGTH
 #undef MR
 #undef NV
+#undef NR
+#undef NAME
+#undef TARGET
+#undef LANES
 #undef FMA
+#undef MERGE_LOW
+#undef MERGE_HIGH
 #undef TILE_ZERO
 #undef TILE_LOAD
 #undef TILE_STORE

@@ -47,8 +47,8 @@ struct WorkCounts {
 };
 // Shared prefixes. The rows of a document's first shared_len tokens begin at shared_first; `start`
 // is as many rows before its first own one, and may be negative. Tiles are of own rows. Documents
-// that share a tile of keys follow its owner: for the dK, dV kernel their own rows are its too, and
-// shared_len is 0.
+// that borrow a tile of keys follow their leader: for the dK, dV kernel their own rows are its too,
+// and shared_len is 0.
 struct WorkItem {
     int32_t start, len;  // the document: first row, tokens
     int32_t tile;
