@@ -16,7 +16,7 @@ import math
 import os
 import sys
 
-from report import Parser, fail, load
+from command import Parser, fail, load
 
 gguf, numpy = load("gguf", "numpy")
 USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7

@@ -7,7 +7,8 @@ import os
 import sys
 import time
 
-from report import Parser, fail, is_number, load, parse_record
+from command import Parser, fail, load
+from report import is_number, parse_record
 
 NAMES = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/lr",
          "tokens_per_s": "speed/tokens_per_s", "ms": "speed/ms", "read_ms": "speed/read_ms",

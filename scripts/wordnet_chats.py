@@ -14,7 +14,7 @@ import os
 import random
 import re
 
-from report import Parser, fail
+from command import Parser, fail
 
 PARTS = {"noun": "noun", "verb": "verb", "adj": "adjective", "adv": "adverb"}
 MAX_MEANINGS = 8
