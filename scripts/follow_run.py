@@ -57,7 +57,8 @@ class WeightsAndBiases:
 
 
 def new_records(path):
-    """Yields the new records in lists, for ever; all of them if the log was cut, as a resumed run does."""
+    """Yields the new records in lists, for ever; all of them if the log was cut, as by a resumed
+    run."""
     at, last = 0, b""
     while True:
         lines = []

@@ -36,7 +36,7 @@ typedef struct {
     const int32_t *targets;
     const float *weights;  // (length) of the targets; NULL: all 1
     // shared only: its first tokens, a multiple of SHARED_TILE, which are those of the document in
-    // front of it that shares nothing, as is the token after them. Documents behind one come by
+    // front of it that shares nothing, as is the token after them. Documents after one come by
     // falling shared_len. cached: as many of its first tokens are in the cache.
     int32_t shared_len;
 } DocView;

@@ -122,7 +122,7 @@ static float probability(HeapItem item) {
 }
 
 // The i-th likeliest of V candidates, by a heapsort that goes only so far: most draws are among the
-// first few. Those that were popped lie behind the heap, the likeliest last.
+// first few. The candidates that it has popped lie after the heap, the likeliest last.
 static HeapItem nth_likeliest(Heap *heap, int32_t V, int32_t i) {
     while (V - heap->n <= i) {
         const HeapItem top = heap_pop(heap);
@@ -198,8 +198,8 @@ static bool ends_turn(const TextWriter *w, const Text *text) {
            memcmp(text->tokens + text->length - n, w->turn_end, (size_t)n * sizeof(int32_t)) == 0;
 }
 
-// What no text should have: ids without a token, as a vocabulary that is padded has them, and
-// special tokens, except those that end a text or a turn.
+// Forbids ids without a token, which a padded vocabulary has, and special tokens, except those that
+// end a text or a turn.
 static void forbid_tokens(const TextWriter *w, float *logits) {
     const Tokenizer *t = w->printer.tokenizer;
     for (int32_t id = 0; t && id < w->model.vocab_size; id++) {
