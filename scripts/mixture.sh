@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains on a mixture of sources, and on other shares while the learning rate falls (annealing on the
-# best data). If run again, it continues.
+# Trains on a mixture of sources, and on other shares while the learning rate falls (annealing on
+# the best data). If run again, it continues.
 #   scripts/mixture.sh MODEL FIRST LAST [train_llama options]
 # FIRST and LAST name the same sources in the same order: web:0.8,code:0.2, then web:0.3,code:0.7. A
 # source with weight 0 is not drawn from and keeps its position. --steps N (default 2,000): of both

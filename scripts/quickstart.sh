@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh clone to a trained model in a few minutes on two CPU cores: installs missing packages,
+# From a fresh clone to a trained model in a few minutes on two CPU cores: installs packages,
 # builds, prepares the functions of the Python standard library as a corpus, trains the built-in
 # `demo` model, writes a report, and compares the layouts.
 #   scripts/quickstart.sh [train_llama options]      e.g. --steps 50 for a shorter run
