@@ -84,7 +84,6 @@ typedef struct {
 typedef struct {
     int32_t *tokens, *position_ids, *token_order;  // (T)
     int32_t *cache_rows;                           // (T) generation only, else NULL
-    int64_t copies, copy_rows;                     // see Batch
     bool decode;                                   // attention over the cache
     VarlenInfo docs;
     int32_t num_head_rows;         // rows that the head computes: see Batch
@@ -215,9 +214,8 @@ static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a) {
     LlamaScratch *s = &m->scratch;
     const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
     const int64_t q_dim = llama_q_dim(&m->config), qkv_dim = llama_qkv_dim(&m->config);
-    for (int64_t row = 0; in->cache_rows && row < in->copies * in->copy_rows; row += in->copy_rows)
-        kv_store(a->kv_cache + row * (qkv_dim - q_dim), a->qkv, in->cache_rows, in->position_ids, T,
-                 m->heads);
+    if (in->cache_rows)
+        kv_store(a->kv_cache, a->qkv, in->cache_rows, in->position_ids, T, m->heads);
     if (in->decode)
         return attention_decode(a->attn, a->qkv, a->kv_cache, in->cache_rows, in->position_ids, T,
                                 m->heads);
@@ -450,20 +448,18 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     assert(b->total_tokens <= m->settings.micro_batch_tokens);
     assert(b->max_seqlen <= m->settings.max_seqlen);  // positions of the rope table
     assert(b->num_real_rows == 0 || m->settings.repad);
-    assert(!b->cache_rows || m->settings.cache_tokens);
+    const bool cached = b->layout == LAYOUT_CACHED, shared = !cached && b->num_shared > 0;
+    assert(!cached || m->settings.cache_tokens >= b->micro_batch_tokens);
     in->tokens = llama_stage(m, b->tokens, b->total_tokens);
     in->position_ids = llama_stage(m, b->position_ids, b->total_tokens);
     in->token_order = llama_stage(m, b->token_order, b->total_tokens);
-    in->cache_rows = b->cache_rows ? llama_stage(m, b->cache_rows, b->total_tokens) : NULL;
-    in->copies = b->copies;
-    in->copy_rows = b->copy_rows;
-    in->decode = b->decode;
+    in->cache_rows = cached ? llama_stage(m, b->cache_rows, b->total_tokens) : NULL;
+    in->decode = cached && b->num_shared > 0;
     in->num_head_rows = b->num_head_rows;
     in->head_rows = llama_stage(m, b->head_rows, b->num_head_rows);
     in->targets = llama_stage_rows(m, b->targets, b->head_rows, b->num_head_rows);
     in->weights =
         b->weighted ? llama_stage_rows(m, b->weights, b->head_rows, b->num_head_rows) : NULL;
-    const bool shared = b->num_shared > 0;
     llama_stage_documents(m, &in->docs, b->cu_seqlens, shared ? b->shared_first : NULL,
                           shared ? b->shared_len : NULL, b->num_segments, b->max_seqlen);
     in->num_real_rows = b->num_real_rows;

@@ -5,11 +5,11 @@
 
 FILE is Megatron's NAME.bin with NAME.idx, datatrove's NAME.ds with .index and perhaps .loss, llmq's
 BIN.TOK with or without a mask, OLMo's NAME.npy (raw ids) with NAME.csv.gz, or a numpy array of ids;
-labels_mask_X.npy is the mask of token_ids_X.npy. Files without an index need --boundary-token, which ends
-documents (--starts: begins them). File k becomes
-DIR/train_0000k_00000.bin and .idx, if it has a loss mask .mask, and further shards of 1e8 tokens. Files
-listed in DIR/convert.json are not converted again; shards of files that you no longer pass are deleted
-from DIR. Needs numpy. Exit codes: 2 usage, 3 bad input, 4 disk.
+labels_mask_X.npy is the mask of token_ids_X.npy. Files without an index need --boundary-token,
+which ends documents (--starts: begins them). File k becomes DIR/train_0000k_00000.bin and .idx,
+if it has a loss mask .mask, and further shards of 1e8 tokens. Files listed in DIR/convert.json are
+not converted again; shards of files that you no longer pass are deleted from DIR. Needs numpy.
+Exit codes: 2 usage, 3 bad input, 4 disk.
 """
 import argparse
 import csv
@@ -23,8 +23,11 @@ try:
     import numpy as np
 except ImportError:
     if {"-h", "--help"} & set(sys.argv):
-        sys.exit(print(__doc__.strip()))
-    sys.exit(print("error: convert.py needs the Python package numpy\nhint: pip install numpy", file=sys.stderr) or 2)
+        print(__doc__.strip())
+        sys.exit()
+    print("error: convert.py needs the Python package numpy\nhint: pip install numpy",
+          file=sys.stderr)
+    sys.exit(2)
 
 SHARD_TOKENS, BLOCK = 10**8, 4096
 TABLE = np.arange(256, dtype="<u4")
@@ -62,12 +65,14 @@ def crc32c(data):
 
 def megatron(path):
     index, name = np.fromfile(path[:-4] + ".idx", "u1"), path[:-4] + ".idx"
-    check(len(index) >= 34 and index[17] in (4, 8), "%s: expected an index of int32 or uint16" % name)
+    check(len(index) >= 34 and index[17] in (4, 8),
+          "%s: expected an index of int32 or uint16" % name)
     width = 2 if index[17] == 8 else 4
     sequences, entries = index[18:34].view("<u8").tolist()
     size = 34 + 12 * sequences + 8 * entries
-    check(entries > 0 and len(index) in (size, size + sequences), "%s: %d sequences and %d documents do "
-          "not make %d bytes" % (name, sequences, entries, len(index)))
+    check(entries > 0 and len(index) in (size, size + sequences),
+          "%s: %d sequences and %d documents do not make %d bytes" % (
+              name, sequences, entries, len(index)))
     lengths = index[34:34 + 4 * sequences].view("<i4").astype("<u8")
     at = np.concatenate([[0], np.cumsum(lengths)]).astype("<u8")
     offsets = index[34 + 4 * sequences:34 + 12 * sequences].view("<u8")
@@ -82,7 +87,8 @@ def by_ends(path, ends):
     """The tokens: their width follows from the sizes."""
     count, size = int(ends[-1]) if len(ends) else 0, os.path.getsize(path)
     check(count > 0 and size in (2 * count, 4 * count),
-          "%s: expected %d tokens (its index) of 2 or 4 bytes, found %d bytes" % (path, count, size))
+          "%s: expected %d tokens (its index) of 2 or 4 bytes, found %d bytes" % (
+              path, count, size))
     return np.memmap(path, "<u%d" % (size // count), "r")
 
 
@@ -119,8 +125,9 @@ def llmq(path):
 
 def numpy_array(path):
     ids = np.load(path, mmap_mode="r")
-    check(ids.ndim == 1 and ids.dtype.str in ("<u2", "<u4", "<i4"), "%s: expected one dimension of uint16,"
-          " uint32 or int32, found %s of %s" % (path, ids.shape, ids.dtype), "numpy.save(NAME, ids.ravel())")
+    check(ids.ndim == 1 and ids.dtype.str in ("<u2", "<u4", "<i4"),
+          "%s: expected one dimension of uint16, uint32 or int32, found %s of %s" % (
+              path, ids.shape, ids.dtype), "numpy.save(NAME, ids.ravel())")
     check(os.path.getsize(path) == ids.offset + ids.nbytes, "%s: expected %d bytes" % (
         path, ids.offset + ids.nbytes))
     return ids, None, None
@@ -140,17 +147,19 @@ def label_mask(path):
         return None
     with open(name, "rb") as f:
         mask = np.load(name) if f.read(6) == b"\x93NUMPY" else np.fromfile(name, "u1")
-    check(mask.ndim == 1 and ((mask == 0) | (mask == 1)).all(), "%s: expected a bool for each token" % name)
+    check(mask.ndim == 1 and ((mask == 0) | (mask == 1)).all(),
+          "%s: expected a bool for each token" % name)
     return mask
 
 
 def name_unread(files):
     known = {name for path in files for name in (path, *beside(path))}
-    near = [os.path.join(folder, name) for folder in set(map(os.path.dirname, files)) for name in os.listdir(folder or ".")
-            if re.search("mask|label|meta|[.]loss$", name)]
+    near = [os.path.join(folder, name) for folder in set(map(os.path.dirname, files))
+            for name in os.listdir(folder or ".") if re.search("mask|label|meta|[.]loss$", name)]
     unread = sorted(name for name in near if name not in known and os.path.isfile(name))
     if unread:
-        print("warning: not read: %s%s" % (", ".join(unread[:5]), ", ..." * (len(unread) > 5)), file=sys.stderr)
+        print("warning: not read: %s%s" % (", ".join(unread[:5]), ", ..." * (len(unread) > 5)),
+              file=sys.stderr)
 
 
 def scan(path, tokens, mask, args):
@@ -183,7 +192,8 @@ def read(path, args):
     except ConvertError:
         raise
     except Exception as e:  # from numpy, gzip or csv
-        raise ConvertError(3, "%s: cannot read it or its index: %s" % (path, e), "copy both again") from None
+        raise ConvertError(3, "%s: cannot read it or its index: %s" % (path, e),
+                           "copy both again") from None
     ends = scan(path, tokens, mask, args) if ends is None else ends
     mask = labels if mask is None else mask
     check(len(ends) and ends[-1] == len(tokens) and (ends[1:] >= ends[:-1]).all() and
@@ -218,8 +228,9 @@ def token_bytes(head, tokens, width, sums):
 def write_shard(stem, tokens, ends, mask, vocab):
     """Returns the number of targets."""
     wide = vocab > 65536
-    check(tokens.min() >= 0 and tokens.max() < vocab, "%s: expected ids from 0 to %d, found %d to %d" % (
-        stem, vocab - 1, tokens.min(), tokens.max()), "check --vocab-size")
+    low, high = tokens.min(), tokens.max()
+    check(low >= 0 and high < vocab, "%s: expected ids from 0 to %d, found %d to %d" % (
+        stem, vocab - 1, low, high), "check --vocab-size")
     words = np.zeros(255, "<i4")
     words[:3] = (20240801, 7, len(tokens)) if wide else (20240520, 1, len(tokens))
     words[8:15] = 0x44415055, 1, vocab, 0 if mask is None else 4, -1, -1, len(ends)
@@ -238,7 +249,8 @@ def write_shard(stem, tokens, ends, mask, vocab):
         return 0
     bits = mask != 0
     bits[np.concatenate([[0], ends[:-1]])] = False  # nothing comes before a first token
-    text = body(b"UNPADMSK", 1, len(bits), bits.sum()) + np.packbits(bits, bitorder="little").tobytes()
+    packed = np.packbits(bits, bitorder="little").tobytes()
+    text = body(b"UNPADMSK", 1, len(bits), bits.sum()) + packed
     write(stem + ".mask", [text, crc32c(text)])
     return int(bits.sum())
 
@@ -278,7 +290,8 @@ def run(args):
                 os.remove(os.path.join(args.out, name))
 
     masks = {beside(path)[-1] for path in args.files if beside(path)[-1] != path}
-    args.files = [path for path in args.files if path not in masks]  # which FILE... may match as well
+    # FILE... may match masks as well
+    args.files = [path for path in args.files if path not in masks]
     name_unread(args.files)
     stems = ["%s_%05d" % (args.split, k) for k in range(len(args.files))]
     for stem, path in zip(stems, args.files):
@@ -289,7 +302,8 @@ def run(args):
             found = read(path, args)
             remove(stem)
             note(stem, key, convert(path, stem, args, *found))
-        print("%s: %s" % (path, ", ".join("%d %s" % (n, what) for what, n in done[stem][1].items())))
+        counts = ", ".join("%d %s" % (n, what) for what, n in done[stem][1].items())
+        print("%s: %s" % (path, counts))
     for stem in [stem for stem in done if stem.startswith(args.split + "_") and stem not in stems]:
         remove(stem)  # an earlier run had more files
 
@@ -299,7 +313,8 @@ def main(argv):
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("files", nargs="+", metavar="FILE")
     p.add_argument("--out", required=True, metavar="DIR")
-    p.add_argument("--vocab-size", required=True, type=int, metavar="N", help="vocabulary size of the tokenizer")
+    p.add_argument("--vocab-size", required=True, type=int, metavar="N",
+                   help="vocabulary size of the tokenizer")
     p.add_argument("--boundary-token", type=int, metavar="ID", help="token that ends documents")
     p.add_argument("--starts", action="store_true", help="the boundary token begins documents")
     p.add_argument("--split", choices=("train", "val"), default="train")

@@ -4,18 +4,20 @@
     prepare.py INPUT... --out FILE.jsonl
     train_llama --train FILE.jsonl
 
-INPUT is Parquet (needs pyarrow), CSV, JSON or JSON Lines, all but the first also as .gz or .zst (needs the
-program zstd), or hf:NAME[:CONFIG[:SPLIT]], a data set of the hub, streamed (needs datasets). A row keeps
-the fields that train_llama knows (data/README.md); --text-key uses another field as the text.
+INPUT is Parquet (needs pyarrow), CSV, JSON or JSON Lines, all but the first also as .gz or .zst
+(needs the program zstd), or hf:NAME[:CONFIG[:SPLIT]], a data set of the hub, streamed (needs
+datasets). A row keeps the fields that train_llama knows (data/README.md); --text-key uses another
+field as the text.
 
 With --chat, the chat template of --model renders chats (needs jinja2) into
-{"parts": [[text, trained], ...]}, for templates that train_llama does not know. The assistant's turns are
-trained on, with their weights and the token that ends them, but not a "prompt". They are what {% generation %}
-in a template marks. Without it a turn is whatever rendering the chat up to it adds to the chat before it with
-a generation prompt, without white space after a closing special token. A chat whose earlier text changes as
-it grows, or of which the template does not render a text, a tool's name or a call, is left out.
-With --bench, rows of a benchmark become {"context", "choices", "answer"} for train_llama --bench, with
-lm-evaluation-harness's zero-shot prompts. A row without an answer, as in test splits, is an error.
+{"parts": [[text, trained], ...]}, for templates that train_llama does not know. The assistant's
+turns are trained on, with their weights and the token that ends them, but not a "prompt". They are
+what {% generation %} in a template marks. Without it a turn is whatever rendering the chat up to it
+adds to the chat before it with a generation prompt, without white space after a closing special
+token. A chat whose earlier text changes as it grows, or of which the template does not render a
+text, a tool's name or a call, is left out. With --bench, rows of a benchmark become {"context",
+"choices", "answer"} for train_llama --bench, with lm-evaluation-harness's zero-shot prompts. A row
+without an answer, as in test splits, is an error.
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
 import argparse
@@ -42,7 +44,8 @@ RECORDS = (("messages", "messages"), ("conversations", "conversations"),
            ("instruction", "instruction output"), ("completions", "prompt completions"),
            ("prompt", "prompt completion"), ("prompt", "prompt response"), ("parts", "parts"),
            ("text", "text"))  # kinds, with their keys
-KEYS = {  # as in texts/records.c: s string, n number, t true, f false, l list, x left out unless a template renders it
+# as in texts/records.c: s string, n number, t true, f false, l list, x left out unless rendered
+KEYS = {
     "text": "text:s",
     "parts": "parts:l",
     "messages": "messages:l",
@@ -52,8 +55,9 @@ KEYS = {  # as in texts/records.c: s string, n number, t true, f false, l list, 
     "instruction": "instruction:sn input:sn output:sn",
     "record": "weight:n images:x",
     "chat": "system:sn label:t kto_tag:t tools:x functions:x history:x image:x videos:x audios:x",
-    "message": "role:s from:s content:sl value:sl weight:n train:tf loss:tf reasoning_content:s reasoning:x thinking:x "
-               "tool_calls:x function_call:x name:x images:x audio:x refusal:x train_detail:x",
+    "message": "role:s from:s content:sl value:sl weight:n train:tf loss:tf reasoning_content:s "
+               "reasoning:x thinking:x tool_calls:x function_call:x name:x images:x audio:x "
+               "refusal:x train_detail:x",
     "content": "type:s text:s",
     "completion": "completion:sl response:sl weight:n"}
 TYPES = {level: dict(pair.split(":") for pair in keys.split()) for level, keys in KEYS.items()}
@@ -152,8 +156,10 @@ def csv_records(path, _):
     csv.field_size_limit(1 << 30)
     with open_input(path) as f:
         lines = io.TextIOWrapper(f, "utf-8-sig", newline="")  # only CR and LF end lines
-        rows = csv.DictReader(lines, restkey="(no name)", delimiter="\t" if ending(path) == ".tsv" else ",")
-        yield from enumerate(({**row, "weight": float(row.get("weight") or "nan")} for row in rows), 1)
+        rows = csv.DictReader(lines, restkey="(no name)",
+                              delimiter="\t" if ending(path) == ".tsv" else ",")
+        for number, row in enumerate(rows, 1):
+            yield number, {**row, "weight": float(row.get("weight") or "nan")}
 
 
 def parquet_records(path, keys):
@@ -162,7 +168,8 @@ def parquet_records(path, keys):
         read = [name for name in found if name in keys] or found
         others = {name: "" for name in found if name not in read}
         batches = file.iter_batches(1024, columns=read)
-        yield from enumerate(({**others, **row} for batch in batches for row in batch.to_pylist()), 1)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from enumerate(({**others, **row} for row in rows), 1)
 
 
 def hub_records(name, _):
@@ -171,8 +178,8 @@ def hub_records(name, _):
         data_set, config or None, split=split or "train", streaming=True), 1)
 
 
-READERS = {".jsonl": json_records, ".ndjson": json_records, ".json": json_records, ".csv": csv_records,
-           ".tsv": csv_records, ".parquet": parquet_records}
+READERS = {".jsonl": json_records, ".ndjson": json_records, ".json": json_records,
+           ".csv": csv_records, ".tsv": csv_records, ".parquet": parquet_records}
 
 
 def records(args):
@@ -216,25 +223,30 @@ def kind_of(record):
 
 
 def checked(values, level, where=""):
-    """Values whose types are those of the table, with the text of a number where a text is also right."""
+    """Values of the types of the table; a number becomes its text where a text is also right."""
     found = dict(values)
     for key, value in values.items():
         types, kind = TYPES[level].get(key, "x"), kind_name(value)
-        names = [{"s": "a string", "n": "a number", "t": "true", "f": "false", "l": "an array"}.get(t) for t in types]
+        names = [{"s": "a string", "n": "a number", "t": "true", "f": "false",
+                  "l": "an array"}.get(t) for t in types]
         if types == "sn" and kind == "a number":
             text = found[key] = "%.15g" % value
-            kind = "a string" if "e" not in text and value - float(text) == 0 else "a number of more digits"
+            exact = "e" not in text and value - float(text) == 0
+            kind = "a string" if exact else "a number of more digits"
         if types != "x" and kind not in names:
-            raise LeftOut("%s%s: expected %s, found %s" % (where, key, " or ".join(names).replace("an array", "a list"), kind))
+            expected = " or ".join(names).replace("an array", "a list")
+            raise LeftOut("%s%s: expected %s, found %s" % (where, key, expected, kind))
     return found
 
 
 def content_of(content, where):
     """The text of a message, or of all parts if it is a list of parts."""
     for part in content if isinstance(content, list) else ():
-        part = checked(part, "content", where + "content: ") if isinstance(part, dict) else {"type": kind_name(part)}
+        part = (checked(part, "content", where + "content: ") if isinstance(part, dict)
+                else {"type": kind_name(part)})
         if part.get("type", "text") != "text" or "text" not in part:
-            raise LeftOut("%scontent: expected a text, found a list with %s" % (where, part.get("type", "no text")))
+            raise LeftOut("%scontent: expected a text, found a list with %s" % (
+                where, part.get("type", "no text")))
     return content if isinstance(content, str) else "".join(p["text"] for p in content)
 
 
@@ -249,8 +261,9 @@ def message_of(value, where):
     role = message.get("role")
     message["role"] = SHAREGPT_ROLES.get(role, role)
     if message["role"] not in ROLES:
-        raise LeftOut("%sexpected a role such as user or assistant, found %s" % (where, json.dumps(role)))
-    calls = message.get("tool_calls") or message.get("function_call")     # what templates add to text
+        raise LeftOut("%sexpected a role such as user or assistant, found %s" % (
+            where, json.dumps(role)))
+    calls = message.get("tool_calls") or message.get("function_call")  # what templates add to text
     if "content" not in message and not calls:
         raise LeftOut("%scontent: expected a text, found none" % where)
     message["content"] = content_of(message.get("content", ""), where)
@@ -266,7 +279,8 @@ def message_of(value, where):
 def messages_of(record):
     """(messages, their weights)."""
     def turn(key, role):
-        return [{"role": role, "content": record[key]}] if isinstance(record[key], str) else record[key]
+        value = record[key]
+        return [{"role": role, "content": value}] if isinstance(value, str) else value
 
     kind = kind_of(record)
     if kind in (None, "parts", "completions", "text"):
@@ -281,7 +295,9 @@ def messages_of(record):
         record["prompt"] = "\n\n".join(filter(None, (record["instruction"], record.get("input"))))
     if kind in ("instruction", "prompt"):
         prompt += turn("prompt", "user")
-        chat = turn("output" if kind == "instruction" else "completion" if "completion" in record else "response", "assistant")
+        answer = ("output" if kind == "instruction" else
+                  "completion" if "completion" in record else "response")
+        chat = turn(answer, "assistant")
     if not chat:
         raise LeftOut("expected a list of messages")
     found = [message_of(m, "message %d: " % i) for i, m in enumerate(prompt + chat, 1)]
@@ -354,7 +370,8 @@ class Template:
         source, name = template_source(args)
         self.values = {}
         self.marks = re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source) is not None
-        added = read(os.path.join(args.model, "tokenizer.json"), json.loads).get("added_tokens") or []
+        tokenizer = read(os.path.join(args.model, "tokenizer.json"), json.loads)
+        added = tokenizer.get("added_tokens") or []
         self.special = tuple(t["content"] for t in added if t.get("special")) or ("<|im_end|>",)
         for file in ("special_tokens_map.json", "tokenizer_config.json"):
             for key, token in read(os.path.join(args.model, file), json.loads).items():
@@ -408,7 +425,7 @@ class Template:
         return spans
 
     def check_rendered(self, messages, tools, unknown):
-        """Everything is there, before a mark of its own; keys that are in no table are only counted."""
+        """Everything is there, before a mark of its own; keys in no table are only counted."""
         marks = []
 
         def mark(value, *where):
@@ -440,7 +457,8 @@ class Template:
             if where[1:] and where[1] not in TYPES["message"]:
                 unknown.add(where[1])
             else:
-                raise LeftOut("%s: the template does not render \"%.40s\"" % (" ".join(where), value))
+                raise LeftOut("%s: the template does not render \"%.40s\"" % (
+                    " ".join(where), value))
 
     def parts(self, record, unknown):
         messages, weights = messages_of(record)
@@ -456,10 +474,12 @@ class Template:
         self.check_rendered(messages, tools, unknown)
         parts, at = [], 0
         for start, end, weight in spans:
-            if weight and not re.sub("|".join(map(re.escape, self.special)), "", text[start:end]).strip():
+            special = "|".join(map(re.escape, self.special))
+            if weight and not re.sub(special, "", text[start:end]).strip():
                 raise LeftOut("the template renders an empty answer")
             if weight:
-                parts += [[text[at:start], False], [text[start:end], True if weight == 1 else weight]]
+                parts += [[text[at:start], False],
+                          [text[start:end], True if weight == 1 else weight]]
                 at = end
         unknown.update(key for key in record if key not in TYPES[kind_of(record)])
         found = {"parts": [part for part in parts + [[text[at:], False]] if part[0]]}
@@ -527,15 +547,17 @@ def known(record, text_key, unknown):
     if kind == "text":
         if not isinstance(record.get(key), str):
             raise LeftOut("expected a string \"%s\", found %s" % (
-                key, kind_name(record[key]) if key in record else ", ".join(sorted(record)[:8]) or "null"))
-        record = {"text": record[key], **{k: v for k, v in record.items() if k not in ("text", key)}}
+                key, kind_name(record[key]) if key in record else
+                ", ".join(sorted(record)[:8]) or "null"))
+        others = {k: v for k, v in record.items() if k not in ("text", key)}
+        record = {"text": record[key], **others}
     unknown.update(key for key in record if key not in TYPES[kind])
     return {k: v for k, v in record.items() if k in TYPES[kind]}
 
 
 def documents(args, left_out, unknown):
-    """(content, line) of each. Bad records are left out; with --strict, or if they are the first 1000, they
-    are an error."""
+    """(content, line) of each. Bad records are left out; with --strict, or if they are the first
+    1000, they are an error."""
     template, count = Template(args) if args.chat else None, 0
     for where, record in records(args):
         keys = set()
@@ -551,8 +573,9 @@ def documents(args, left_out, unknown):
         except (LeftOut, TypeError, ValueError) as e:  # not JSON: a date, infinity
             left_out.append("%s: %s" % (where, e))
             if args.strict or args.bench or (count == 0 and len(left_out) == 1000):
-                raise PrepareError(BAD_INPUT, left_out[0], "a split with answers, as the hub has it" if args.bench
-                                   else "--text-key names another field") from None
+                raise PrepareError(BAD_INPUT, left_out[0], (
+                    "a split with answers, as the hub has it" if args.bench
+                    else "--text-key names another field")) from None
             continue
         unknown.update(keys)
         if found.get("text") != "":
@@ -585,9 +608,11 @@ def prepare(args):
     left_out, unknown = [], collections.Counter()
     if args.show:
         for found, _ in itertools.islice(documents(args, left_out, unknown), args.show):
-            parts = [("\n".join(map(printable, text.split("\n"))), trained)
-                     for text, trained in found.get("parts") or [[found.get("text") or str(found), False]]]
-            print("".join("[[%s]]" % text if trained else text for text, trained in parts), end="\n\n")
+            parts = found.get("parts") or [[found.get("text") or str(found), False]]
+            for text, trained in parts:
+                text = "\n".join(map(printable, text.split("\n")))
+                print("[[%s]]" % text if trained else text, end="")
+            print("\n")
     else:
         count = write(args, left_out, unknown)
     for why in left_out[:MAX_NAMED]:
@@ -595,7 +620,8 @@ def prepare(args):
     if len(left_out) > MAX_NAMED:
         print("warning: %d records left out in all" % len(left_out), file=sys.stderr)
     if unknown:
-        print("unknown keys: %s" % ", ".join("%s (%d records)" % (printable(k), n) for k, n in unknown.most_common(20)), file=sys.stderr)
+        names = ("%s (%d records)" % (printable(k), n) for k, n in unknown.most_common(20))
+        print("unknown keys: %s" % ", ".join(names), file=sys.stderr)
     if not args.show:
         print("wrote %s: %d documents" % (printable(args.out), count))
 
@@ -611,11 +637,14 @@ def parse_args(argv):
     p.add_argument("--out", metavar="FILE.jsonl", help="output, replaced if it exists")
     p.add_argument("--text-key", metavar="NAME", help="field or column with the text")
     p.add_argument("--chat", action="store_true", help="records are chats")
-    p.add_argument("--model", default="", metavar="DIR", help="model with the template (default: ChatML)")
-    p.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the model's")
+    p.add_argument("--model", default="", metavar="DIR",
+                   help="model with the template (default: ChatML)")
+    p.add_argument("--chat-template", metavar="FILE",
+                   help="a Jinja template instead of the model's")
     p.add_argument("--bench", choices=BENCHMARKS, help="rows are questions of this benchmark")
     p.add_argument("--show", type=int, metavar="N", help="print N documents, write nothing")
-    p.add_argument("--strict", action="store_true", help="stop at the first record that would be left out")
+    p.add_argument("--strict", action="store_true",
+                   help="stop at the first record that would be left out")
     args = p.parse_args(argv)
     if args.bench and (args.chat or args.text_key):
         p.error("expected at most one of --bench, --chat and --text-key")

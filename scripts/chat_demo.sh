@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# Fine-tunes a real chat model on two CPU cores in a few minutes: fetches SmolLM2-135M-Instruct, makes
-# chats about the meanings of words from WordNet, shows which part of one is trained on, times packed
-# against padded batches, trains on the answers, and asks about held-out words, before and after.
+# Fine-tunes a real chat model on two CPU cores in a few minutes: fetches SmolLM2-135M-Instruct,
+# makes chats about the meanings of words from WordNet, shows which part of one is trained on, times
+# packed against padded batches, trains on the answers, and asks about held-out words, before and
+# after.
 #   scripts/chat_demo.sh [train_llama options]      e.g. --steps 400 for a better dictionary, or
 #   --lora 16 --lora-merge --lr 5e-4                for adapters instead of all weights
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { printf '\n== %s\n' "$*"; }
-model=models/smollm2-135m-instruct data=data/chat_demo.jsonl out=out/chat_demo shards=out/chat_demo/tokens
+model=models/smollm2-135m-instruct data=data/chat_demo.jsonl
+out=out/chat_demo shards=$out/tokens
 
 say 'packages'
 scripts/setup.sh /usr/share/wordnet/data.noun=wordnet-base \
-    /usr/lib/python3/dist-packages/jinja2=python3-jinja2 /usr/lib/python3/dist-packages/pip=python3-pip
+    /usr/lib/python3/dist-packages/jinja2=python3-jinja2 \
+    /usr/lib/python3/dist-packages/pip=python3-pip
 python=/usr/bin/python3
 
 say 'build'
@@ -25,14 +28,16 @@ if [ ! -e $data ]; then
     "$python" scripts/wordnet_chats.py /usr/share/wordnet $data --leave-out lantern,whisper,brave
     "$python" data/prepare.py --chat $data --model $model --show 1
 fi
-printf 'WordNet 3.0 by Princeton University, WordNet licence (/usr/share/doc/wordnet-base/copyright)\n'
+echo 'WordNet 3.0 by Princeton University, WordNet licence:' /usr/share/doc/wordnet-base/copyright
 
-start=$(./train_llama --model $model --train $data --out $out --overwrite --steps 0 --val-every 0 --num-samples 0)
+start=$(./train_llama --model $model --train $data --out $out --overwrite --steps 0 \
+    --val-every 0 --num-samples 0)
 grep '^t' <<< "$start"
 
 common=(--max-seqlen 512 --micro-batch-tokens 1024)
-if grep 'bf16-matmul is faster' <<< "$start"; then common+=(--bf16-matmul); fi
-echo "products of matrices in $([[ ${common[*]} = *bf16* ]] && echo bf16 || echo fp32), the faster mode here"
+mode=fp32
+if grep 'bf16-matmul is faster' <<< "$start"; then common+=(--bf16-matmul) mode=bf16; fi
+echo "products of matrices in $mode, the faster mode here"
 ask() {
     printf 'What does %s mean?\n' lantern whisper brave > build/questions.txt
     ./train_llama --model "$1" --generate --chat --prompt @build/questions.txt \

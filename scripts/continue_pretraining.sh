@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Continues the pre-training of a published model on your own text.
 #   scripts/continue_pretraining.sh MODEL TEXTS [train_llama options]
-# MODEL is a Hugging Face directory; TEXTS are files, JSON Lines or a directory of them, or shards made
-# with its tokenizer.
+# MODEL is a Hugging Face directory; TEXTS are files, JSON Lines or a directory of them, or shards
+# made with its tokenizer.
 set -euo pipefail
 usage='expected a model and texts\nhint: scripts/continue_pretraining.sh models/SmolLM2-135M notes/'
 [ $# -ge 2 ] || { printf "error: $usage\n" >&2; exit 2; }

@@ -16,7 +16,7 @@ import math
 import os
 import sys
 
-from report import Parser, fail, load
+from command import Parser, fail, load
 
 gguf, numpy = load("gguf", "numpy")
 USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7
@@ -153,7 +153,8 @@ def put_tokenizer(w, source, c):
     w.add_token_merges([m if isinstance(m, str) else " ".join(m)
                         for m in tokenizer["model"]["merges"]] or ["<none> <none>"])
     if tokenizer.get("normalizer"):
-        warn(path, "llama.cpp does not normalise texts (NFC): decomposed characters give other tokens there")
+        warn(path, "llama.cpp does not normalise texts (NFC): decomposed characters give other "
+             "tokens there")
     special = gguf.SpecialVocab(source, n_vocab=vocab_size)
     special.add_special_token.setdefault("bos", False)  # llama.cpp's default depends on the name
     # llama.cpp ends a text at any of three, and at some more that it knows by name

@@ -7,7 +7,8 @@ import os
 import sys
 import time
 
-from report import Parser, fail, is_number, load, parse_record
+from command import Parser, fail, load
+from report import is_number, parse_record
 
 NAMES = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/lr",
          "tokens_per_s": "speed/tokens_per_s", "ms": "speed/ms", "read_ms": "speed/read_ms",
@@ -56,7 +57,8 @@ class WeightsAndBiases:
 
 
 def new_records(path):
-    """Yields the new records in lists, for ever; all of them if the log was cut, as a resumed run does."""
+    """Yields the new records in lists, for ever; all of them if the log was cut, as by a resumed
+    run."""
     at, last = 0, b""
     while True:
         lines = []

@@ -13,7 +13,7 @@ import shutil
 import struct
 import sys
 
-from report import fail, load
+from command import fail, load
 
 gguf, numpy = load("gguf", "numpy")
 USAGE, BAD_INPUT, DISK = 2, 3, 4

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Extracts functions and methods from the Python files in a directory, one document each, as JSON Lines:
-python_functions.py SOURCES... DIR writes DIR/train.jsonl and DIR/val.jsonl (3 %, chosen by content).
+"""Extracts functions and methods from the Python files in a directory, one document each, as JSON
+Lines: python_functions.py SOURCES... DIR writes DIR/train.jsonl and DIR/val.jsonl (3 %, chosen by
+content).
 
-Functions in bytes are about as short as web pages in subword tokens; whole source files are mostly longer
-than a row, so that packing them would save little padding."""
+Functions in bytes are about as short as web pages in subword tokens; whole source files are mostly
+longer than a row, so that packing them would save little padding."""
 import ast
 import glob
 import hashlib
@@ -50,5 +51,6 @@ def main(directories, out):
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        sys.exit("error: expected SOURCES... DIR\nhint: python_functions.py /usr/lib/python3 data/demo")
+        sys.exit("error: expected SOURCES... DIR\n"
+                 "hint: python_functions.py /usr/lib/python3 data/demo")
     main(sys.argv[1:-1], sys.argv[-1])

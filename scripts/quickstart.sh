@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh clone to a trained model in a few minutes on two CPU cores: installs missing packages,
+# From a fresh clone to a trained model in a few minutes on two CPU cores: installs packages,
 # builds, prepares the functions of the Python standard library as a corpus, trains the built-in
 # `demo` model, writes a report, and compares the layouts.
 #   scripts/quickstart.sh [train_llama options]      e.g. --steps 50 for a shorter run
@@ -30,7 +30,8 @@ replace=--overwrite
 for word in "$@"; do case $word in --resume*) replace= ;; esac; done
 ./train_llama --train data/demo --out out/demo $replace --prompt 'def ' "$@" || {
     status=$?
-    [ $status -ne 75 ] || echo 'run scripts/quickstart.sh --resume to continue; without --resume it starts over'
+    [ $status -ne 75 ] ||
+        echo 'run scripts/quickstart.sh --resume to continue; without --resume it starts over'
     exit $status
 }
 
@@ -43,7 +44,7 @@ say 'packing changes only the time'
 
 say 'done'
 echo 'out/demo/report.html  curves, samples, options: open it in a browser'
-echo 'out/demo/final        the model; AutoModelForCausalLM.from_pretrained("out/demo/final") loads it'
+echo 'out/demo/final        the model; transformers loads it: from_pretrained("out/demo/final")'
 echo 'next:'
 echo '  ./train_llama --model out/demo/final --generate     continues what you type'
 echo '  ./train_llama --train my_texts/ --out out/mine      your own texts, JSON Lines or chats'

@@ -1,31 +1,30 @@
 #!/usr/bin/env python3
-"""Writes report.html for a run, running or finished, or for several to compare: one page, no network.
+"""Writes report.html for a run, running or finished: one page that needs no network.
 
-usage: report.py RUN_DIR_OR_LOG [RUN_DIR_OR_LOG ...] [--out FILE.html] [--follow]
+usage: report.py RUN_DIR_OR_LOG [--out FILE.html]
 """
-import argparse
-import importlib
 import json
 import math
 import os
 import shlex
-import signal
 import sys
 import time
 from html import escape
 from types import SimpleNamespace
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 230, 46, 8, 10, 34       # of a chart
+from command import Parser, fail
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 230, 46, 8, 10, 34  # of a chart
 # Okabe and Ito's colours, which colour-blind readers can tell apart; on light and on dark pages
-COLOURS = {"c0": ("#0072b2", "#56b4e9"), "c1": ("#c24e00", "#e69f00"), "c2": ("#00785a", "#2fc49b"),
+COLOURS = {"c0": ("#0072b2", "#56b4e9"), "c1": ("#c24e00", "#e69f00"),
            "text": ("#1f2328", "#e6edf3"), "muted": ("#57606a", "#9ea7b1"),
            "grid": ("#d8dee4", "#30363d"), "back": ("#ffffff", "#0d1117")}
 LIGHT, DARK = ("".join(f"--{name}: {pair[i]}; " for name, pair in COLOURS.items()) for i in (0, 1))
 STYLE = f""":root {{ {LIGHT} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
-svg text {{ font: 11.5px system-ui, sans-serif; fill: var(--muted); }} .axis {{ stroke: var(--grid); }}
-.line {{ fill: none; stroke-width: 1.6; stroke-linejoin: round; }}
-.c0 {{ stroke: var(--c0); }} .c1 {{ stroke: var(--c1); }} .c2 {{ stroke: var(--c2); }}
+svg text {{ font: 11.5px system-ui, sans-serif; fill: var(--muted); }}
+.axis {{ stroke: var(--grid); }} .line {{ fill: none; stroke-width: 1.6; stroke-linejoin: round; }}
+.c0 {{ stroke: var(--c0); }} .c1 {{ stroke: var(--c1); }}
 .faint {{ stroke-width: 1; opacity: 0.3; }} .dashed {{ stroke-dasharray: 4 3; }}
 .dots {{ stroke-width: 6; stroke-linecap: round; }}
 """ + """:root { color-scheme: light dark; }
@@ -47,38 +46,18 @@ pre { border-left: 3px solid var(--grid); padding-left: 12px; white-space: pre-w
 # The values under the pointer: each line's nearest point
 SCRIPT = """for (const f of document.querySelectorAll("figure")) {
   const lines = JSON.parse(f.dataset.lines), svg = f.querySelector("svg");
-  const out = f.querySelector(".values"), cursor = f.querySelector(".cursor"), note = out.textContent;
+  const out = f.querySelector(".values"), cursor = f.querySelector(".cursor");
+  const note = out.textContent;
   svg.onpointerleave = () => { out.textContent = note; cursor.setAttribute("d", ""); };
   svg.onpointermove = e => {
     const box = svg.getBoundingClientRect(), at = (e.clientX - box.left) / box.width * WIDTH;
     const near = lines.map(l => l.points.reduce(
       (best, p) => Math.abs(p[0] - at) < Math.abs(best[0] - at) ? p : best));
     cursor.setAttribute("d", `M${near[0][0]} 0VHEIGHT`);
-    out.textContent = `${f.dataset.x} ${near[0][1]}: `
+    out.textContent = `step ${near[0][1]}: `
       + lines.map((l, i) => `${l.name} ${near[i][2]}`).join(", ");
   };
 }""".replace("WIDTH", str(WIDTH)).replace("HEIGHT", str(HEIGHT - BOTTOM))
-
-
-def fail(code, what, hint):
-    print(f"error: {what}\nhint: {hint}", file=sys.stderr)
-    sys.exit(code)
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        fail(2, message, f"{self.prog} --help")
-
-
-def load(*modules):
-    """Modules of a package that may be missing."""
-    try:
-        return [importlib.import_module(name) for name in modules]
-    except ImportError:
-        if {"-h", "--help"} & set(sys.argv):
-            sys.exit(print(sys.modules["__main__"].__doc__.strip()))
-        package = modules[0].split(".")[0]
-        fail(2, f"{package} is not installed", f"pip install {package}")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -88,16 +67,18 @@ def is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18
 
 
-def is_loss(value):         # null: it was not finite
+def is_loss(value):  # null: it was not finite
     return value is None or is_number(value)
 
 
-# The fields that the report reads from each event; step records have none. Later versions may add events.
+# The fields that the report reads from each event; step records have none. Later versions may add
+# events.
 START = {"options": lambda v: isinstance(v, dict)}
+NUMBERS = "ms lr tokens_per_s real_tokens fill attention_pairs".split()
 FIELDS = {"start": START, "resume": START, "val": {"loss": is_loss},
           "sample": {"text": lambda v: isinstance(v, str)},
-          "None": {"loss": is_loss, "grad_norm": is_loss, "padded_pairs": lambda v: is_number(v) and v,
-                   **dict.fromkeys("ms lr tokens_per_s real_tokens fill attention_pairs".split(), is_number)}}
+          "None": {"loss": is_loss, "grad_norm": is_loss, **dict.fromkeys(NUMBERS, is_number),
+                   "padded_pairs": lambda v: is_number(v) and v}}
 
 
 def parse_record(line):
@@ -105,23 +86,24 @@ def parse_record(line):
     try:
         entry = json.loads(line)
         good = isinstance(entry["step"], int) and is_number(entry["step"]) and all(
-            test(entry.get(name, ())) for name, test in FIELDS.get(str(entry.get("event")), {}).items())
+            test(entry.get(name, ()))
+            for name, test in FIELDS.get(str(entry.get("event")), {}).items())
     except (ValueError, RecursionError, TypeError, KeyError):
         return None
     return entry if good else None
 
 
 def read_log(path):
-    """The contents of log.jsonl at `path`: steps (with total_tokens and total_s up to each), vals
-    [(step, loss)], samples [(step, text)], start, options and command (of the last start or resume), resumes
-    (steps). Records of a resumed run replace those after the step from which it resumes."""
+    """The contents of log.jsonl at `path`: steps, vals [(step, loss)], samples [(step, text)],
+    start, options and command (of the last start or resume), resumes (steps). Records of a resumed
+    run replace those after the step from which it resumes."""
     records, starts, bad = {}, [], []
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines, 1):
                 entry = parse_record(line)
                 if entry is None:
-                    bad += [number] * line.endswith("\n")       # or it is still being written
+                    bad += [number] * line.endswith("\n")  # or it is still being written
                 elif entry.get("event") in ("start", "resume"):
                     starts.append(entry)
                     records = {key: r for key, r in records.items() if key[0] <= entry["step"]}
@@ -139,11 +121,6 @@ def read_log(path):
     if bad:
         print(f"warning: {path}: skipped what is not a record: line "
               + ", ".join(map(str, bad[:5])) + (" and more" if bad[5:] else ""), file=sys.stderr)
-    tokens = seconds = 0
-    for step in steps:
-        tokens += step["real_tokens"]
-        seconds += step["ms"] / 1e3
-        step.update(total_tokens=tokens, total_s=seconds)
     start = starts[-1] if starts else {"options": {}}
     words = start.get("command") if isinstance(start.get("command"), list) else []
     return SimpleNamespace(path=path, steps=steps, start=start, options=start["options"],
@@ -153,18 +130,12 @@ def read_log(path):
                            resumes=[s["step"] for s in starts if s["event"] == "resume"])
 
 
-def names_of(runs):
-    """The directories' names, or their paths if two have the same name."""
-    names = [os.path.basename(os.path.dirname(os.path.abspath(run.path))) for run in runs]
-    return names if len(set(names)) == len(names) else [run.path for run in runs]
-
-
 # -------------------------------------------------------------------------------------------------
 # Charts
 
 def smooth(values):
-    """At each point the mean of as many before it as after it, fewer near the ends: no lag. None (not
-    finite) is skipped."""
+    """At each point the mean of as many before it as after it, fewer near the ends: no lag. None
+    (not finite) is skipped."""
     out, most = [], max(2, min(25, len(values) // 30))
     for i in range(len(values)):
         reach = min(most, i, len(values) - 1 - i)
@@ -176,7 +147,8 @@ def smooth(values):
 def thin(points, most=500):
     """The lowest and the highest (x, y) of each interval, so that peaks stay."""
     size = -(-len(points) // most)
-    parts = [[p for p in points[i:i + size] if p[1] is not None] for i in range(0, len(points), size)]
+    parts = [[p for p in points[i:i + size] if p[1] is not None]
+             for i in range(0, len(points), size)]
     return sorted({f(part, key=lambda p: p[1]) for part in parts if part for f in (min, max)})
 
 
@@ -191,17 +163,18 @@ def ticks(low, high):
     """About five round numbers from low to high."""
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = next(power * t for t in (1, 2, 5, 10, 20) if power * t >= (high - low) / 5)
-    return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [k * step for k in range(first, last + 1)]
 
 
 def svg_text(x, y, what, anchor="middle"):
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(what)}</text>'
 
 
-def chart_svg(x_label, lines, low, high, marks=()):
-    """Lines (classes, name, [(x, y)]): a colour c0 to c2, perhaps faint, dashed or dots. Values outside
-    low and high are cut off; marks (x, sign) are drawn at the top. Returns the picture and, for the
-    pointer, the points of the named lines."""
+def chart_svg(lines, low, high, marks=()):
+    """Lines (classes, name, [(step, y)]): a colour c0 or c1, perhaps faint, dashed or dots. Values
+    outside low and high are cut off; marks (step, sign) are drawn at the top. Returns the picture
+    and, for the pointer, the points of the named lines."""
     xs = [x for _, _, points in lines for x, _ in points] or [0]
     x0, x1 = (0 if min(xs) < max(xs) / 2 else min(xs)), max(max(xs), min(xs) + 1)
     pad = 0.04 * (high - low) or 0.04 * abs(high) or 0.5
@@ -211,14 +184,15 @@ def chart_svg(x_label, lines, low, high, marks=()):
     def px(x):
         return round(LEFT + (x - x0) / (x1 - x0) * (right - LEFT), 1)
 
-    def py(y):      # at most one height away
+    def py(y):  # at most one height away
         return round(bottom - min(max((y - low) / (high - low), -1), 2) * (bottom - TOP), 1)
+
     svg, hover = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'], []
     for y in ticks(low, high):
         svg += [f'<path class="axis" d="M{LEFT} {py(y)}H{right}"/>',
                 svg_text(LEFT - 6, py(y) + 4, short(y), "end")]
     svg += [svg_text(min(px(x), right - 12), bottom + 16, short(x)) for x in ticks(x0, x1)]
-    svg += [svg_text(right, HEIGHT - 3, x_label, "end"),
+    svg += [svg_text(right, HEIGHT - 3, "step", "end"),
             f'<svg width="{WIDTH}" height="{bottom}" viewBox="0 0 {WIDTH} {bottom}">']
     for kind, name, points in lines:
         points = [(x, y) for x, y in points if y is not None]
@@ -226,7 +200,8 @@ def chart_svg(x_label, lines, low, high, marks=()):
         path = pen.join(f"{px(x)} {py(y)}" for x, y in points) + pen[:-1]
         svg.append(f'<path class="line {kind}" d="M{path}"/>' if points else "")
         if name and points:
-            hover.append({"name": name, "points": [(px(x), short(x), short(y)) for x, y in points]})
+            hover.append({"name": name,
+                          "points": [(px(x), short(x), short(y)) for x, y in points]})
     svg += ["</svg>", *(svg_text(px(x), TOP + 6, sign) for x, sign in marks),
             '<path class="cursor"/></svg>']
     return "".join(svg), hover
@@ -240,52 +215,48 @@ def usual_steps(run):
             if s["step"] > first and not s.get("skipped") and not s.get("spike")] or run.steps
 
 
-def figure(runs, title, curves, note="", x="step", x_label="step", low=None, high=None):
-    """A chart of curves (classes, name, key or function of a step) of all runs, smoothed unless
-    exact, over each step's `x`. "loss" comes with validation and with unusual steps."""
+def figure(run, title, curves, note="", low=None, high=None):
+    """A chart of curves (classes, name, key or function of a step), smoothed unless exact. "loss"
+    comes with validation and with unusual steps."""
     lines, marks, shown = [], [], []
-    for i, (run, run_name) in enumerate(zip(runs, names_of(runs) if runs[1:] else [""])):
-        at = {s["step"]: s[x] for s in run.steps}
-        for k, (kind, name, key) in enumerate(curves):
-            def value(s):
-                y = key(s) if callable(key) else s.get(key)
-                return y if is_number(y) else None
-            points, colour = [(s[x], value(s)) for s in run.steps], f"c{i % 3 if runs[1:] else k} {kind}"
-            drawn = thin(points)
-            if "exact" not in kind:
-                lines += [(colour + " faint", "", drawn)] * ("dashed" not in kind)
-                drawn = list(zip([x for x, _ in drawn], smooth([y for _, y in drawn])))
-            lines.append((colour, f"{run_name} {name}".strip(), drawn))
-            shown += [value(s) for s in usual_steps(run) if value(s) is not None]
-            if key == "loss":
-                vals = [(at.get(step, 0), loss) for step, loss in run.vals]
-                lines.append((f"c{i % 3 if runs[1:] else 1} dots", f"{run_name} validation".strip(), vals))
-                marks += [(s[x], "\u00d7" if s.get("skipped") else "\u25be") for s in run.steps
-                          if s.get("skipped") or s.get("spike")]
-    svg, hover = chart_svg(x_label, [line for line in lines if line[2]],
+    for k, (kind, name, key) in enumerate(curves):
+        def value(s):
+            y = key(s) if callable(key) else s.get(key)
+            return y if is_number(y) else None
+
+        drawn, colour = thin([(s["step"], value(s)) for s in run.steps]), f"c{k} {kind}"
+        if "exact" not in kind:
+            lines += [(colour + " faint", "", drawn)] * ("dashed" not in kind)
+            drawn = list(zip([x for x, _ in drawn], smooth([y for _, y in drawn])))
+        lines.append((colour, name, drawn))
+        shown += [value(s) for s in usual_steps(run) if value(s) is not None]
+        if key == "loss":
+            lines.append(("c1 dots", "validation", run.vals))
+            marks = [(s["step"], "\u00d7" if s.get("skipped") else "\u25be") for s in run.steps
+                     if s.get("skipped") or s.get("spike")]
+    svg, hover = chart_svg([line for line in lines if line[2]],
                            min(shown, default=0) if low is None else low,
                            max(shown, default=1) if high is None else high, marks)
     keys = "".join(f'<span class="key"><i style="background: var(--{kind[:2]})"></i>'
                    f"{escape(name)}</span> " for kind, name, _ in lines if name)
     note += " \u00d7 skipped, \u25be spike." if marks else ""
-    return (f'<figure data-x="{x_label}" data-lines="{escape(json.dumps(hover))}"><h3>{title}</h3>{svg}'
+    return (f'<figure data-lines="{escape(json.dumps(hover))}"><h3>{title}</h3>{svg}'
             f'<figcaption>{keys}<br><span class="values">{note}</span></figcaption></figure>')
 
 
-def charts(runs):
-    loss, cut = [("", "loss", "loss")], "The axis fits the steps after the warm-up."
-    out = [figure(runs, "Loss", loss, cut)] if not runs[1:] else [
-        figure(runs, "Loss by tokens", loss, cut, "total_tokens", "real tokens"),
-        figure(runs, "Loss by time", loss, cut, "total_s", "seconds of training")]
-    out += [figure(runs, "Real tokens/s", [("", "tokens/s", "tokens_per_s")], low=0),
-            figure(runs, "Gradient norm", [("", "norm", "grad_norm")], cut, low=0),
-            figure(runs, "Learning rate", [("exact", "rate", "lr")], low=0),
-            figure(runs, "Packing", [
-                ("", "% of the buffer is real tokens", lambda s: 100 * s["fill"]),
-                ("dashed", "attention pairs, % of padded rows",
-                 lambda s: 100 * s["attention_pairs"] / s["padded_pairs"])], low=0, high=100)]
-    if any("imbalance_measured" in run.steps[-1] for run in runs):
-        out.append(figure(runs, "Busiest rank / mean", [("", "1 is even", "imbalance_measured")], low=1))
+def charts(run):
+    cut = "The axis fits the steps after the warm-up."
+    out = [figure(run, "Loss", [("", "loss", "loss")], cut),
+           figure(run, "Real tokens/s", [("", "tokens/s", "tokens_per_s")], low=0),
+           figure(run, "Gradient norm", [("", "norm", "grad_norm")], cut, low=0),
+           figure(run, "Learning rate", [("exact", "rate", "lr")], low=0),
+           figure(run, "Packing", [
+               ("", "% of the buffer is real tokens", lambda s: 100 * s["fill"]),
+               ("dashed", "attention pairs, % of padded rows",
+                lambda s: 100 * s["attention_pairs"] / s["padded_pairs"])], low=0, high=100)]
+    if "imbalance_measured" in run.steps[-1]:
+        out.append(figure(run, "Busiest rank / mean", [("", "1 is even", "imbalance_measured")],
+                          low=1))
     return f'<div class="grid">{"".join(out)}</div>'
 
 
@@ -296,54 +267,52 @@ def first_to_last(values):
     return " to ".join("not finite" if v is None else f"{v:.3f}" for v in (values[0], values[-1]))
 
 
+def number_of(values, key):
+    return values.get(key) if is_number(values.get(key)) else 0
+
+
 def facts(run):
-    last, start, losses = run.steps[-1], run.start, [loss for _, loss in run.vals]
+    start, losses = run.start, [loss for _, loss in run.vals]
     speeds = sorted(s["tokens_per_s"] for s in run.steps)
     lowest = min([v for v in losses if v is not None], default=math.inf)
     data = start.get("data") if isinstance(start.get("data"), dict) else {}
-    length = run.options.get("max-seqlen") if is_number(run.options.get("max-seqlen")) else 0
+    length, began = number_of(run.options, "max-seqlen"), min(number_of(start, "time"), 1e11)
     padded, pairs, tokens = (max(1, sum(s[key] for s in run.steps))
                              for key in ("padded_pairs", "attention_pairs", "real_tokens"))
-    began = start.get("time") if is_number(start.get("time")) else 0
     return {
-        "steps": f"{last['step']} of {run.options.get('steps', '?')}" + "".join(
+        "steps": f"{run.steps[-1]['step']} of {run.options.get('steps', '?')}" + "".join(
             f", resumed after {step}" for step in run.resumes[-5:]),
         "loss": first_to_last([s["loss"] for s in run.steps]),
         "validation loss": (first_to_last(losses) + f", lowest {lowest:.4f}: perplexity "
                             f"{math.exp(min(lowest, 99)):.4g}") if losses else "none",
-        "trained": f"{last['total_tokens']:,} real tokens in {last['total_s'] / 60:.1f} minutes, "
-                   f"median {speeds[len(speeds) // 2]:.0f} a second",
-        "packing": f"rows padded to {length:.0f} would have {2 * padded / (length + 1) / tokens:.2f} times "
-                   f"the tokens and {padded / pairs:.2f} times the attention pairs",
-        "memory": f"{start['device_mib']:.1f} MiB on the device" if is_number(start.get("device_mib")) else "?",
+        "trained": f"{tokens:,} real tokens in {sum(s['ms'] for s in run.steps) / 6e4:.1f} minutes,"
+                   f" median {speeds[len(speeds) // 2]:.0f} a second",
+        "packing": f"rows padded to {length:.0f} would have "
+                   f"{2 * padded / (length + 1) / tokens:.2f} times the tokens and "
+                   f"{padded / pairs:.2f} times the attention pairs",
+        "memory": f"{number_of(start, 'device_mib') or math.nan:.1f} MiB on the device",
         "data": "; ".join(f"{name} {d.get('documents')} documents, {d.get('tokens')} tokens"
                           for name, d in data.items() if isinstance(d, dict)),
-        "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(began, 1e11))) if began else "?",
+        "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began)) if began else "?",
         "host": f"{start.get('host', '?')}: {start.get('device', '?')}",
         "program": f"unpad.c {start.get('version', '?')}",
         "command": shlex.join(run.command) or "?",
     }
 
 
-def table(columns, names):
-    """columns: {row: text} of each run"""
-    rows = [["", *names]] * len(names[1:2]) + [
-        [key, *(str(column.get(key, "")) for column in columns)]
-        for key in dict.fromkeys(key for column in columns for key in column)]
-    return '<table>' + "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows) \
-        + "</table>"
+def table(rows):
+    return "<table>" + "".join(f"<tr><td>{escape(key)}</td><td>{escape(text)}</td></tr>"
+                               for key, text in rows.items()) + "</table>"
 
 
-def options(runs, names):
-    """First the options that were given on a command line or differ between runs"""
-    given = {word[2:].split("=")[0] for run in runs for word in run.command}
+def options(run):
+    """First the options that were given on the command line."""
+    given = {word[2:].split("=")[0] for word in run.command}
     words = {"True": "on", "False": "off", "None": "none"}
-    texts = [{key: words.get(str(v), str(v)) for key, v in run.options.items()} for run in runs]
-    first, rest = ([{k: v for k, v in text.items() if wanted == (
-        k in given or len({t.get(k) for t in texts}) > 1)} for text in texts] for wanted in (True, False))
-    return (f"{table(first, names)}<details><summary>all others</summary>"
-            f"{table(rest, names)}</details>")
+    texts = {key: words.get(str(v), str(v)) for key, v in run.options.items()}
+    first, rest = ({k: v for k, v in texts.items() if (k in given) == wanted}
+                   for wanted in (True, False))
+    return f"{table(first)}<details><summary>all others</summary>{table(rest)}</details>"
 
 
 def samples(run):
@@ -351,52 +320,40 @@ def samples(run):
                    for step, text in run.samples[-3:]) or "<p class=muted>none in the log</p>"
 
 
-def page(runs, follow):
-    names, size = names_of(runs), runs[0].start.get("parameters")
-    title, what = " and ".join(names), " on ".join(os.path.basename(os.path.normpath(
-        str(runs[0].options.get(key) or "?"))) for key in ("model", "train"))
-    size = f", {size / 1e6:.4g} M parameters" if is_number(size) else ""
-    texts = "".join(f"<h3>{escape(name) * bool(runs[1:])}</h3>{samples(run)}"
-                    for run, name in zip(runs, names))
+def page(run):
+    title, size = os.path.basename(os.path.dirname(os.path.abspath(run.path))), ""
+    what = " on ".join(os.path.basename(os.path.normpath(str(run.options.get(key) or "?")))
+                       for key in ("model", "train"))
+    if is_number(run.start.get("parameters")):
+        size = f", {run.start['parameters'] / 1e6:.4g} M parameters"
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-{'<meta http-equiv="refresh" content="10">' * follow}<title>{escape(title)}</title><style>{STYLE}</style></head><body>
+<title>{escape(title)}</title><style>{STYLE}</style></head><body>
 <h1>{escape(title)}</h1><p class="muted">{escape(what)}{size}</p>
-{table([facts(run) for run in runs], names)}
+{table(facts(run))}
 <h2>Training</h2><p class="muted">Faint: each step. Point at a chart for its values.</p>
-{charts(runs)}<h2>Samples</h2>{texts}<h2>Options</h2>{options(runs, names)}
+{charts(run)}<h2>Samples</h2>{samples(run)}<h2>Options</h2>{options(run)}
 <script>{SCRIPT}</script></body></html>
 """
 
 
 def main():
     parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", metavar="run", help="the --out directory of a run, or its log.jsonl")
-    parser.add_argument("--out", help="the page (default: report.html next to the first log)")
-    parser.add_argument("--follow", action="store_true",
-                        help="until the last step, write it every 5 s; the page reloads itself")
+    parser.add_argument("run", help="the --out directory of a run, or its log.jsonl")
+    parser.add_argument("--out", help="the page (default: report.html next to the log)")
     args = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    left = args.follow
-    while True:
-        runs = [read_log(os.path.join(run, "log.jsonl") if os.path.isdir(run) else run)
-                for run in args.runs]
-        left = left and any(is_number(n := run.options.get("steps")) and run.steps[-1]["step"] < n
-                            for run in runs)
-        out = args.out or os.path.join(os.path.dirname(runs[0].path), "report.html")
-        try:
-            with open(f"{out}.tmp-{os.getpid()}", "x", encoding="utf-8", errors="replace") as file:
-                file.write(page(runs, left))
-            os.replace(file.name, out)
-        except OSError as e:
-            fail(4, f"{out}: cannot write: {e.strerror}", "give --out FILE.html in another directory")
-        for run in runs:
-            print(f"wrote {out}: {run.path}: {len(run.steps)} steps, loss "
-                  + first_to_last([s["loss"] for s in run.steps])
-                  + (f", validation {first_to_last([v for _, v in run.vals])}" if run.vals else ""), flush=True)
-        if not left:
-            break
-        time.sleep(5)
+    path = os.path.join(args.run, "log.jsonl") if os.path.isdir(args.run) else args.run
+    run = read_log(path)
+    out = args.out or os.path.join(os.path.dirname(path), "report.html")
+    try:
+        with open(f"{out}.tmp-{os.getpid()}", "x", encoding="utf-8", errors="replace") as file:
+            file.write(page(run))
+        os.replace(file.name, out)
+    except OSError as e:
+        fail(4, f"{out}: cannot write: {e.strerror}", "give --out FILE.html in another directory")
+    print(f"wrote {out}: {path}: {len(run.steps)} steps, loss "
+          + first_to_last([s["loss"] for s in run.steps])
+          + (f", validation {first_to_last([v for _, v in run.vals])}" if run.vals else ""))
 
 
 if __name__ == "__main__":

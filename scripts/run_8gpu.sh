@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Pre-trains SmolLM2-135M as published, on the 8 GPUs of one machine, one rank per GPU (by local rank).
+# Pre-trains SmolLM2-135M as published, on the 8 GPUs of one machine, one rank per GPU.
 #   scripts/run_8gpu.sh [train_llama options]      these override the ones below: --steps 100
 #   RANKS=4 scripts/run_8gpu.sh                    on 4 GPUs; the same documents in each step
-# On the CPU backend (make BACKEND=cpu) the same command starts 8 ranks; add --threads, and RANKS where there
-# are fewer cores.
+# On the CPU backend (make BACKEND=cpu) the same command starts 8 ranks; add --threads, and RANKS
+# where there are fewer cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 options=(
@@ -18,8 +18,8 @@ options=(
     --weight-decay 0.01 --grad-clip 1
     --save-every 500
 )
-# Adds --resume and restarts after a lost rank (exit code 8, or 137). An interrupted run continues when this
-# script is called again.
+# Adds --resume and restarts after a lost rank (exit code 8, or 137). An interrupted run continues
+# when this script is called again.
 exec scripts/train_until_done.sh mpirun -n "${RANKS:-8}" --bind-to none \
     ./train_llama "${options[@]}" "$@"
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Scores a model on a benchmark from the Hugging Face hub as lm-evaluation-harness does, zero-shot.
 #   scripts/score.sh MODEL BENCHMARK [train_llama options]
-# BENCHMARK is hellaswag, arc, piqa, winogrande or mmlu; its questions are fetched once, into data/bench
-# (pip install datasets). In a run, --bench data/bench/BENCHMARK.jsonl scores after each validation.
+# BENCHMARK is hellaswag, arc, piqa, winogrande or mmlu; its questions are fetched once, into
+# data/bench (pip install datasets). In a run, --bench data/bench/BENCHMARK.jsonl scores after each
+# validation.
 set -euo pipefail
 declare -A sources=(
-    [hellaswag]=Rowan/hellaswag::validation [arc]=allenai/ai2_arc:ARC-Easy:test [piqa]=baber/piqa::validation
+    [hellaswag]=Rowan/hellaswag::validation [arc]=allenai/ai2_arc:ARC-Easy:test
+    [piqa]=baber/piqa::validation
     [winogrande]=allenai/winogrande:winogrande_xl:validation [mmlu]=cais/mmlu:all:test
 )
 source=${sources[${2:-none}]:-}
@@ -16,4 +18,5 @@ shift 2
 cd "$(dirname "$0")/.."
 questions=data/bench/$name.jsonl
 [ -e "$questions" ] || python3 data/prepare.py "hf:$source" --bench "$name" --out "$questions"
-exec ./train_llama --model "$model" --eval --bench "$questions" --max-seqlen 2048 --micro-batch-tokens 8192 "$@"
+exec ./train_llama --model "$model" --eval --bench "$questions" \
+    --max-seqlen 2048 --micro-batch-tokens 8192 "$@"

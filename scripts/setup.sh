@@ -13,7 +13,10 @@ done
 [ ${#missing[@]} -eq 0 ] && exit 0
 [ -e /usr/include/histedit.h ] || missing+=(libedit-dev)        # line editing in --chat; optional
 install="apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends ${missing[*]}"
-fail() { printf 'error: %s\nhint: run: sudo apt-get update && sudo %s\n' "$1" "$install" >&2; exit 2; }
+fail() {
+    printf 'error: %s\nhint: run: sudo apt-get update && sudo %s\n' "$1" "$install" >&2
+    exit 2
+}
 sudo=
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 if ! command -v apt-get > /dev/null || { [ -n "$sudo" ] && ! sudo -n true 2> /dev/null; }; then

@@ -12,7 +12,8 @@ packages=(numpy jinja2 gguf xllamacpp pyarrow)
 python3 -c "import $(IFS=, && echo "${packages[*]}")" 2> /dev/null || [ -d build/python ] || {
     echo "fetching ${packages[*]} from PyPI"
     mkdir -p build && python3 -m venv --system-site-packages build/python.tmp &&
-        build/python.tmp/bin/pip install --quiet --retries 1 "${packages[@]}" && mv build/python.tmp build/python
+        build/python.tmp/bin/pip install --quiet --retries 1 "${packages[@]}" &&
+        mv build/python.tmp build/python
 } || echo 'not fetched: the tests that need them are skipped'
 PATH=$PWD/build/python/bin:$PATH
 
@@ -22,7 +23,9 @@ count() {
     while true; do
         if IFS= read -r -t 10 line; then
             case $line in
-                'CC '* | 'CXX '* | 'NVCC '* | 'AR '* | 'LINK '*) printf '[%d/%d] ' $((n += 1)) "$1" ;;
+                'CC '* | 'CXX '* | 'NVCC '* | 'AR '* | 'LINK '*)
+                    printf '[%d/%d] ' $((n += 1)) "$1"
+                    ;;
             esac
             printf '%s\n' "$line"
         else

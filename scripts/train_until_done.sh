@@ -5,7 +5,8 @@
 # PAUSE=10     seconds before each restart, e.g. for a machine that reboots
 # Exits with the exit code of the last run.
 set -u
-usage='expected a training command\nhint: scripts/train_until_done.sh mpirun -n 8 ./train_llama --out run'
+usage='expected a training command
+hint: scripts/train_until_done.sh mpirun -n 8 ./train_llama --out run'
 [ $# -ge 1 ] || { printf "error: $usage\n" >&2; exit 2; }
 restarts=${RESTARTS:-5} pause=${PAUSE:-10} without_progress=0 out=out/demo previous= resume=--resume
 for word in "$@"; do
@@ -33,5 +34,6 @@ while :; do
         "$restarts without a new checkpoint)" >&2
     sleep "$pause"
 done
-echo "train_until_done: exit code $code, giving up; newest checkpoint: $(newest | grep . || echo none)" >&2
+newest=$(newest)
+echo "train_until_done: exit code $code, giving up; newest checkpoint: ${newest:-none}" >&2
 exit $code

@@ -5,8 +5,8 @@ usage: wordnet_chats.py WORDNET OUT.jsonl [--words N] [--leave-out WORD,WORD...]
 
 WORDNET is a directory with index.noun, data.noun and so on (Debian: wordnet-base,
 /usr/share/wordnet). There is one chat per word: its meanings, and an example of its use if there is
-one. The words are those that WordNet's authors counted in texts, in a fixed random order. The text is
-WordNet's, under the WordNet licence.
+one. The words are those that WordNet's authors counted in texts, in a fixed random order. The text
+is WordNet's, under the WordNet licence.
 """
 import itertools
 import json
@@ -14,7 +14,7 @@ import os
 import random
 import re
 
-from report import Parser, fail
+from command import Parser, fail
 
 PARTS = {"noun": "noun", "verb": "verb", "adj": "adjective", "adv": "adverb"}
 MAX_MEANINGS = 8

@@ -1,4 +1,4 @@
-// Batch: every token at its place in the five layouts, and batch_is_valid against corrupted
+// Batch: every token at its place in every layout, and batch_is_valid against corrupted
 // batches.
 #include "../data/batches/batch.h"
 #include <math.h>
@@ -113,6 +113,41 @@ TEST(layouts_hold_every_token_at_its_place) {
     batch_free(&packed);
 }
 
+// Texts of which each has some tokens in the cache, and free rows after its last one
+TEST(cached_texts_begin_after_the_tokens_of_the_cache) {
+    Case c;
+    Batch b;
+    batch_init(&b, CAPACITY, CAPACITY);
+    for (int round = 0; round < 1000; round++) {
+        int32_t first_rows[MAX_DOCS], end = 0, row = 0;
+        bool any = false;
+        make_case(&c);
+        for (int i = 0; i < c.n; i++) {
+            c.docs[i].shared_len = (int32_t)test_rng_below((uint32_t)c.docs[i].length + 1);
+            first_rows[i] = end + (int32_t)test_rng_below(8);
+            end = first_rows[i] + c.docs[i].length;
+            any |= c.docs[i].shared_len > 0;
+        }
+        batch_pack_cached(&b, c.docs, first_rows, c.n);
+        CHECK(batch_is_valid(&b, c.vocab) && any == (b.num_shared > 0));
+        for (int i = 0; i < c.n; i++)
+            for (int32_t k = c.docs[i].shared_len; k < c.docs[i].length; k++, row++)
+                CHECK(b.tokens[row] == c.text[i][k] && b.position_ids[row] == k &&
+                      b.cache_rows[row] == first_rows[i]);
+        CHECK(b.total_tokens == row && b.max_seqlen == c.longest);
+        // a text over the end of the one before it
+        for (int i = 1; i < c.n; i++)
+            if (c.docs[i - 1].length > 0) {
+                const int32_t was = first_rows[i];
+                first_rows[i] = first_rows[i - 1] + c.docs[i - 1].length - 1;
+                batch_pack_cached(&b, c.docs, first_rows, c.n);
+                CHECK(!batch_is_valid(&b, c.vocab));
+                first_rows[i] = was;
+            }
+    }
+    batch_free(&b);
+}
+
 // ---- Shared prefixes: test_llama.c has the losses and gradients of their rows -------------------
 
 // The documents of --eval and --bench: their first `common` tokens are the same as a prefix.
@@ -168,14 +203,16 @@ TEST(scored_documents_share_whole_tiles_and_keep_their_sums) {
 // ---- batch_is_valid -----------------------------------------------------------------------------
 
 // Two documents of 5 and 3 tokens, the first one continued; no room for a third. shared: of 300
-// tokens, of which the second has 256 in common.
+// tokens, of which the second has 256 in common. cached: 2 and 0 of them are in the cache.
 static void make_small(Batch *b, Layout layout) {
     static int32_t text[300] = {1};
     static const int32_t first[] = {10, 11, 12, 13, 14}, second[] = {30, 21, 22};
     const DocView docs[] = {{first, 5, 15, NULL, NULL, 0}, {second, 3, -1, NULL, NULL, 0}};
     const DocView begin_alike[] = {{text, 300, -1, NULL, NULL, 0},
                                    {text, 260, -1, NULL, NULL, 256}};
-    batch_init(b, layout == LAYOUT_SHARED ? 400 : 32, 2);
+    const DocView half_cached[] = {{first, 5, -1, NULL, NULL, 2}, {second, 3, -1, NULL, NULL, 0}};
+    batch_init(b, layout == LAYOUT_SHARED ? 400 : layout == LAYOUT_CACHED ? 8 : 32, 2);
+    if (layout == LAYOUT_CACHED) return batch_pack_cached(b, half_cached, (int32_t[]){0, 5}, 2);
     batch_fill(b, layout, layout == LAYOUT_SHARED ? begin_alike : docs, 2, 6);
 }
 
@@ -189,6 +226,7 @@ static void check_numbers(Batch *b) {
     } parts[] = {{"tokens", b->tokens, T, true},
                  {"targets", b->targets, T, true},
                  {"position_ids", b->position_ids, T, false},
+                 {"cache_rows", b->cache_rows, b->layout == LAYOUT_CACHED ? T : 0, false},
                  {"token_order", b->token_order, T, false},
                  {"head_rows", b->head_rows, b->num_head_rows, false},
                  {"num_head_rows", &b->num_head_rows, 1, false},
@@ -237,7 +275,7 @@ TEST(shared_documents_come_by_falling_length) {
 }
 
 TEST(every_planted_corruption_is_refused) {
-    for (int layout = 0; layout < 5; layout++) {
+    for (int layout = 0; layout <= LAYOUT_CACHED; layout++) {
         Batch batch, *b = &batch;
         make_small(b, (Layout)layout);
         CHECK(batch_is_valid(b, SMALL_VOCAB));

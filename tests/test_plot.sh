@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Where people look at a run: a report of one or several, TensorBoard and W&B followed live.
+# Where people look at a run: a report, TensorBoard and W&B followed live.
 . "$(dirname "$0")/lib.sh"
 scripts=$root/scripts
 # ---- a log with everything: a resume, spikes, bad lines, half a line ------------------------------
@@ -24,8 +24,7 @@ if __name__ == "__main__":
     lines[3:3] = ["garbage", '{"step": 3}', "[1]"]      # lines 4 to 6
     open(sys.argv[1], "w").write("\n".join(lines) + '\n{"step": 31, "lo')
 PY
-mkdir odd one none diverged && python3 log.py odd/log.jsonl
-head -n 2 odd/log.jsonl > one/log.jsonl
+mkdir odd none diverged && python3 log.py odd/log.jsonl
 head -n 1 odd/log.jsonl > none/log.jsonl
 lines_of() { python3 -c 'import json, log; print("\n".join(json.dumps(r) for r in '"$1"'))'; }
 # ---- the report -----------------------------------------------------------------------------------
@@ -36,23 +35,14 @@ has bad_lines_are_named '^warning: odd/log.jsonl: .*: line 4, 5, 6$' out.txt
 has no_link_is_followed '^mine$' mine
 has skipped_steps_and_spikes_are_marked '>×</text>.*>▾</text>|>▾</text>.*>×</text>' odd/report.html
 has packing_is_measured 'rows padded to 64 would have 3\.08 times the tokens and 5\.00 times' odd/report.html
-outcome several_runs 0 '^wrote both.html: one/log.jsonl: 1 steps, ' report odd one --out both.html
-check pages_need_no_network eval '! grep -nE "https?:|src=|@import|url\(" odd/report.html both.html'
+check a_page_needs_no_network eval '! grep -nE "https?:|src=|@import|url\(" odd/report.html'
 check_python charts_have_points <<'PY'
-for path, charts in (("odd/report.html", 6), ("both.html", 7)):
-    figures = [json.loads(html.unescape(f)) for f in re.findall(r'<figure[^>]*data-lines="([^"]*)"', open(path).read())]
-    assert len(figures) == charts and all(line["points"] for figure in figures for line in figure), path
+page = open("odd/report.html").read()
+figures = [json.loads(html.unescape(f)) for f in re.findall(r'<figure[^>]*data-lines="([^"]*)"', page)]
+assert len(figures) == 6 and all(line["points"] for figure in figures for line in figure)
 PY
 lines_of '[log.start("start", 0), dict(log.step(1), loss=None, grad_norm=None)]' > diverged/log.jsonl
 outcome diverged_at_once 0 '1 steps, loss not finite' report diverged
-# one/log.jsonl has one of 40 steps: its page reloads itself until the last one is there
-report one --follow > followed.txt & follower=$!
-await_line $follower '1 steps' followed.txt
-has a_page_that_reloads '<meta http-equiv="refresh"' one/report.html
-lines_of '[log.start("start", 0)] + [log.step(s) for s in range(1, 41)]' > one/next && mv one/next one/log.jsonl
-check it_ends_with_the_run wait $follower
-has all_steps_are_in_it '40 of 40' one/report.html
-lacks and_reloads_no_more http-equiv one/report.html
 expect no_run_given 2 'the following arguments are required' report
 expect before_the_first_step 3 'expected at least one step' report none
 expect nothing_there 3 'cannot read' report nothing

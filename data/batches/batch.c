@@ -8,17 +8,17 @@
 #include "../base/memory.h"
 
 const char *layout_name(Layout layout) {
-    static const char *const names[] = {"packed", "padded", "rows", "repad", "shared"};
-    return (unsigned)layout < 5 ? names[layout] : "unknown";
+    static const char *const names[] = {"packed", "padded", "rows", "repad", "shared", "cached"};
+    return (unsigned)layout < sizeof names / sizeof *names ? names[layout] : "unknown";
 }
 
 // The arrays of rows, then those of segments
-enum { ROW_ARRAYS = 7, ARRAYS = 11 };
+enum { ROW_ARRAYS = 8, ARRAYS = 12 };
 static int32_t **batch_array(Batch *b, int i) {
-    int32_t **const arrays[ARRAYS] = {&b->tokens,       &b->targets,      &b->position_ids,
-                                      &b->token_order,  &b->sort_scratch, &b->head_rows,
-                                      &b->real_rows,    &b->cu_seqlens,   &b->real_cu_seqlens,
-                                      &b->shared_first, &b->shared_len};
+    int32_t **const arrays[ARRAYS] = {&b->tokens,          &b->targets,      &b->position_ids,
+                                      &b->token_order,     &b->sort_scratch, &b->head_rows,
+                                      &b->real_rows,       &b->cache_rows,   &b->cu_seqlens,
+                                      &b->real_cu_seqlens, &b->shared_first, &b->shared_len};
     return arrays[i];
 }
 
@@ -34,7 +34,6 @@ void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments) {
 
 void batch_free(Batch *b) {
     for (int i = 0; i < ARRAYS; i++) free(*batch_array(b, i));
-    free(b->cache_rows);
     free(b->weights);
     *b = (Batch){0};
 }
@@ -79,12 +78,13 @@ static int32_t target_of(const DocView *doc, int32_t i) {
 }
 
 // Appends the tokens and targets of a document from its first own one on; batch_end_segment sets
-// its positions. The targets of those that it borrows are added to the rows from shared_first on.
+// its positions. The targets of the tokens that it borrows are added to the rows from shared_first
+// on; tokens in the cache have no rows.
 static void batch_append(Batch *b, const DocView *doc, int32_t shared_first) {
     const int32_t n = doc->length - doc->shared_len;
     assert(n >= 0 && n <= b->micro_batch_tokens - b->total_tokens);
     memcpy(b->tokens + b->total_tokens, doc->tokens + doc->shared_len, (size_t)n * sizeof(int32_t));
-    for (int32_t i = 0; i < doc->length; i++) {
+    for (int32_t i = b->layout == LAYOUT_CACHED ? doc->shared_len : 0; i < doc->length; i++) {
         const bool own = i >= doc->shared_len;
         const int32_t row = own ? b->total_tokens + i - doc->shared_len : shared_first + i,
                       target = target_of(doc, i);
@@ -97,7 +97,7 @@ static void batch_append(Batch *b, const DocView *doc, int32_t shared_first) {
         b->weights[row] += doc->weights ? doc->weights[i] : 1;
     }
     b->masked |= doc->targets != NULL && n > 0;
-    b->weighted |= doc->weights != NULL || doc->shared_len > 0;
+    b->weighted |= doc->weights != NULL || (b->layout == LAYOUT_SHARED && doc->shared_len > 0);
     b->total_tokens += n;
     b->real_tokens += n;
 }
@@ -118,7 +118,7 @@ static void batch_end_segment(Batch *b, int32_t end, int32_t shared_first, int32
     const int32_t start = b->cu_seqlens[b->num_segments], n = end - start;
     assert(n >= 0 && b->num_segments < b->max_segments);
     for (int32_t i = 0; i < n; i++) b->position_ids[start + i] = shared_len + i;
-    b->shared_first[b->num_segments] = shared_len ? shared_first : 0;
+    b->shared_first[b->num_segments] = shared_first;
     b->shared_len[b->num_segments] = shared_len;
     b->num_shared += shared_len > 0;
     b->cu_seqlens[++b->num_segments] = end;
@@ -138,6 +138,7 @@ static void batch_list_head_rows(Batch *b, bool padded, const DocView *docs, int
     for (int32_t i = 0; i < b->total_tokens; i++)
         if (b->targets[i] >= 0 || i >= real || (padded && i % row_len >= docs[i / row_len].length))
             b->head_rows[b->num_head_rows++] = i;
+    if (b->num_head_rows == 0 && b->total_tokens > 0) b->head_rows[b->num_head_rows++] = 0;
 }
 
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len) {
@@ -154,7 +155,8 @@ void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row
         assert(!padded || doc.length <= row_len);
         if (padded) batch_fill_to(b, start + row_len);
         if (layout == LAYOUT_REPAD) batch_add_real_rows(b, start, doc.length);
-        if (layout != LAYOUT_ROWS) batch_end_segment(b, b->total_tokens, leader, doc.shared_len);
+        if (layout != LAYOUT_ROWS)
+            batch_end_segment(b, b->total_tokens, doc.shared_len ? leader : 0, doc.shared_len);
     }
     if (layout == LAYOUT_ROWS) {
         batch_fill_to(b, (b->total_tokens + row_len - 1) / row_len * row_len);
@@ -162,11 +164,22 @@ void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row
             batch_end_segment(b, end, 0, 0);
     }
     batch_list_head_rows(b, padded, docs, row_len);
-    if (b->num_head_rows == 0 && b->total_tokens > 0) b->head_rows[b->num_head_rows++] = 0;
     batch_sort_tokens(b);
 }
 
 void batch_pack(Batch *b, const DocView *docs, int n) { batch_fill(b, LAYOUT_PACKED, docs, n, 0); }
+
+void batch_pack_cached(Batch *b, const DocView *docs, const int32_t *first_rows, int n) {
+    batch_clear(b, LAYOUT_CACHED);
+    for (int i = 0; i < n; i++) {
+        int32_t row = b->total_tokens;
+        batch_append(b, &docs[i], 0);
+        batch_end_segment(b, b->total_tokens, first_rows[i], docs[i].shared_len);
+        while (row < b->total_tokens) b->cache_rows[row++] = first_rows[i];
+    }
+    batch_list_head_rows(b, false, docs, 0);
+    batch_sort_tokens(b);
+}
 
 void batch_spread_losses(const Batch *b, float *losses) {
     int32_t i = b->num_head_rows;
@@ -202,6 +215,21 @@ static bool shared_rows_are_valid(const Batch *b) {
         if (n > 0) most = n, num_shared++;
     }
     return num_shared == b->num_shared;
+}
+
+// The texts have rows of the cache one after another, and the tokens of a text know its first row.
+static bool cache_rows_are_valid(const Batch *b) {
+    int32_t free_row = 0, num_cached = 0;
+    for (int32_t s = 0; s < b->num_segments; s++) {
+        const int32_t rows = b->cu_seqlens[s + 1] - b->cu_seqlens[s], first = b->shared_first[s],
+                      room = b->micro_batch_tokens - rows - first;
+        if (first < free_row || b->shared_len[s] < 0 || b->shared_len[s] > room) return false;
+        for (int32_t i = b->cu_seqlens[s]; i < b->cu_seqlens[s + 1]; i++)
+            if (b->cache_rows[i] != first) return false;
+        free_row = first + b->shared_len[s] + rows;
+        num_cached += b->shared_len[s] > 0;
+    }
+    return num_cached == b->num_shared;
 }
 
 // Row i, in segment s: ids are in the vocabulary, positions restart with each segment, only targets
@@ -247,11 +275,12 @@ bool batch_is_valid(const Batch *b, int vocab_size) {
     int32_t targets = 0;
     if (b->total_tokens > b->micro_batch_tokens || b->num_segments < 0 ||
         b->num_segments > b->max_segments || b->num_real_rows != (repad ? b->real_tokens : 0) ||
-        b->num_real_segments != (repad ? b->num_segments : 0) || !shared_rows_are_valid(b) ||
+        b->num_real_segments != (repad ? b->num_segments : 0) ||
         !segments_are_valid(b->cu_seqlens, b->shared_len, b->num_segments, b->total_tokens,
                             b->max_seqlen) ||
         !segments_are_valid(b->real_cu_seqlens, NULL, b->num_real_segments, b->num_real_rows,
-                            b->real_max_seqlen))
+                            b->real_max_seqlen) ||
+        !(b->layout == LAYOUT_CACHED ? cache_rows_are_valid(b) : shared_rows_are_valid(b)))
         return false;
     for (int32_t s = 0, i = 0; s < b->num_segments; s++)
         for (; i < b->cu_seqlens[s + 1]; i++) {

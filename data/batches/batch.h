@@ -1,10 +1,12 @@
-// One micro-batch: documents in one 1D buffer of tokens, in one of five layouts.
+// One micro-batch: documents in one 1D buffer of tokens, in one of five layouts, or texts that are
+// generated.
 //
 //   packed   documents one after another; cu_seqlens = document ends; no padding
 //   shared   packed, but the leader of documents that begin alike lends them these tokens
 //   padded   each document in a row of row_len tokens, padding after it; cu_seqlens = 0, S, 2S ...
 //   rows     documents concatenated and cut every row_len tokens; attention crosses documents
 //   repad    padded, plus the list of real rows that attention gathers and scatters
+//   cached   packed, but the first tokens of each text are in the key-value cache: generation
 //
 // Targets are shifted inside the document in every layout, so the number of targets does not depend
 // on the layout. The last token of a document has none (-1); the last token of a segment has the
@@ -15,7 +17,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef enum { LAYOUT_PACKED, LAYOUT_PADDED, LAYOUT_ROWS, LAYOUT_REPAD, LAYOUT_SHARED } Layout;
+typedef enum {
+    LAYOUT_PACKED,
+    LAYOUT_PADDED,
+    LAYOUT_ROWS,
+    LAYOUT_REPAD,
+    LAYOUT_SHARED,
+    LAYOUT_CACHED
+} Layout;
 
 // A document, or a segment of one
 typedef struct {
@@ -28,6 +37,7 @@ typedef struct {
     const float *weights;  // (length) of the targets; NULL: all 1
     // shared only, 0: a leader (VarlenInfo of kernels.h). Else the tokens that the document borrows
     // from the leader before it, a multiple of SHARED_TILE; both have the same token after them.
+    // cached: as many of its first tokens are in the cache.
     int32_t shared_len;
 } DocView;
 
@@ -53,21 +63,17 @@ typedef struct {
     int32_t num_head_rows;
     int32_t *head_rows;   // (num_head_rows)
     int32_t *cu_seqlens;  // (num_segments + 1)
-    int32_t num_shared;   // segments that share
-    // (num_segments) as in VarlenInfo of kernels.h; 0 in segments that do not
+    int32_t num_shared;   // segments that share, or have tokens in the cache
+    // (num_segments) as in VarlenInfo of kernels.h; 0 in segments that do not share
+    // cached: the row of the cache where the text begins, and how many of its tokens are there
     int32_t *shared_first, *shared_len;
+    int32_t *cache_rows;  // (T) cached only: shared_first of the segment of each token
     // repad only, num_real_rows = 0 otherwise: attention runs on the gathered real rows
     int32_t num_real_rows;
     int32_t num_real_segments;
     int32_t real_max_seqlen;
     int32_t *real_rows;        // (num_real_rows)
     int32_t *real_cu_seqlens;  // (num_real_segments + 1)
-    // generation only, else NULL and false: the row of the key-value cache where the text of each
-    // token begins (T), freed by batch_free; how many texts of copy_rows rows each begin with the
-    // tokens of this batch; whether attention is over the cache, for texts whose first tokens are
-    // not in this batch
-    int32_t *cache_rows, copies, copy_rows;
-    bool decode;
     // what the arrays have room for
     int32_t micro_batch_tokens, max_segments;
     int32_t *sort_scratch;  // (micro_batch_tokens)
@@ -86,6 +92,10 @@ void batch_free(Batch *b);
 // The n documents must fit; row_len is not used by packed and shared.
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len);
 void batch_pack(Batch *b, const DocView *docs, int n);
+
+// Packs the tokens of n texts that are not in the cache. Text i begins at row first_rows[i] of the
+// cache, which has micro_batch_tokens rows; the texts are in the order of their rows.
+void batch_pack_cached(Batch *b, const DocView *docs, const int32_t *first_rows, int n);
 
 // losses (T), in place: those of head_rows, which come first, go to their rows; 0 in all others.
 void batch_spread_losses(const Batch *b, float *losses);

@@ -24,7 +24,7 @@ static int64_t append_ids(Benchmark *b, int32_t begin, const char *text, size_t 
 }
 
 // Its document: the ids of the context alone, even where a token straddles the border, and those
-// of the whole text that are more. What is given has no targets.
+// of the whole text that are more. Given tokens have no targets.
 static bool add_choice(Benchmark *b, BenchmarkChoice c, const char *context, const char *delimiter,
                        const char *choice, Error *err) {
     const Tokenizer *t = &b->tokenizer;
@@ -153,7 +153,7 @@ static void score(Benchmark *b, ModelFace model) {
     for (size_t i = 0; i < b->num_choices; i++) b->log_likelihoods[i] = 0 - b->log_likelihoods[i];
 }
 
-// Of a file
+// The results of a file
 typedef struct {
     double questions, right[2], nats, bytes;  // right: by acc, by acc_norm; of right choices
 } Tally;

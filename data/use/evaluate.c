@@ -18,8 +18,8 @@ void scorer_open(Scorer *s, const Options *o, ModelFace model) {
     s->sums = host_calloc((size_t)most, sizeof *s->sums, "documents");
 }
 
-// The choices of a question, and questions behind one header, share what they begin with. What one
-// shares is the beginning of all in front of it back to the first, so it is compared with the last.
+// The choices of a question, and questions after one header, share what they begin with. A shared
+// prefix also begins all documents back to the leader, so that comparing neighbours is enough.
 static void share_prefixes(DocView *docs, int n) {
     for (DocView *d = docs + 1; d < docs + n; d++) {
         const int32_t most = d[-1].shared_len > 0 ? d[-1].shared_len + 1 : d[-1].length;

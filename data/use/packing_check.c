@@ -87,7 +87,7 @@ bool packing_is_rounding(const PackingDelta *d, bool bf16) {
     return d->loss <= row_bound && d->logit <= row_bound && d->grad_error <= grad_bound;
 }
 
-// CRC32C of the gradients of each parameter
+// crcs (p.num) =  the CRC32C of each parameter's gradients, continued from its value before
 static void grad_crcs(ModelFace m, Parameters p, uint32_t *crcs) {
     float *block = host_calloc(p.block, sizeof *block, "gradients");
     for (int i = 0; i < p.num; i++)
@@ -119,7 +119,8 @@ bool packing_replay(ModelFace m, Parameters p, const StepData *data, int64_t ste
                      m.rank, step, different->name);
 }
 
-// What dev/referee.py holds another trainer to: the batch, and what its documents give alone.
+// Writes the kit that dev/referee.py holds another trainer to: the batch, and the results of its
+// documents alone.
 // Labels are as transformers takes them: a token's own id, or -100 where it is no target. A piece
 // of a document ends with the token that follows it.
 static bool write_kit(const char *path, const Batch *b, const float *losses, double grad_norm,

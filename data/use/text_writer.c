@@ -122,7 +122,7 @@ static float probability(HeapItem item) {
 }
 
 // The i-th likeliest of V candidates, by a heapsort that goes only so far: most draws are among the
-// first few. Those that were popped lie behind the heap, the likeliest last.
+// first few. The candidates that it has popped lie after the heap, the likeliest last.
 static HeapItem nth_likeliest(Heap *heap, int32_t V, int32_t i) {
     while (V - heap->n <= i) {
         const HeapItem top = heap_pop(heap);
@@ -172,44 +172,22 @@ static float sample_uniform(uint64_t seed, int64_t step, int text, int position)
 
 enum { MAX_GROUP = 64 };
 
-// Have all of the n texts the same prompt, and nothing else? They then have as many rows each.
-static bool are_samples(Text **texts, int32_t n) {
-    const size_t bytes = n > 0 ? (size_t)texts[0]->length * sizeof(int32_t) : 0;
-    for (int32_t i = 0; i < n; i++)
-        if (texts[i]->num_cached > 0 || texts[i]->length != texts[0]->length ||
-            memcmp(texts[i]->tokens, texts[0]->tokens, bytes) != 0)
-            return false;
-    return n > 1;
-}
-
-// Packs what is not in the cache of each text that has room for one more token; rows: the last row
-// of each. Returns how many these are.
+// Packs the tokens of each text with room for one more that are not in the cache. rows: the last
+// row of each such text. Returns their number.
 static int32_t group_pack(TextWriter *w, Text **growing, int32_t *rows) {
-    Batch *b = &w->batch;
     DocView docs[MAX_GROUP];
-    int32_t n = 0;
-    b->decode = false;
-    for (int i = 0; i < w->group_size; i++) {
-        Text *text = &w->group[i];
+    int32_t first_rows[MAX_GROUP], n = 0;
+    for (Text *text = w->group; text < w->group + w->group_size; text++) {
         if (!text_can_grow(w, text)) continue;
-        const int32_t done = text->num_cached;
-        docs[n] = (DocView){text->tokens + done, text->length - done, -1, NULL, NULL, 0};
-        b->decode |= done > 0;
+        docs[n] = (DocView){text->tokens, text->length, -1, NULL, NULL, text->num_cached};
+        first_rows[n] = text->first_row;
+        text->num_cached = text->length;
         growing[n++] = text;
     }
-    const bool samples = are_samples(growing, n);
-    b->copies = samples ? n : 1;
-    b->copy_rows = samples ? growing[1]->first_row - growing[0]->first_row : 1;
-    if (n > 0) batch_pack(b, docs, n / b->copies);
-    for (int i = 0; i < n; i++) {
-        const int doc = samples ? 0 : i;
-        rows[i] = b->cu_seqlens[doc + 1] - 1;
-        for (int32_t t = b->cu_seqlens[doc]; i == doc && t <= rows[i]; t++) {
-            b->position_ids[t] += growing[i]->num_cached;
-            b->cache_rows[t] = growing[i]->first_row;
-        }
-        growing[i]->num_cached = growing[i]->length;
-    }
+    if (n == 0) return 0;
+    batch_pack_cached(&w->batch, docs, first_rows, n);
+    assert(batch_is_valid(&w->batch, w->model.vocab_size));
+    for (int i = 0; i < n; i++) rows[i] = w->batch.cu_seqlens[i + 1] - 1;
     return n;
 }
 
@@ -220,8 +198,8 @@ static bool ends_turn(const TextWriter *w, const Text *text) {
            memcmp(text->tokens + text->length - n, w->turn_end, (size_t)n * sizeof(int32_t)) == 0;
 }
 
-// What no text should have: ids without a token, as a vocabulary that is padded has them, and
-// special tokens, except those that end a text or a turn.
+// Forbids ids without a token, which a padded vocabulary has, and special tokens, except those that
+// end a text or a turn.
 static void forbid_tokens(const TextWriter *w, float *logits) {
     const Tokenizer *t = w->printer.tokenizer;
     for (int32_t id = 0; t && id < w->model.vocab_size; id++) {
@@ -312,10 +290,7 @@ void texts_write(TextWriter *w, ModelFace model, int64_t step) {
     w->step = step;
     w->logits = host_calloc(most * V, sizeof(float), "texts");
     w->candidates = host_calloc(V, sizeof(HeapItem), "texts");
-    if (!w->batch.tokens) {
-        batch_init(&w->batch, model.cache_tokens, model.cache_tokens);
-        w->batch.cache_rows = host_calloc((size_t)model.cache_tokens, sizeof(int32_t), "texts");
-    }
+    if (!w->batch.tokens) batch_init(&w->batch, model.cache_tokens, model.cache_tokens);
     for (int first = 0; first < w->num_texts; first += w->group_size) {
         group_take(w, w->texts + first, w->num_texts - first);
         group_write(w);

@@ -1,7 +1,7 @@
 // Writes texts with a model, for samples of a run and for --generate. The texts of a group grow
-// together: their prompts are one packed batch, or one prompt if all are the same; then each pass
-// takes the last token of every text and finds the others' keys and values in the cache. Texts that
-// do not fit into it together are written in several groups.
+// together: their prompts are one packed batch; then each pass takes the last token of every text
+// and finds the others' keys and values in the cache. Texts that do not fit into it together are
+// written in several groups.
 #pragma once
 
 #include "../base/heap.h"
