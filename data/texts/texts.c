@@ -434,7 +434,7 @@ static void print_records(const Job *j) {
         text_list(list, sizeof list, "%s (%ld records)", j->found.unknown.items[i].name,
                   j->found.unknown.items[i].records);
     if (list[0]) printf("unknown keys: %s\n", list);
-    if (chats > 0 && !option_given(run_option_table, "model"))
+    if (chats > 0 && !option_given(&j->settings->o->set, "model"))
         warning("these chats train random weights: --model DIR names a model that can write");
 }
 
