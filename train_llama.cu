@@ -11,7 +11,6 @@
 //   mpirun -n 4 ./train_llama ...                several ranks share each step
 //   ./train_llama --help                         every option with its default
 #include <assert.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -84,12 +83,9 @@ static void load_or_init(LlamaModel *m, const char *dir, const Options *o) {
 
 // ---- Resuming and options -----------------------------------------------------------------------
 
-// A bare --resume that finds no checkpoint is a fresh start: dir stays empty.
-static ResumePoint find_resume(const Options *o, OutDir *out) {
+// A bare --resume that finds no checkpoint is a fresh start: dir stays empty. *before is scratch.
+static ResumePoint find_resume(const Options *o, Options *before, OutDir *out) {
     ResumePoint at = {0};
-    if (o->resume && o->overwrite)
-        exit_with(EXIT_USAGE, "--resume continues the run in --out, --overwrite replaces it",
-                  "--resume and --overwrite: expected at most one of them");
     out->path = o->out;
     if (o->resume && run_trains(o) && is_rank_0() && path_is_dir(o->out))
         must(out_dir_lock(out, &err));
@@ -98,8 +94,10 @@ static ResumePoint find_resume(const Options *o, OutDir *out) {
         must(out_dir_is_free(o->out, o->overwrite, &err));
     if (!o->resume) return at;
     must(out_dir_find_resume(o->out, o->resume, run_trains(o), &at, &err));
-    if (!at.dir[0] && is_rank_0())
-        must(out_dir_start_from_scratch(o->out, option_given(run_option_table, "train"), &err));
+    if (at.dir[0] || !is_rank_0()) return at;
+    if (!run_options_read(before, o->out, &(Error){0})) before->save_every = o->save_every;
+    must(out_dir_start_from_scratch(o->out, option_given(&o->set, "train"), before->save_every,
+                                    &err));
     return at;
 }
 
@@ -141,7 +139,7 @@ static DeviceRoom open_device(const Options *o, const LlamaConfig *c, LlamaModel
 static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32_t vocab_size) {
     const char *model = at->dir[0] ? at->dir : o->model;
     const bool writes = is_rank_0() || o->dry_run;
-    const Texts t = {o, model, vocab_size, writes, replaces_run(o), out};
+    const Texts t = {o, model, vocab_size, writes, run_trains(o) && o->overwrite, out};
     must(texts_to_shards(&o->train, "tokens", o->val ? NO_VALIDATION : 0.01, &t, &err));
     if (o->val) must(texts_to_shards(&o->val, "val_tokens", 1, &t, &err));
     comm_barrier();
@@ -150,13 +148,13 @@ static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32
 // ---- Ranks: what must be the same on all of them ------------------------------------------------
 
 // Ranks that were started differently would wait for each other, or silently train a mixture.
-static void check_ranks_are_started_alike(void) {
+static void check_ranks_are_started_alike(const Options *o) {
     RankFields own = {0};
     if (comm_num_ranks() == 1) return;
     comm_barrier();  // a rank that was asked for help ends here
     rank_field_text(&own, "version", UNPAD_VERSION);
     rank_field_file(&own, "the program file", "/proc/self/exe");
-    rank_field_options(&own, run_option_table);
+    rank_field_options(&own, &o->set);
     rank_fields_agree(&own, "the same", "start every rank with the same program and flags");
 }
 
@@ -214,6 +212,29 @@ static void check_ranks_still_agree(const Run *run) {
 
 // ---- The model's memory: planned, printed and checked before anything is allocated --------------
 
+// data: of a run that trains, and shares its steps among ranks; NULL: of inference
+static LlamaSettings settings_of(const Options *o, int32_t micro_batch_tokens, int32_t cache_tokens,
+                                 const Data *data) {
+    const int32_t ranks = comm_num_ranks();
+    LlamaSettings s = {.micro_batch_tokens = micro_batch_tokens,
+                       .max_seqlen = o->max_seqlen,
+                       .repad = o->layout == LAYOUT_REPAD,
+                       .train = data != NULL,
+                       .muon = o->optimizer == OPTIMIZER_MUON,
+                       .lora = o->adapters,
+                       .cache_tokens = cache_tokens};
+    if (data)
+        s.ranks =
+            (ZeroSettings){.rank = comm_rank(),
+                           .num_ranks = ranks,
+                           .deterministic = reduces_deterministically(o),
+                           .num_leaves = data->loader_settings.plan.num_micro,
+                           .num_losses = data->most_micros > ranks ? data->most_micros : ranks,
+                           .bf16_moments = o->moments == MODEL_BF16,
+                           .seed = (uint64_t)o->seed};
+    return s;
+}
+
 static size_t memory_needed(const LlamaConfig *config, LlamaSettings settings) {
     LlamaModel m;
     llama_plan(&m, config, settings);
@@ -237,22 +258,7 @@ static int32_t largest_micro_batch(const LlamaModel *m, const Options *o, size_t
 // Plans this rank's model. Without --recompute all ranks recompute the least that fits on each.
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
                        const TextWriter *samples, DeviceRoom *room) {
-    const int32_t leaves = d->loader_settings.plan.num_micro, val = d->most_val_micros;
-    const int32_t ranks = comm_num_ranks(), most = leaves > val ? leaves : val;
-    LlamaSettings s = {.micro_batch_tokens = o->micro_batch_tokens,
-                       .max_seqlen = o->max_seqlen,
-                       .repad = o->layout == LAYOUT_REPAD,
-                       .train = true,
-                       .lora = o->adapters,
-                       .muon = o->optimizer == OPTIMIZER_MUON,
-                       .cache_tokens = texts_cache_tokens(samples),
-                       .ranks = {.rank = comm_rank(),
-                                 .num_ranks = ranks,
-                                 .deterministic = reduces_deterministically(o),
-                                 .num_leaves = leaves,
-                                 .num_losses = most > ranks ? most : ranks,
-                                 .bf16_moments = o->moments == MODEL_BF16,
-                                 .seed = (uint64_t)o->seed}};
+    LlamaSettings s = settings_of(o, o->micro_batch_tokens, texts_cache_tokens(samples), d);
     int chosen = LLAMA_RECOMPUTE_FULL;
     for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
         s.recompute = (LlamaRecompute)i;
@@ -271,14 +277,8 @@ static void print_bytes(const char *name, size_t bytes) {
 }
 
 static void print_model(const LlamaModel *m, const Options *o, const char *weights) {
-    const LlamaConfig *c = &m->config;
     printf("unpad.c %s on %s\n", UNPAD_VERSION, device_describe());
-    printf(
-        "model   %s: %.2f M parameters, %d layers, hidden %d, ffn %d, heads %d/%d x %d, vocab "
-        "%d%s\n",
-        o->model, (double)llama_config_num_params(c) * 1e-6, c->num_layers, c->hidden_size,
-        c->intermediate_size, c->num_heads, c->num_kv_heads, c->head_dim, c->vocab_size,
-        c->tie_word_embeddings ? ", tied head" : "");
+    llama_config_print(&m->config, o->model);
     if (o->adapters.rank > 0)
         printf("lora    rank %d, scale %g, beside %d linear layers of the frozen model%s: %.2f M\n",
                o->adapters.rank, (double)lora_scale(&o->adapters), m->num_trained / 2,
@@ -620,15 +620,16 @@ static void open_out_dir(Run *run) {
 static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room) {
     const Data *d = run->data;
     const int64_t step = run->state.cursor.step;
+    const bool resumes = run->resume->dir[0],
+               starts = step < run->o->steps || !run->resume->in_place;
     open_out_dir(run);
-    if (run->resume->dir[0])
-        must(parameters_load(llama_parameters(run->model), true, run->resume->dir, &err));
+    if (resumes) must(parameters_load(llama_parameters(run->model), true, run->resume->dir, &err));
     if (is_rank_0()) must(log_open(&run->log, run->o->out, log_before, step, &err));
-    if (step < run->o->steps || !run->resume->in_place)
-        log_start(&run->log, run->resume->dir[0] ? "resume" : "start", UNPAD_VERSION,
-                  device_describe(), room->backend_bytes + llama_memory_total(run->model),
-                  run->argv, step, &run->model->config, &d->train_summary, &d->val_summary,
-                  run_option_table);
+    if (starts && is_rank_0()) must(run_options_write(run->o, resumes, &err));
+    if (starts)
+        log_start(&run->log, resumes ? "resume" : "start", UNPAD_VERSION, device_describe(),
+                  room->backend_bytes + llama_memory_total(run->model), run->argv, step,
+                  &run->model->config, &d->train_summary, &d->val_summary, run->o);
     comm_barrier();  // ranks that read slowly are waited for in set-up
     train(run);
     finish(run, room);
@@ -665,13 +666,9 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     StepScalars scalars = {0};
     settings.layout = layout;
     must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err));
-    LlamaSettings model = {.max_seqlen = o->max_seqlen,
-                           .repad = layout == LAYOUT_REPAD,
-                           .train = true,
-                           .muon = planned->settings.muon,
-                           .lora = planned->settings.lora,
-                           .recompute = planned->settings.recompute,
-                           .ranks.bf16_moments = o->moments == MODEL_BF16};
+    LlamaSettings model = settings_of(o, 0, 0, d);
+    model.repad = layout == LAYOUT_REPAD;
+    model.recompute = planned->settings.recompute;
     for (int i = 0; i < data.num_micro; i++)
         if (data.micro[i].total_tokens > model.micro_batch_tokens)
             model.micro_batch_tokens = data.micro[i].total_tokens;
@@ -705,10 +702,9 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
         compare_layout(layouts[i], o, d, planned, weights, &packed_pairs);
     printf(
-        "The same documents, weights and kernels in every row; the median of %d step%s. TFLOP/s "
-        "counts useful work:\n"
-        "real tokens, and pairs inside documents. rows differs in loss because there attention "
-        "crosses documents.\nWhat documents begin with in common, shared computes once.\n",
+        "The same documents, weights and kernels in every row; the median of %d step%s. TFLOP/s\n"
+        "counts real tokens and pairs inside documents. In rows attention crosses documents: "
+        "another loss.\n",
         o->compare, text_plural(o->compare));
 }
 
@@ -731,12 +727,8 @@ static void check_packing(LlamaModel *m, Data *d, const char *kit) {
 static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const Options *o,
                                const DeviceRoom *room, int32_t micro_batch_tokens,
                                int32_t cache_tokens) {
-    const LlamaSettings settings = {.micro_batch_tokens = micro_batch_tokens,
-                                    .max_seqlen = o->max_seqlen,
-                                    .lora = o->adapters,
-                                    .cache_tokens = cache_tokens};
-    const char *weights = weights_dir(o, &(ResumePoint){0});
-    llama_plan(m, config, settings);
+    const char *weights = weights_dir(o, "");
+    llama_plan(m, config, settings_of(o, micro_batch_tokens, cache_tokens, NULL));
     if (is_rank_0() && (o->eval || o->dry_run)) print_model(m, o, weights);
     if (is_rank_0() && o->dry_run) print_memory(m, room);
     must(llama_check(m, weights, o->model, &err));
@@ -751,10 +743,10 @@ static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const O
 static void choose_length(Options *o, const LlamaConfig *config, const DeviceRoom *room) {
     const int window = config->sliding_window, most = config->max_position_embeddings;
     int n = window > 0 && window < most ? window : most;
-    if (!o->chat || option_given(run_option_table, "max-seqlen")) return;
+    if (!o->chat || option_given(&o->set, "max-seqlen")) return;
     for (; n > o->max_seqlen; n /= 2) {
-        const LlamaSettings s = {
-            .micro_batch_tokens = n, .max_seqlen = n, .lora = o->adapters, .cache_tokens = n};
+        LlamaSettings s = settings_of(o, n, n, NULL);
+        s.max_seqlen = n;
         if (room->usable_bytes && memory_needed(config, s) <= room->usable_bytes / 2) break;
     }
     if (n > o->max_seqlen) o->max_seqlen = n;
@@ -776,7 +768,7 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
     static Benchmark bench;
     static const char *path;  // NULL: only --bench
     const Texts t = {o, o->model, config->vocab_size, true, true, NULL};
-    path = o->val || !option_given(run_option_table, "train") ? o->val : o->train;
+    path = o->val || !option_given(&o->set, "train") ? o->val : o->train;
     if (path) must(texts_to_shards(&path, "tokens", 1, &t, &err));
     if (path) open_eval_data(&val, path, o, config->vocab_size);
     if (o->bench) must(benchmark_open(&bench, o, o->model, config->vocab_size, &err));
@@ -799,9 +791,9 @@ static void merge_adapters(LlamaModel *m, const LlamaConfig *config, const Optio
 }
 
 static void infer(Options *o, LlamaModel *m) {
-    run_options_complete_inference(comm_num_ranks());
+    run_options_complete_inference(o, comm_num_ranks());
     if (is_rank_0()) verify_models(o);
-    const LlamaConfig config = load_config(o, &(ResumePoint){0}, true);
+    const LlamaConfig config = load_config(o, &(ResumePoint){0});
     const DeviceRoom room = open_device(o, &config, m);
     if (o->generate) choose_length(o, &config, &room);
     (o->eval ? evaluate_model : o->generate ? generate : merge_adapters)(m, &config, o, &room);
@@ -809,18 +801,18 @@ static void infer(Options *o, LlamaModel *m) {
 
 // ---- The program --------------------------------------------------------------------------------
 
-static Options *start_process(int argc, char **argv) {
+static Options *start_process(Options *o, int argc, char **argv) {
     io_open_standard_streams();
     device_prepare_process(argv);
     signals_catch();  // first: what follows may take seconds
     comm_init();
     if (!is_rank_0()) signals_say("", "");
-    Options *o = run_options_parse(argc, argv, "unpad.c " UNPAD_VERSION, comm_num_ranks());
+    run_options_parse(o, argc, argv, "unpad.c " UNPAD_VERSION, comm_num_ranks());
     setvbuf(stdout, NULL, _IOLBF, 0);
     io_progress = comm_progress;
     comm_heartbeat(o->heartbeat_seconds);
     comm_phase("set-up", 0);
-    check_ranks_are_started_alike();
+    check_ranks_are_started_alike(o);
     return o;
 }
 
@@ -840,23 +832,23 @@ int main(int argc, char **argv) {
     static Data data;
     static OutDir out;
     static Run run;
-    Options *o = start_process(argc, argv);
+    static Options options, before;
+    Options *o = start_process(&options, argc, argv);
     if (o->generate || o->eval || run_merges(o)) {
         if (o->generate) signals_release();
         infer(o, &model);
         comm_finalize();
         return exit_code_of_output();
     }
-    const ResumePoint at = find_resume(o, &out);
-    json_auto_t *stored = run_options_complete(&at, comm_num_ranks());
+    const ResumePoint at = find_resume(o, &before, &out);
+    run_options_complete(o, &before, at.dir, comm_num_ranks());
 
     // inputs are proven good before anything is written
     if (!at.dir[0] && is_rank_0()) verify_models(o);
-    LlamaConfig config = load_config(o, &at, option_given(run_option_table, "model"));
+    LlamaConfig config = load_config(o, &at);
     DeviceRoom room = open_device(o, &config, &model);
     tokenize_texts(o, &out, &at, config.vocab_size);
-    if (is_rank_0())
-        options_print_changes(run_option_table, stored, run_options_of_a_start, stdout);
+    if (at.dir[0] && is_rank_0()) run_options_print_changes(o, &before);
     open_data(&data, o, &at, &config, comm_rank(), comm_num_ranks());
     run = (Run){o, argv, &data, &model, .resume = &at, .out = &out};
     if (o->bench)
@@ -864,10 +856,10 @@ int main(int argc, char **argv) {
                             config.vocab_size, &err));
     must(samples_open(&run.samples, o, &data, &err));
     const int64_t log_before = read_state(&run);
-    count_steps(&data, o, run.state.cursor);
+    run_options_set_length(o, count_steps(&data, o, run.state.cursor));
     if (!o->dry_run) check_ranks_agree(&run, &config);
 
-    const char *weights = weights_dir(o, &at);
+    const char *weights = weights_dir(o, at.dir);
     plan_model(&model, &config, o, &data, &run.samples, &room);
     if (is_rank_0() && o->save_every != 0 && run_trains(o))  // beside the models, if on the host
         saver_open(&run.saver, model.num_elements,

@@ -36,11 +36,6 @@ NOT_CODE = re.compile(
 FUNCTION = re.compile(r"^(?!static\b|typedef\b|#)\w[^;{}#]*?\b(\w+)\([^;{}]*?([;{])", re.M)
 # What the contract declares belongs to no unit of a backend. The units of cuda count as one.
 CONTRACT, ONE_UNIT = "kernels/kernels.h", "kernels/cuda/"
-# Arrows of circles that are still to be cut
-TO_CUT = [
-    ("data/runs/log", "data/runs/run_options"),
-    ("data/shards/shard", "data/shards/dataset"),
-]
 code, needs = {}, collections.defaultdict(lambda: collections.defaultdict(set))  # unit: unit: names
 declared, owners, wrong = set(), collections.defaultdict(set), []
 
@@ -78,8 +73,8 @@ for path, text in code.items():
                 needs[unit(path)][owner].add(name)
 print("\n".join(wrong))
 try:
-    for u, v in [*TO_CUT, *((u, u) for u in needs)]:
-        needs[u].pop(v, None)
+    for u in needs:
+        needs[u].pop(u, None)
     graphlib.TopologicalSorter(needs).prepare()
 except graphlib.CycleError as e:
     circle = e.args[1][::-1]  # each needs the next

@@ -123,7 +123,7 @@ lacks() {
 }
 # same_files NAME DIR DIR: of two runs or checkpoints, but for the log, and how and where they were started
 same_files() {
-    judge "$1" "$(diff -r -x manifest.json -x log.jsonl -x .lock -I '"log_bytes"' -I '"out"' -I '"resume"' \
+    judge "$1" "$(diff -r -x manifest.json -x log.jsonl -x .lock -I '"log_bytes"' \
         "$2" "$3" 2>&1)"
 }
 # same_state NAME CHECKPOINT CHECKPOINT: weights, or adapters, and optimizer state

@@ -309,8 +309,8 @@ echo '{"parts": [["<|im_start|>user\nq<|im_end|>\n", false], ["a<|im_end|>\n", t
 echo '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}' > messages.jsonl
 chatml='{% for message in messages %}{{"<|im_start|>" + message["role"] + "\n" + message["content"] + "<|im_end|>" + "\n"}}{% endfor %}{% if add_generation_prompt %}{{ "<|im_start|>assistant\n" }}{% endif %}'
 for form in parts messages; do
-    [ $form = parts ] && more='; put the chat template ' || { more='$' && printf %s "${chatml//\"/\'}" > base/chat_template.jinja; }
-    expect ${form}_end_texts 0 "^turns end with <.im_end.>, .*end of texts$more" "$train" --model base --from-scratch --train $form.jsonl \
+    [ $form = parts ] || printf %s "${chatml//\"/\'}" > base/chat_template.jinja
+    expect ${form}_end_texts 0 '^turns end with <.im_end.>, which ends texts' "$train" --model base --from-scratch --train $form.jsonl \
         --val text.jsonl --steps 1 --num-samples 0 --val-every 0 --max-seqlen 64 --micro-batch-tokens 256 --out end.$form
     check_python ${form}_end_texts_in_final $form <<< 'c, g = (json.load(open("end.%s/final/%s.json" % (sys.argv[1], n))) for n in ("config", "generation_config"))
 assert c["eos_token_id"] == 0 and g == {"eos_token_id": [0, 2], "temperature": 0.5}, g'

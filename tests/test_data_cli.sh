@@ -107,7 +107,8 @@ assert data["documents_without_target"] == (data["documents"] + 3) // 4
 val = open("masked/val_00000.mask", "rb").read()
 assert [l["targets"] for l in events("masked.run", "val")] == [struct.unpack_from("<Q", val, 24)[0]] * 2
 trained = data["tokens"] - data["tokens_left_out"]
-epoch = float(re.search(r"^epochs .* about ([0-9.]+) steps an epoch$", open("said.txt").read(), re.M).group(1))
+epochs, count = map(float, re.search(r"^epochs +([0-9.]+) in ([0-9]+) step", open("said.txt").read(), re.M).groups())
+epoch = count / epochs
 assert 0.99 * trained / 1024 < epoch < 0.93 * data["tokens"] / 1024, (epoch, data)
 PY
 # every target is in one of the two masks: the sums of the losses add up

@@ -158,15 +158,15 @@ tiny_model odd 20 10 6
 expect matrices_of_part_blocks 3 'found k_proj of 120 and up_proj of 200' "$train" --model odd "${common[@]}" --lora 8 --base nf4
 no muon 2 'expected at most one of them' --model base --lora 8 --optimizer muon
 no new_and_old_adapters 2 'than its own: 8, 16, q_proj' --model base --adapter full/final --lora 24
-expect merging_with_steps 2 '^error: --steps has no effect' "$train" --adapter sixteen --lora-merge --steps 4
+expect merging_with_steps 2 '^error: --lora-merge and --steps: expected at most one' "$train" --adapter sixteen --lora-merge --steps 4
 expect adapters_for_nothing 2 '^hint: give --train TEXTS' "$train" --adapter full/final
 expect a_run_as_adapters 3 '^hint: --adapter full/final' "$train" --adapter full "${greedy[@]}"
 expect adapters_that_would_be_removed 2 'expected a --adapter' "$train" "${common[@]}" --adapter full/final --out full --overwrite
 no dropout 2 'lora-dropout' --model base --lora 8 --lora-dropout 0.1
 no an_adapter_as_a_model 3 'for --adapter, or resume their run with --lora-merge' --model full/final
 for other in '--lora 0' '--lora-targets q' '--lora-alpha 4' '--base nf4'
-do expect "another_${other%% *}" 9 'give --lora 8 --lora-alpha 0 --lora-targets all --base full' "$train" --resume --out half $other; done
-expect adapters_of_a_whole_model 9 'hint: give --lora 0' "$train" --resume --out base-run --lora 8
+do expect "another_${other%% *}" 9 'expected --lora 8 --lora-alpha 0 --lora-targets all --base full, found' "$train" --resume --out half $other; done
+expect adapters_of_a_whole_model 9 'expected --lora 0' "$train" --resume --out base-run --lora 8
 within env -C full "$train" --adapter final "${greedy[@]}"
 grep -av ' tokens/s' out.txt > found
 same a_base_is_found_from_elsewhere adapted-text found

@@ -66,7 +66,7 @@ fi
 for mode in '--compare 1' '--check-packing' '--dry-run --val-tokens 3000'; do
     check "mixture $mode" "${run[@]}" --train $shards --out none $mode
 done
-has each_source_validates_on_its_part '^ +validation takes [0-9]+ documents' out.txt      # 3000 of 3291 tokens
+has each_source_validates_on_its_part '^ +validation takes [0-9]+ of [0-9]+ documents' out.txt      # 3000 of 3291 tokens
 expect a_space_after_the_comma 0 '^source  code.bin: 60 %' "${run[@]}" --train 'web.bin:4, code.bin:6' --dry-run
 expect a_weight_is_missing 2 'a weight for each source, .* found code.bin$' "${run[@]}" --train web.bin:6,code.bin --out none
 expect nothing_of_a_source_is_left 3 '^error: code.bin: data: .* found none among [0-9]+' "${run[@]}" --out none \

@@ -6,38 +6,39 @@
 #include "../data/base/options.h"
 #include "scratch.h"
 
-static struct {
+typedef struct {
+    OptionSet set;
     const char *train_data, *resume, *out, *options;
     int layout, steps, any_int;
     int64_t seed, any_int64;
     float lr, any_float;
     bool deterministic, overlap, no_bias;
-} o;
+} Values;
 
-static Option table[] = {
+#define OPTION_VALUES Values
+static const Option table[] = {
     OPTION_GROUP("data"),
-    OPTION("train-data", OPTION_DIRECTORY, &o.train_data, NULL, NULL, 0, 0, "shards to train on"),
-    OPTION("layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded|rows|repad", 0, 0,
+    OPTION("train-data", OPTION_DIRECTORY, train_data, NULL, NULL, 0, 0, "shards to train on"),
+    OPTION("layout", OPTION_CHOICE, layout, "packed", "packed|padded|rows|repad", 0, 0,
            "how a batch is filled"),
     OPTION_GROUP("run"),
-    OPTION("steps", OPTION_INT, &o.steps, "1000", NULL, 1, 1e9, "optimizer steps"),
-    OPTION("seed", OPTION_INT64, &o.seed, "-1", NULL, -1, 9e15, "of shuffling and initial weights"),
-    OPTION("lr", OPTION_FLOAT, &o.lr, "3e-4", NULL, 0, 1, "learning rate at the peak"),
-    OPTION("resume", OPTION_STRING, &o.resume, NULL, "newest", 0, 0,
+    OPTION("steps", OPTION_INT, steps, "1000", NULL, 1, 1e9, "optimizer steps"),
+    OPTION("seed", OPTION_INT64, seed, "-1", NULL, -1, 9e15, "of shuffling and initial weights"),
+    OPTION("lr", OPTION_FLOAT, lr, "3e-4", NULL, 0, 1, "learning rate at the peak"),
+    OPTION("resume", OPTION_STRING, resume, NULL, "newest", 0, 0,
            "continue from a checkpoint; without a directory from the newest one in the output "
            "directory that is found to be intact, and from the start if there is none"),
-    OPTION("out", OPTION_STRING, &o.out, "out", NULL, 0, 0, "output directory"),
-    OPTION("deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0,
+    OPTION("out", OPTION_STRING, out, "out", NULL, 0, 0, "output directory"),
+    OPTION("deterministic", OPTION_FLAG, deterministic, NULL, NULL, 0, 0,
            "the same bits every time"),
-    OPTION("overlap", OPTION_FLAG, &o.overlap, "true", NULL, 0, 0, "communication during backward"),
+    OPTION("overlap", OPTION_FLAG, overlap, "true", NULL, 0, 0, "communication during backward"),
     HINT("output-dir|-o", "it is --out"),
     HINT("sav*", "nothing is saved"),
-    OPTION("options", OPTION_STRING, &o.options, NULL, NULL, 0, 0, "a file of options"),
-    OPTION("no-bias", OPTION_FLAG, &o.no_bias, NULL, NULL, 0, 0,
-           "a flag whose name begins with no-"),
-    OPTION("any-int", OPTION_INT, &o.any_int, NULL, NULL, 0, 0, "any int"),
-    OPTION("any-int64", OPTION_INT64, &o.any_int64, NULL, NULL, 0, 0, "any int64"),
-    OPTION("any-float", OPTION_FLOAT, &o.any_float, NULL, NULL, 0, 0, "any float"),
+    OPTION("options", OPTION_STRING, options, NULL, NULL, 0, 0, "a file of options"),
+    OPTION("no-bias", OPTION_FLAG, no_bias, NULL, NULL, 0, 0, "a flag whose name begins with no-"),
+    OPTION("any-int", OPTION_INT, any_int, NULL, NULL, 0, 0, "any int"),
+    OPTION("any-int64", OPTION_INT64, any_int64, NULL, NULL, 0, 0, "any int64"),
+    OPTION("any-float", OPTION_FLOAT, any_float, NULL, NULL, 0, 0, "any float"),
     OPTION_END,
 };
 
@@ -56,16 +57,23 @@ static int split(const char *line, char *argv[MAX_ARGS + 1]) {
     return argc;
 }
 
-static bool parse(const char *line, Error *err) {
+static Values o;
+
+// *v is open, or has never been.
+static bool parse_into(Values *v, const char *line, Error *err) {
     char *argv[MAX_ARGS + 1];
     const char *help = NULL;
     memset(err, 0, sizeof *err);
-    memset(&o, 0x55, sizeof o);
-    bool ok = options_parse(table, split(line, argv), argv, &help, err);
+    options_free(&v->set);
+    memset(v, 0x55, sizeof *v);
+    options_open(&v->set, table);
+    bool ok = options_parse(&v->set, split(line, argv), argv, &help, err);
     CHECK(ok == (err->code == 0) && (ok || err->code == EXIT_USAGE));
     CHECK(!help == !strstr(line, "help"));
     return ok;
 }
+
+static bool parse(const char *line, Error *err) { return parse_into(&o, line, err); }
 
 #define must_parse(line_) MUST(parse(line_, &err))
 
@@ -106,7 +114,7 @@ TEST(values_are_read_in_every_spelling) {
         CHECK_MSG(expected && other, "%s", err.what);
         json_object_update(expected, other);
         must_parse(cases[i][0]);
-        json_auto_t *found = options_json(table);
+        json_auto_t *found = options_json(&o.set);
         json_object_foreach(expected, name, value) {
             const json_t *item = json_object_get(found, name);
             CHECK_MSG(
@@ -129,9 +137,14 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--out a b", "b: unexpected argument", "quote a pattern"},
         {"--no-steps", "unknown option", "--help all"},
         {"--save_total 3", "--save_total: unknown option", "nothing is saved"},
-        {"--esed 3", "--esed: unknown option", "did you mean --seed?"},
         {"--sead 3", "--sead: unknown option", "did you mean --seed?"},
         {"--sa 3", "--sa: unknown option", "--help all"},
+        {"--over_lap-now", "--over_lap-now: unknown option", "did you mean --overlap?"},
+        {"--any-int6x 3", "--any-int6x: unknown option", "did you mean --any-int64?"},
+        {"--resume-from-checkpoint 3", "unknown option", "did you mean --resume?"},
+        {"--train-data-set 3", "unknown option", "did you mean --train-data?"},
+        {"--any-flo 3", "unknown option", "did you mean --any-float?"},
+        {"--any-thing 3", "unknown option", "--help all"},
         {"--data x", "unknown option", ""},  // a group's title is not an option
         {"_", "unexpected argument", "--name value"},
         {"--steps", "--steps: expected a value", ""},
@@ -182,25 +195,33 @@ TEST(a_file_of_options) {
     CHECK(o.steps == 5 && o.lr == 1e-3f && o.layout == 2 && strcmp(o.out, "a b#c") == 0);
     CHECK(o.seed == 3 && o.deterministic && o.overlap && o.any_int == 7);
     CHECK(strcmp(o.train_data, " x\n# y") == 0 && !o.resume);
-    CHECK(option_given(table, "steps") == GIVEN_BY_FILE && !option_given(table, "resume"));
-    CHECK(option_given(table, "seed") == GIVEN_BY_COMMAND_LINE);
+    CHECK(option_given(&o.set, "steps") == GIVEN_BY_FILE && !option_given(&o.set, "resume"));
+    CHECK(option_given(&o.set, "seed") == GIVEN_BY_COMMAND_LINE);
     CHECK(parse(printed("--seed 4 --options %s", scratch("options")), &err) && o.seed == 4);
     CHECK(parse_file(text, "--seed 3 --overlap", &err));
     // what it writes reads back as the same, with and without defaults
-    json_auto_t *before = options_json(table);
+    json_auto_t *before = options_json(&o.set);
     for (int resolved = 0; resolved < 2; resolved++) {
         AUTO_FREE char *written = NULL;
         uint64_t n;
         must_parse("");
         CHECK(parse_file(text, "--seed 3 --overlap", &err));
-        MUST(options_write(table, "options|any-float", resolved, scratch("again"), &err));
+        AUTO_FREE char *made = options_file(&o.set, "options|any-float", resolved, &err);
+        MUST(made && options_write(made, scratch("again"), &err));
         written = file_read_all(scratch("again"), 1 << 16, &n, "", &err);
         CHECK(written && !strstr(written, "resume") && !strstr(written, "options "));
+        CHECK(!strstr(written, "any-int64") == !resolved);
         unlink(scratch("again"));
         CHECK(parse_file(written, "", &err));
-        json_auto_t *after = options_json(table);
+        json_auto_t *after = options_json(&o.set);
         CHECK_MSG(json_equal(before, after), "%s", written);
     }
+}
+
+static bool parse_file_at(const char *path, Error *err) {
+    options_free(&o.set);
+    options_open(&o.set, table);
+    return options_read(&o.set, path, GIVEN_BY_FILE, "", err);
 }
 
 // Each file's texts stay: longer files than a freed block that the next one would get, of one size
@@ -214,9 +235,7 @@ TEST(several_files_of_options) {
     CHECK(parse(printed("--options %s --options %s", scratch("a"), scratch("b")), &err));
     CHECK(strcmp(o.out, "one#") == 0 && strcmp(o.resume, "two") == 0);
     put_file(scratch("a"), "steps 5\n\0\0seed 7", 17);
-    char *argv[] = {"program", "--options", (char *)scratch("a"), NULL};
-    const char *help;
-    REFUSED(EXIT_BAD_INPUT, "NUL byte at 8", options_parse(table, 3, argv, &help, &err));
+    REFUSED(EXIT_BAD_INPUT, "NUL byte at 8", parse_file_at(scratch("a"), &err));
 }
 
 TEST(errors_in_a_file_of_options) {
@@ -230,9 +249,7 @@ TEST(errors_in_a_file_of_options) {
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         put_file(scratch("options"), bad[i][0], strlen(bad[i][0]));
-        char *argv[] = {"program", "--options", (char *)scratch("options"), NULL};
-        const char *help;
-        REFUSED(EXIT_BAD_INPUT, bad[i][1], options_parse(table, 3, argv, &help, &err));
+        REFUSED(EXIT_BAD_INPUT, bad[i][1], parse_file_at(scratch("options"), &err));
     }
 }
 
@@ -265,50 +282,54 @@ TEST(help_fits_and_names_everything) {
     CHECK(!help_on("output-dir")[0] && !help_on("nothing")[0]);
 }
 
-// The options of one run, as they are stored, and a command line that gives four of them, two with
-// the values that they had
-TEST(stored_values_are_taken_unless_given) {
+// The options of one run, as its file has them, side by side with a command line that gives four of
+// them, two with the values that they had
+TEST(options_of_an_earlier_run_are_taken_unless_given) {
     static const char first[] =
         "--train-data a\"b --layout repad --steps 7 --seed 8999999999999999 --lr 1.7e-3 --out x "
         "--resume y --deterministic --no-overlap --any-float 1e-30 --any-int -5",
                       second[] = "--steps 9 --overlap --lr=17e-4 --layout repad";
+    static Values was, empty;
     char changes[1024] = "";
+    const char *expected =
+        "resume: --steps 7 -> 9\nresume: --overlap false -> true\n"
+        "resume: --train-data (none) -> a\"b\n";  // of a file without any option
     Error err = {0};
-    must_parse(first);
-    AUTO_FREE char *text = json_write(options_json(table), 0);
+    MUST(parse_into(&was, first, &err));
+    AUTO_FREE char *text = options_file(&was.set, "out|resume|any-int64", true, &err);
+    put_file(scratch("run"), printed("%sleft 1\n", text), strlen(text) + 7);
+    options_free(&was.set);
+    options_open(&was.set, table);
+    warnings_off = true;
+    MUST(options_read(&was.set, scratch("run"), GIVEN_BY_RUN, "", &err));
     must_parse(second);
-    json_auto_t *stored = json_parse(text, strlen(text), "options", &err);
-    json_object_set_new(stored, "left", json_true());  // by a later version
-    MUST(options_take(table, stored, "out|resume", &err));
+    options_take(&o.set, &was.set, "out|resume");
+    CHECK(was.steps == 7 && !was.overlap && option_given(&was.set, "overlap") == GIVEN_BY_RUN);
     FILE *out = fmemopen(changes, sizeof changes, "w");
     CHECK(out);
-    options_print_changes(table, stored, "out|resume", out);
+    options_print_changes(&o.set, &was.set, "out|resume", out);
+    options_open(&empty.set, table);
+    options_print_changes(&o.set, &empty.set, "out|resume", out);
     fclose(out);
+    CHECK_MSG(strcmp(changes, expected) == 0, "%s", changes);
     CHECK(strcmp(o.train_data, "a\"b") == 0 && o.layout == 3 && o.seed == 8999999999999999);
     CHECK(o.lr == 1.7e-3f && o.deterministic && o.any_float == 1e-30f);
-    CHECK(o.any_int == -5 && o.steps == 9 && o.overlap);
+    CHECK(o.any_int == -5 && o.steps == 9 && o.overlap && o.any_int64 == 0);
     CHECK(strcmp(o.out, "out") == 0 && !o.resume);  // excepted
-    CHECK_MSG(strcmp(changes,
-                     "resume: --left no longer exists\n"
-                     "resume: --steps 7 -> 9\nresume: --overlap false -> true\n") == 0,
-              "%s", changes);
+    options_free(&empty.set);
+    CHECK(!option_given(&o.set, "seed") && option_given(&o.set, "steps"));
+    options_free(&was.set);
 }
 
-TEST(stored_values_of_another_kind_are_refused) {
-    static const char *const bad[] = {
-        "{\"steps\": \"7\"}", "{\"steps\": 0}",        "{\"steps\": 1.5}", "{\"lr\": true}",
-        "{\"layout\": 1}",    "{\"layout\": \"new\"}", "{\"out\": 1}",     "{\"lr\": null}",
-        "{\"steps\": 1e300}", "{\"overlap\": 1}",      "{\"steps\": [1]}",
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        must_parse("");
-        json_auto_t *stored = json_parse(bad[i], strlen(bad[i]), "options", &(Error){0});
-        CHECK_MSG(stored, "%s", bad[i]);
-        REFUSED(EXIT_BAD_INPUT, "--", options_take(table, stored, "resume", &err));
-    }
+TEST(a_file_of_options_has_at_most_a_mebibyte) {
+    Error err = {0};
+    AUTO_FREE char *value = calloc(JSON_MAX_CONFIG + 1, 1);
     must_parse("");
-    json_auto_t *older = json_parse("{\"gone\": 1, \"steps\": 5}", 23, "options", &(Error){0});
-    MUST(older && options_take(table, older, "", &err) && o.steps == 5 && o.lr == 3e-4f);
+    o.out = memset(value, 'x', JSON_MAX_CONFIG / 2);
+    AUTO_FREE char *text = options_file(&o.set, "", true, &err);
+    CHECK_MSG(text && strlen(text) > JSON_MAX_CONFIG / 2, "%s", err.what);
+    memset(value, 'x', JSON_MAX_CONFIG);
+    REFUSED(EXIT_USAGE, "at most", options_file(&o.set, "", true, &err));
 }
 
 TEST_MAIN()

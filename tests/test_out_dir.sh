@@ -84,11 +84,11 @@ end_long KILL
 cp -r "killed' early" early && steps=$(grep -c '"loss"' early/log.jsonl)
 expect resume_without_a_checkpoint 3 "^error: killed' early: a run without a checkpoint, $steps steps?\$" \
     "${resume[@]}" --out "killed' early"
-grep '^hint: ' out.txt | sed 's/^hint: start it again: //; s/1000000/2/' > again.sh
+has hint_of_its_options "^hint: --options killed' early/options --out killed' early --overwrite starts it again" out.txt
 check nothing_of_it_is_lost diff -r -x .lock "killed' early" early
 expect with_train_it_starts 0 'start +random weights' "${run[@]}" --out early --steps 2 --resume
 check and_its_log_is_of_these_steps test "$(grep -c '"loss"' early/log.jsonl)" -eq 2
-expect the_command_starts_it_again 0 done bash again.sh
+expect its_options_start_it_again 0 done "$train" --options "killed' early/options" --out "killed' early" --overwrite --steps 2
 check from_the_beginning test "$(grep -c '"loss"' "killed' early/log.jsonl")" -eq 2
 mkdir empty
 expect resume_without_a_run 3 '^error: empty: no run here$' "${resume[@]}" --out empty

@@ -77,8 +77,8 @@ outcome fine_tuning 0 'plan +packed, 4 micro-batches of 8192' in_tree scripts/fi
 has fine_tuning_trains_the_answers 'of them targets' "$work/out.txt"
 in_tree ./train_llama --model chat --from-scratch --train chats.jsonl --steps 1 --micro-batch-tokens 2048 --out base > /dev/null
 outcome lora_fine_tuning 0 '^lora +rank 16, scale 2' in_tree scripts/finetune_chat.sh base/final chats.jsonl --lora 16 --dry-run
-has the_rate_of_what_is_trained '^lr +0.0002, weight decay 0: the defaults for adapters' "$work/out.txt"
-has three_epochs_are_few_steps '^epochs  [0-9]+ in 1 step:' "$work/out.txt"
+has the_rate_of_what_is_trained '^lr +0.0002, weight decay 0; the defaults for adapters' "$work/out.txt"
+has three_epochs_are_few_steps '^epochs  [0-9.]+ in 1 step$' "$work/out.txt"
 # a stand-in for the hub's package
 mkdir "$work/hub"
 cat > "$work/hub/datasets.py" << 'PY'

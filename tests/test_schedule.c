@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "../data/runs/run_options.h"
-#include "test.h"
+#include "scratch.h"
 
 TEST(learning_rates_warm_up_and_decay) {  // from 0.5 to 0.05
     enum { ALL = -1 };
@@ -41,22 +41,20 @@ TEST(learning_rates_warm_up_and_decay) {  // from 0.5 to 0.05
 TEST(options_that_decide_together) {
     static const struct {
         Options o;
-        ResumePoint at;
+        const char *checkpoint;
         const char *weights;  // "": random ones
     } cases[] = {
-        {{.model = "demo"}, {.dir = ""}, ""},
-        {{.model = "dir", .overwrite = true}, {.dir = ""}, "dir"},
-        {{.model = "dir", .from_scratch = true}, {.dir = ""}, ""},
-        {{.model = "dir", .from_scratch = true, .resume = "newest"}, {.dir = "a/step"}, "a/step"},
-        {{.model = "dir", .lora = 8}, {.dir = ""}, ""},
-        {{.model = "dir", .adapter = "adapter"}, {.dir = ""}, "adapter"},
+        {{.model = "demo"}, "", ""},
+        {{.model = "dir"}, "", "dir"},
+        {{.model = "dir", .from_scratch = true}, "", ""},
+        {{.model = "dir", .from_scratch = true, .resume = "newest"}, "a/step", "a/step"},
+        {{.model = "dir", .lora = 8}, "", ""},
+        {{.model = "dir", .adapter = "adapter"}, "", "adapter"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Options o = cases[i].o;
-        const char *found = weights_dir(&o, &cases[i].at), *weights = found ? found : "";
-        o.steps = 1;
+        const char *found = weights_dir(&o, cases[i].checkpoint), *weights = found ? found : "";
         CHECK_MSG(strcmp(weights, cases[i].weights) == 0, "case %zu: %s", i, weights);
-        CHECK(replaces_run(&o) == o.overwrite);
     }
     for (int bits = 0; bits < 16; bits++) {
         Options o = {.steps = bits & 1, .dry_run = bits & 2, .deterministic = true};
@@ -66,6 +64,35 @@ TEST(options_that_decide_together) {
     for (int steps = 100; steps <= 500; steps += 400)  // not on a terminal
         for (int every = -1; every < 2; every++)
             CHECK(run_lines_every(&(Options){.steps = steps, .log_every = every}) == abs(every));
+}
+
+// argv of a run in a directory of its own
+#define PARSE(o_, ranks_, ...)                                                             \
+    do {                                                                                   \
+        char *argv[] = {"train_llama", "--out", (char *)scratch("run"), __VA_ARGS__};      \
+        run_options_parse(o_, (int)(sizeof argv / sizeof *argv), argv, "version", ranks_); \
+    } while (0)
+
+TEST(options_of_two_runs_side_by_side) {
+    static Options a, b, found;
+    Error err = {0};
+    PARSE(&a, 1, "--lr", "1e-3", "--epochs", "2", "--train", "a \"b\"");
+    PARSE(&b, 4, "--steps", "7", "--seed=5");
+    CHECK(a.lr == 1e-3f && a.epochs == 2 && a.seed == 1 && a.batch_tokens == 4096);
+    CHECK(b.lr == 0 && b.epochs == 0 && b.seed == 5 && b.batch_tokens == 4 * 4096 && b.steps == 7);
+    CHECK(option_given(&a.set, "lr") && !option_given(&b.set, "lr"));
+    MUST(dir_create_all(a.out, &err));
+    MUST(run_options_write(&a, true, &err) && run_options_read(&found, a.out, &err));
+    CHECK(found.lr == 1e-3f && found.epochs == 2 && strcmp(found.train, "a \"b\"") == 0);
+    CHECK(option_given(&found.set, "seed") && !option_given(&found.set, "steps"));
+    CHECK(strcmp(found.out, "out/demo") == 0);  // another start has another one
+    options_free(&found.set);
+    unlink(scratch("run/options"));  // as in the checkpoints of earlier versions
+    CHECK(!run_options_read(&found, a.out, &err) && err.code == EXIT_BAD_INPUT);
+    CHECK(strstr(err.what, "run/options: cannot open") && strstr(err.hint, "earlier versions"));
+    options_free(&found.set);
+    options_free(&a.set);
+    options_free(&b.set);
 }
 
 TEST_MAIN()

@@ -2,8 +2,6 @@
 #include "../data/runs/checkpoint_files.h"
 #include "scratch.h"
 
-static const Option none[] = {OPTION_END};
-
 // Numbers that must be the same in a resumed run.
 typedef struct {
     PlanSettings plan;
@@ -57,7 +55,7 @@ static const Same usual = {.plan = {.num_micro = 1},
                                      .token_fingerprint = 0xfedcba987654321ull}};
 
 // The contents of state_write's file; the caller frees them.
-static char *written_state(const Same *same, const Option *options, Error *err) {
+static char *written_state(const Same *same, Error *err) {
     static Checkpoint ck;
     uint64_t n = 0;
     char path[IO_PATH_MAX];
@@ -67,7 +65,7 @@ static char *written_state(const Same *same, const Option *options, Error *err) 
                              .trend = {0.1, 0.2, 7}};
     CHECK(dir_create_all(scratch("out"), err));
     CHECK(checkpoint_begin(&ck, scratch("out"), 4, NULL, err));
-    char *text = state_write(&ck, &s, &same->plan, &same->train, "0", options, err) &&
+    char *text = state_write(&ck, &s, &same->plan, &same->train, "0", err) &&
                          path_join(path, ck.dir, "trainer_state.json", err)
                      ? file_read_all(path, 1 << 20, &n, "", err)
                      : NULL;
@@ -77,7 +75,7 @@ static char *written_state(const Same *same, const Option *options, Error *err) 
 
 TEST(missing_fields_are_refused_and_other_values_do_not_fit) {
     Error err = {0};
-    AUTO_FREE char *text = written_state(&usual, none, &err);
+    AUTO_FREE char *text = written_state(&usual, &err);
     CHECK_MSG(text, "%s", err.what);
     CHECK(read_without(text, &usual, "") == 0);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -89,20 +87,6 @@ TEST(missing_fields_are_refused_and_other_values_do_not_fit) {
     }
 }
 
-// Longer than any fixed buffer: a glob of many shards, say. More than state_open reads is refused.
-TEST(long_options_are_saved_or_refused) {
-    enum { MIB = 1 << 20 };
-    Error err = {0};
-    AUTO_FREE char *value = calloc(MIB + 1, 1);
-    const char *train = value;
-    const Option options[] = {TEXT("train", train, "", ""), OPTION_END};
-    memset(value, 'x', MIB / 2);
-    AUTO_FREE char *text = written_state(&usual, options, &err);
-    CHECK_MSG(text && strlen(text) > MIB / 2, "%s", err.what);
-    memset(value, 'x', MIB);
-    REFUSED(EXIT_USAGE, "", written_state(&usual, options, &err));
-}
-
 // Of web:7,code:3; then of a run of the sources `now`, after `from` in the file has become `to`.
 static int read_mixture(const char *now, const char *from, const char *to, PlanState *found) {
     Same wrote = usual, reads = usual;
@@ -111,7 +95,7 @@ static int read_mixture(const char *now, const char *from, const char *to, PlanS
     char edited[4096];
     MUST(sources_parse(&wrote.train.sources, "web:7,code:3", &err));
     MUST(sources_parse(&reads.train.sources, now, &err));
-    AUTO_FREE char *text = written_state(&wrote, none, &err);
+    AUTO_FREE char *text = written_state(&wrote, &err);
     const char *at = strstr(text, from);
     CHECK_MSG(at, "%s is not in %s", from, text);
     snprintf(edited, sizeof edited, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));

@@ -47,6 +47,13 @@ int io_open_own(const char *path, int flags, Error *err) {
     return -1;
 }
 
+FILE *io_read_own(const char *path, Error *err) {
+    const int fd = io_open_own(path, O_RDONLY, err);
+    FILE *file = fd >= 0 ? fdopen(fd, "r") : NULL;
+    if (fd >= 0 && !file) disk_error(err, path, "cannot open"), close(fd);
+    return file;
+}
+
 void io_open_standard_streams(void) {
     int fd;
     do fd = open("/dev/null", O_RDWR);

@@ -29,6 +29,7 @@ void io_open_standard_streams(void);
 // Opens a file of a run, which it changes in place: a regular one, created with O_CREAT, and no
 // symbolic link, which could lead out of the run. A FIFO is refused at once. -1: EXIT_DISK.
 int io_open_own(const char *path, int flags, Error *err);
+FILE *io_read_own(const char *path, Error *err);  // to read; NULL on error
 
 // Opens a regular file for reading; path must outlive *f. Failures are EXIT_BAD_INPUT with `hint`.
 bool file_open(File *f, const char *path, const char *hint, Error *err);

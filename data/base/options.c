@@ -13,7 +13,7 @@
 
 // ---- Lists of words -----------------------------------------------------------------------------
 
-enum { WORD_MAX = 64 };
+enum { WORD_MAX = OPTION_TEXT_MAX };
 
 // Copies the next word of "a|b|c" or "a, b, c", cut off if it is too long, and moves *list past it;
 // false at the end.
@@ -51,8 +51,19 @@ static const struct {
     [OPTION_CHOICE] = {sizeof(int), "", 0, 0},
 };
 
+struct OptionGiven {
+    OptionGiver by;
+    const char *text;  // as it was given
+};
+
 static bool is_text(const Option *o) {
     return o->kind == OPTION_STRING || o->kind == OPTION_DIRECTORY;
+}
+
+static void *value_of(const OptionSet *set, const Option *o) { return (char *)set + o->offset; }
+
+static struct OptionGiven *given(const OptionSet *set, const Option *o) {
+    return &set->given[o - set->table];
 }
 
 static bool bad_value(const Option *o, const char *text, const char *expected, Error *err) {
@@ -73,7 +84,7 @@ static long double factor_of(const char *suffix) {
 }
 
 // Whole numbers are 1000, 1e3, 1.5e3, 1.5k: a point only before an exponent or a unit.
-static bool set_number(const Option *o, const char *text, Error *err) {
+static bool set_number(const Option *o, const char *text, void *at, Error *err) {
     char *end = NULL, expected[96];
     const bool whole = o->kind != OPTION_FLOAT, own_limits = o->min != 0 || o->max != 0;
     const long double number = strtold(text, &end), value = number * factor_of(end),
@@ -85,27 +96,46 @@ static bool set_number(const Option *o, const char *text, Error *err) {
         return bad_value(o, text, whole ? "a whole number" : "a number", err);
     snprintf(expected, sizeof expected, "a number from %.15Lg to %.15Lg", min, max);
     if (!(value >= min && value <= max)) return bad_value(o, text, expected, err);
-    if (o->kind == OPTION_INT) *(int *)o->address = (int)value;
-    if (o->kind == OPTION_INT64) *(int64_t *)o->address = (int64_t)value;
-    if (o->kind == OPTION_FLOAT) *(float *)o->address = (float)(double)value;
+    if (o->kind == OPTION_INT) *(int *)at = (int)value;
+    if (o->kind == OPTION_INT64) *(int64_t *)at = (int64_t)value;
+    if (o->kind == OPTION_FLOAT) *(float *)at = (float)(double)value;
     return true;
 }
 
-static bool set_choice(const Option *o, const char *text, Error *err) {
+static bool set_option(const OptionSet *set, const Option *o, const char *text, Error *err) {
+    void *at = value_of(set, o);
     char expected[200];
-    *(int *)o->address = index_of_word(o->choices, text);
+    if (is_text(o)) return *(const char **)at = text, true;
+    if (o->kind == OPTION_FLAG) return *(bool *)at = strcmp(text, "true") == 0, true;
+    if (o->kind != OPTION_CHOICE) return set_number(o, text, at, err);
     snprintf(expected, sizeof expected, "one of %s", o->choices);
-    return *(int *)o->address >= 0 || bad_value(o, text, expected, err);
+    *(int *)at = index_of_word(o->choices, text);
+    return *(int *)at >= 0 || bad_value(o, text, expected, err);
 }
 
-static bool set_option(const Option *o, const char *text, Error *err) {
-    if (o->kind == OPTION_CHOICE) return set_choice(o, text, err);
-    if (o->kind != OPTION_FLAG && !is_text(o)) return set_number(o, text, err);
-    if (o->kind == OPTION_FLAG)
-        *(bool *)o->address = strcmp(text, "true") == 0;
-    else
-        *(const char **)o->address = text;
-    return true;
+void *options_memory(OptionSet *set, size_t bytes) {
+    void **block = host_calloc(sizeof *block + bytes, 1, "options");
+    *block = set->memory;
+    set->memory = block;
+    return block + 1;
+}
+
+void options_free(OptionSet *set) {
+    for (void **block = set->memory; block; block = set->memory) {
+        set->memory = *block;
+        free(block);
+    }
+}
+
+void options_open(OptionSet *set, const Option *table) {
+    size_t rows = 0;
+    while (table[rows].name) rows++;
+    *set = (OptionSet){.table = table};
+    set->given = options_memory(set, rows * sizeof *set->given);
+    for (const Option *o = table; o->name; o++) {
+        if (is_option(o)) memset(value_of(set, o), 0, kinds[o->kind].size_bytes);
+        if (o->fallback) must(set_option(set, o, o->fallback, &err));
+    }
 }
 
 // ---- Parsing ------------------------------------------------------------------------------------
@@ -113,36 +143,41 @@ static bool set_option(const Option *o, const char *text, Error *err) {
 // NULL: not found
 static const Option *find_option(const Option *table, const char *name) {
     for (const Option *o = table; o->name; o++)
-        if (o->address && strcmp(o->name, name) == 0) return o;
+        if (is_option(o) && strcmp(o->name, name) == 0) return o;
     return NULL;
 }
 
-// Letters outside the common beginning and end of two words; 1 for two that changed places
-static size_t distance(const char *a, const char *b) {
+// Letters outside the common beginning and end of two words. *beginning: letters of the beginning,
+// without a dash at its end.
+static size_t distance(const char *a, const char *b, size_t *beginning) {
     const size_t n = strlen(a), m = strlen(b), least = n < m ? n : m;
     size_t first = 0, last = 0;
     while (first < least && a[first] == b[first]) first++;
     while (last < least - first && a[n - 1 - last] == b[m - 1 - last]) last++;
-    const bool swapped =
-        n == m && first + last + 2 == n && a[first] == b[first + 1] && a[first + 1] == b[first];
-    return swapped ? 1 : n + m - least - first - last;
+    *beginning = first > 0 && a[first - 1] == '-' ? first - 1 : first;
+    return n + m - least - first - last;
 }
 
-// The hint names our option if this is another program's or misspelt. Returns false.
+// The hint names our option if this is another program's, misspelt, or begins with the first word
+// that was typed. Returns false.
 static bool unknown_option(const Option *table, const char *argument, Error *err) {
     char name[WORD_MAX], hint[WORD_MAX + 30] = "--help all lists all options";
-    size_t least = 3;
     snprintf(name, sizeof name, "%.*s", (int)strcspn(argument, "="), argument);
-    const char *bare = strncmp(name, "--", 2) == 0 ? name + 2 : name, *known = NULL;
     for (char *p = name; (p = strchr(p, '_'));) *p = '-';
+    const char *bare = strncmp(name, "--", 2) == 0 ? name + 2 : name, *known = NULL;
+    const size_t first_word = strcspn(bare, "-");
+    size_t least = 3, most = first_word < 4 ? SIZE_MAX : first_word - 1, common;
+    const Option *near = NULL, *alike = NULL;
     for (const Option *o = table; o->name; o++) {
         if (!known && o->kind == OPTION_KIND_HINT && index_of_word(o->name, bare) >= 0)
             known = o->help;
-        const size_t far = o->address ? distance(bare, o->name) : least;
-        if (far >= least || far * 2 >= strlen(bare)) continue;
-        least = far;
-        snprintf(hint, sizeof hint, "did you mean --%s?", o->name);
+        if (!is_option(o)) continue;
+        const size_t far = distance(bare, o->name, &common);
+        if (far < least && far * 2 < strlen(bare)) least = far, near = o;
+        if (common > most) most = common, alike = o;
     }
+    if (near || alike)
+        snprintf(hint, sizeof hint, "did you mean --%s?", (near ? near : alike)->name);
     return error_set(err, EXIT_USAGE, known ? known : hint, "%.100s: unknown option", argument);
 }
 
@@ -157,10 +192,9 @@ static const char *argument_value(const Option *o, const char *equals, int argc,
     return NULL;
 }
 
-static bool read_file(Option *table, const char *path, Error *err);
-
 // Parses argv[*i]; advances *i when the value is the next argument.
-static bool parse_one(Option *table, int argc, char **argv, int *i, OptionGiver giver, Error *err) {
+static bool parse_one(OptionSet *set, int argc, char **argv, int *i, OptionGiver giver,
+                      Error *err) {
     char name[WORD_MAX];
     const char *argument = argv[*i], *equals = strchr(argument, '=');
     if (argument[0] != '-' || !argument[1])
@@ -168,24 +202,24 @@ static bool parse_one(Option *table, int argc, char **argv, int *i, OptionGiver 
                          "options are --name value, with one value each: quote a pattern, so that "
                          "the shell leaves it as it is",
                          "%.100s: unexpected argument", argument);
-    if (argument[1] != '-') return unknown_option(table, argument, err);
+    if (argument[1] != '-') return unknown_option(set->table, argument, err);
     size_t length = equals ? (size_t)(equals - argument) : strlen(argument);
     snprintf(name, sizeof name, "%.*s", (int)(length - 2), argument + 2);
-    const bool off = !find_option(table, name) && strncmp(name, "no-", 3) == 0;
-    const Option *known = find_option(table, name + (off ? 3 : 0));
-    if (!known || (off && known->kind != OPTION_FLAG)) return unknown_option(table, argument, err);
-    Option *o = &table[known - table];
+    const bool off = !find_option(set->table, name) && strncmp(name, "no-", 3) == 0;
+    const Option *o = find_option(set->table, name + (off ? 3 : 0));
+    if (!o && giver == GIVEN_BY_RUN) return warning("--%s no longer exists", name), true;
+    if (!o || (off && o->kind != OPTION_FLAG)) return unknown_option(set->table, argument, err);
     const bool flag = o->kind == OPTION_FLAG;
     if (flag && equals)
         return error_set(err, EXIT_USAGE, "switch it off with --no-NAME",
                          "--%s: expected no value, found %.100s", o->name, equals);
     const char *value =
         flag ? (off ? "false" : "true") : argument_value(o, equals, argc, argv, i, err);
-    if (!value || giver < o->given) return value != NULL;
-    o->given = giver;
-    o->text = value;
-    return set_option(o, value, err) &&
-           (strcmp(o->name, "options") != 0 || read_file(table, value, err));
+    if (!value || giver < given(set, o)->by) return value != NULL;
+    *given(set, o) = (struct OptionGiven){giver, value};
+    return set_option(set, o, value, err) &&
+           (strcmp(o->name, "options") != 0 ||
+            options_read(set, value, GIVEN_BY_FILE, "give a file with one option a line", err));
 }
 
 // A line of a file of options as an argument, "--name=value", into out; false: it has none.
@@ -211,25 +245,19 @@ static bool line_argument(const char *line, char *out, Error *err) {
     return length > 0;
 }
 
-static void **files;  // blocks that begin with the one before: the options point into their texts
-
-static bool read_file(Option *table, const char *path, Error *err) {
+bool options_read(OptionSet *set, const char *path, OptionGiver giver, const char *hint,
+                  Error *err) {
     char where[IO_PATH_MAX + 20];
-    char *text =
-             file_read_all(path, JSON_MAX_CONFIG, NULL, "give a file with one option a line", err),
-         *rest = text;
+    char *text = file_read_all(path, JSON_MAX_CONFIG, NULL, hint, err), *rest = text;
     if (!text) return false;
-    void **file = host_calloc(sizeof *file + 5 * (strlen(text) + 1), 1, path);
-    *file = files;
-    files = file;
-    char *at = (char *)(file + 1);
+    char *at = options_memory(set, 5 * (strlen(text) + 1));
     rest += mark_bytes(text);
     for (int number = 1, i = 0; rest && !err->code; number++, i = 0) {
         if (line_argument(strsep(&rest, "\n"), at, err)) {
             if (strncmp(at, "--options", 9) == 0)
                 error_set(err, EXIT_USAGE, "name that file, too, on the command line",
                           "expected no --options in a file of options");
-            parse_one(table, 1, &at, &i, GIVEN_BY_FILE, err);
+            parse_one(set, 1, &at, &i, giver, err);
         }
         at += strlen(at) + 1;
         snprintf(where, sizeof where, "%s:%d", path, number);
@@ -244,40 +272,33 @@ static bool read_file(Option *table, const char *path, Error *err) {
 static const char *help_topic(int argc, char **argv, int *i) {
     const char *argument = argv[*i];
     if (strcmp(argument, "--help-all") == 0) return "all";
+    if (strcmp(argument, "--version") == 0) return "version";
     if (strncmp(argument, "--help=", 7) == 0) return argument + 7;
     if (index_of_word("help|-h|--help", argument) < 0) return NULL;
     return *i + 1 < argc ? argv[++*i] : "";
 }
 
-bool options_parse(Option *table, int argc, char **argv, const char **help, Error *err) {
+bool options_parse(OptionSet *set, int argc, char **argv, const char **help, Error *err) {
     *help = NULL;
-    for (void **before; files; files = before) before = *files, free(files);
-    for (Option *o = table; o->name; o++) {
-        o->given = NOT_GIVEN;
-        o->text = NULL;
-        if (o->address) memset(o->address, 0, kinds[o->kind].size_bytes);
-        if (o->fallback && !set_option(o, o->fallback, err)) return false;
-    }
     for (int i = 1; i < argc; i++) {
         const char *topic = help_topic(argc, argv, &i);
         if (topic)
             *help = topic;
-        else if (strcmp(argv[i], "--version") != 0 &&
-                 !parse_one(table, argc, argv, &i, GIVEN_BY_COMMAND_LINE, err))
+        else if (!parse_one(set, argc, argv, &i, GIVEN_BY_COMMAND_LINE, err))
             return false;
     }
     return true;
 }
 
-OptionGiver option_given(const Option *table, const char *name) {
-    const Option *o = find_option(table, name);
+OptionGiver option_given(const OptionSet *set, const char *name) {
+    const Option *o = find_option(set->table, name);
     assert(o);
-    return o->given;
+    return given(set, o)->by;
 }
 
-const char *options_given_besides(const Option *table, const char *list) {
-    for (const Option *o = table; o->name; o++)
-        if (o->given && index_of_word(list, o->name) < 0) return o->name;
+const char *options_given_besides(const OptionSet *set, const char *list) {
+    for (const Option *o = set->table; o->name; o++)
+        if (given(set, o)->by && index_of_word(list, o->name) < 0) return o->name;
     return NULL;
 }
 
@@ -328,12 +349,12 @@ bool options_print_help(const Option *table, const char *usage, const char *firs
         if (o->kind == OPTION_KIND_GROUP) {
             in_group = strcmp(o->name, name) == 0;
             if (all || in_group) fprintf(out, "%s%s:\n", all ? "\n" : "", o->name);
-        } else if (o->address && (all || in_group || strcmp(o->name, name) == 0 ||
-                                  (few && index_of_word(first, o->name) >= 0))) {
+        } else if (is_option(o) && (all || in_group || strcmp(o->name, name) == 0 ||
+                                    (few && index_of_word(first, o->name) >= 0))) {
             print_one(o, out);
             shown++;
         } else
-            rest += o->address != NULL;
+            rest += is_option(o);
     }
     if (few)
         fprintf(out,
@@ -344,78 +365,66 @@ bool options_print_help(const Option *table, const char *usage, const char *firs
     return shown > 0 || unknown_option(table, name, err);
 }
 
-void options_parse_or_exit(Option *table, int argc, char **argv, const char *usage,
+void options_parse_or_exit(OptionSet *set, int argc, char **argv, const char *usage,
                            const char *first, const char *version) {
     const char *topic = NULL;
-    bool asks_version = false;
-    must(options_parse(table, argc, argv, &topic, &err));
-    for (int i = 1; i < argc; i++) asks_version |= strcmp(argv[i], "--version") == 0;
-    if (topic)
-        must(options_print_help(table, usage, first, topic, stdout, &err));
-    else if (asks_version)
+    must(options_parse(set, argc, argv, &topic, &err));
+    if (!topic) return;
+    if (strcmp(topic, "version") == 0)
         printf("%s\n", version);
     else
-        return;
+        must(options_print_help(set->table, usage, first, topic, stdout, &err));
     exit(exit_code_of_output());
 }
 
 // ---- Values: the resolved ones, and those of an earlier run -------------------------------------
 
-static json_t *choice_json(const Option *o) {
-    char word[WORD_MAX];
+const char *option_text(const OptionSet *set, const Option *o, char buffer[OPTION_TEXT_MAX]) {
+    const void *at = value_of(set, o);
     const char *list = o->choices;
-    for (int i = *(const int *)o->address; i >= 0; i--) next_word(&list, word);
-    return json_string(word);
-}
-
-json_t *option_json(const Option *o) {
-    const void *at = o->address;
-    if (o->kind == OPTION_FLAG) return json_boolean(*(const bool *)at);
-    if (o->kind == OPTION_INT) return json_integer(*(const int *)at);
-    if (o->kind == OPTION_INT64) return json_integer(*(const int64_t *)at);
-    if (o->kind == OPTION_FLOAT) return json_float(*(const float *)at);
-    if (is_text(o)) return json_text(*(const char *const *)at);
-    return choice_json(o);
-}
-
-json_t *options_json(const Option *table) {
-    json_t *all = json_object();
-    for (const Option *o = table; o->name; o++)
-        if (o->address) json_object_set_new(all, o->name, option_json(o));
-    return all;
-}
-
-// The stored value of an option that was, or was not, given on this command line; NULL: none.
-static const json_t *find_stored(const Option *o, const json_t *stored, const char *except,
-                                 bool given) {
-    if (!o->address || index_of_word(except, o->name) >= 0) return NULL;
-    return (o->given != NOT_GIVEN) == given ? json_object_get(stored, o->name) : NULL;
-}
-
-// The stored value of an option as it would be typed; NULL when it is null or of another type. The
-// text is in `buffer` or in the item.
-static const char *stored_text(const Option *o, const json_t *item, char buffer[40]) {
-    if (is_text(o) || o->kind == OPTION_CHOICE) return json_string_value(item);
-    if (o->kind == OPTION_FLAG && json_is_boolean(item))
-        return json_is_true(item) ? "true" : "false";
-    if (o->kind == OPTION_FLAG || !json_is_number(item)) return NULL;
-    const double value = json_number_value(item);
-    snprintf(buffer, 40, "%.*g", fabs(value) < 1e16 && rint(value) == value ? 17 : 15, value);
+    if (is_text(o)) return *(const char *const *)at;
+    if (o->kind == OPTION_FLAG) return *(const bool *)at ? "true" : "false";
+    for (int i = 0; o->kind == OPTION_CHOICE && i <= *(const int *)at; i++)
+        next_word(&list, buffer);
+    json_auto_t *fewest_digits = json_float(o->kind == OPTION_FLOAT ? *(const float *)at : 0);
+    if (o->kind == OPTION_INT) snprintf(buffer, OPTION_TEXT_MAX, "%d", *(const int *)at);
+    if (o->kind == OPTION_INT64) snprintf(buffer, OPTION_TEXT_MAX, "%ld", *(const int64_t *)at);
+    if (o->kind == OPTION_FLOAT)
+        snprintf(buffer, OPTION_TEXT_MAX, "%.15g", json_number_value(fewest_digits));
     return buffer;
 }
 
-bool options_take(const Option *table, const json_t *stored, const char *except, Error *err) {
-    char buffer[40];
-    for (const Option *o = table; o->name && !err->code; o++) {
-        const json_t *item = find_stored(o, stored, except, false);
-        const char *text = item ? stored_text(o, item, buffer) : NULL;
-        if (item && !text && !(is_text(o) && json_is_null(item)))
-            error_set(err, EXIT_BAD_INPUT, "give it on the command line",
-                      "options: --%s: expected a value of its type", o->name);
-        else if (item && !set_option(o, text, err))
-            err->code = EXIT_BAD_INPUT;
+json_t *options_json(const OptionSet *set) {
+    char buffer[OPTION_TEXT_MAX];
+    json_t *all = json_object();
+    for (const Option *o = set->table; o->name; o++) {
+        if (!is_option(o)) continue;
+        const char *text = option_text(set, o, buffer);
+        json_object_set_new(all, o->name,
+                            is_text(o) || o->kind == OPTION_CHOICE ? json_text(text)
+                            : o->kind == OPTION_FLOAT ? json_float(*(float *)value_of(set, o))
+                                                      : json_loads(text, JSON_DECODE_ANY, NULL));
     }
-    return !err->code;
+    return all;
+}
+
+void options_take(OptionSet *to, const OptionSet *from, const char *except) {
+    for (const Option *o = to->table; o->name; o++)
+        if (is_option(o) && !given(to, o)->by && index_of_word(except, o->name) < 0)
+            memcpy(value_of(to, o), value_of(from, o), kinds[o->kind].size_bytes);
+}
+
+void options_print_changes(const OptionSet *now, const OptionSet *was, const char *except,
+                           FILE *out) {
+    char buffers[2][OPTION_TEXT_MAX];
+    for (const Option *o = now->table; o->name; o++) {
+        if (!is_option(o) || index_of_word(except, o->name) >= 0) continue;
+        if (!given(was, o)->by && !is_text(o)) continue;  // it was added since
+        const char *from = option_text(was, o, buffers[0]), *to = option_text(now, o, buffers[1]);
+        if (!from) from = "(none)";
+        if (!to) to = "(none)";
+        if (strcmp(from, to) != 0) fprintf(out, "resume: --%s %s -> %s\n", o->name, from, to);
+    }
 }
 
 // "name value", where texts are quoted
@@ -431,45 +440,28 @@ static void write_line(const Option *o, const char *value, FILE *out) {
 
 static const char mark[] = "# Written by train_llama at each start of this run\n";
 
-bool options_write(const Option *table, const char *except, bool resolved, const char *path,
-                   Error *err) {
-    char buffer[40], *text;
+char *options_file(const OptionSet *set, const char *except, bool resolved, Error *err) {
+    char buffer[OPTION_TEXT_MAX], *text;
     size_t size;
     FILE *out = host_stream(&text, &size, "options");
     fputs(mark, out);
-    for (const Option *o = table; o->name; o++) {
-        if (!o->address || index_of_word(except, o->name) >= 0) continue;
-        json_auto_t *is = option_json(o);
-        const char *value = resolved ? stored_text(o, is, buffer) : o->text;
-        const char *usual = o->kind == OPTION_FLAG && !o->fallback ? "false" : o->fallback;
-        if (value && !(resolved && usual && strcmp(value, usual) == 0)) write_line(o, value, out);
+    for (const Option *o = set->table; o->name; o++) {
+        if (!is_option(o) || index_of_word(except, o->name) >= 0) continue;
+        const char *value = resolved ? option_text(set, o, buffer) : given(set, o)->text;
+        if (value) write_line(o, value, out);
     }
     fclose(out);
-    char *found = file_read_all(path, JSON_MAX_CONFIG, NULL, "", &(Error){0});
-    const bool ours = !path_exists(path) || (found && strncmp(found, mark, strlen(mark)) == 0);
-    if (!ours) warning("%s: expected a file that a run wrote, found another: kept", path);
-    const bool ok = !ours || file_replace(path, text, size, err);
-    free(found);
+    if (size <= JSON_MAX_CONFIG) return text;
     free(text);
-    return ok;
+    error_set(err, EXIT_USAGE, "give shorter options", "options: expected at most %d bytes",
+              JSON_MAX_CONFIG);
+    return NULL;
 }
 
-void options_print_changes(const Option *table, const json_t *stored, const char *except,
-                           FILE *out) {
-    char was_buffer[40], is_buffer[40];
-    const char *name;
-    json_t *item;
-    json_object_foreach((json_t *)stored, name, item) {
-        if (!find_option(table, name) && index_of_word(except, name) < 0)
-            fprintf(out, "resume: --%s no longer exists\n", name);
-    }
-    for (const Option *o = table; o->name; o++) {
-        const json_t *was = find_stored(o, stored, except, true);
-        if (!was) continue;
-        json_auto_t *is = option_json(o);
-        const char *from = stored_text(o, was, was_buffer), *to = stored_text(o, is, is_buffer);
-        if (!from) from = "(none)";
-        if (!to) to = "(none)";
-        if (strcmp(from, to) != 0) fprintf(out, "resume: --%s %s -> %s\n", o->name, from, to);
-    }
+bool options_write(const char *text, const char *path, Error *err) {
+    char *found = file_read_all(path, JSON_MAX_CONFIG, NULL, "", &(Error){0});
+    const bool ours = !path_exists(path) || (found && strncmp(found, mark, strlen(mark)) == 0);
+    free(found);
+    if (!ours) warning("%s: expected a file that a run wrote, found another: kept", path);
+    return !ours || file_replace(path, text, strlen(text), err);
 }

@@ -228,6 +228,15 @@ uint64_t llama_config_num_params(const LlamaConfig *c) {
     return embedding * (c->tie_word_embeddings ? 1 : 2) + layers + hidden;
 }
 
+void llama_config_print(const LlamaConfig *c, const char *name) {
+    printf(
+        "model   %s: %.2f M parameters, %d layers, hidden %d, ffn %d, heads %d/%d x %d, vocab "
+        "%d%s\n",
+        name, (double)llama_config_num_params(c) * 1e-6, c->num_layers, c->hidden_size,
+        c->intermediate_size, c->num_heads, c->num_kv_heads, c->head_dim, c->vocab_size,
+        c->tie_word_embeddings ? ", tied head" : "");
+}
+
 double llama_config_flops(const LlamaConfig *c, bool frozen, int64_t tokens, int64_t targets,
                           int64_t pairs) {
     const double C = c->hidden_size, D = c->head_dim, L = c->num_layers;

@@ -84,6 +84,7 @@ bool token_ids_have(const TokenIds *t, int64_t id);
 json_t *token_ids_json(const TokenIds *t);
 
 uint64_t llama_config_num_params(const LlamaConfig *c);
+void llama_config_print(const LlamaConfig *c, const char *name);  // a line of the start
 
 // Multiply-adds that training on these tokens needs, times two: forward and backward of every
 // matrix, the head's for targets only, and of attention over the (query, key) pairs that its mask

@@ -7,6 +7,9 @@
 
 #include "safetensors.h"
 
+#define MODEL_DTYPES "fp32|bf16"
+typedef enum { MODEL_FP32, MODEL_BF16 } ModelDtype;  // of the weights
+
 typedef struct {
     char name[96];               // as in a Hugging Face checkpoint
     int64_t rows, cols;          // cols = 0: a vector of `rows`

@@ -8,7 +8,7 @@
 
 // ---- Small files --------------------------------------------------------------------------------
 
-enum { GENERATION_CONFIG, TOKENIZER_SETTINGS = 2, CHAT_TEMPLATE = 8 };
+enum { GENERATION_CONFIG };
 static const char *const names[NUM_MODEL_FILES] = {
     "generation_config.json",  // the others are the tokenizer's
     "tokenizer.json",
@@ -37,11 +37,6 @@ bool model_files_read(ModelFiles *f, bool tokenizer, const char **dirs, int num_
         }
     }
     return true;
-}
-
-bool model_files_have_template(const ModelFiles *f) {
-    const char *config = f->text[TOKENIZER_SETTINGS];
-    return f->text[CHAT_TEMPLATE] || (config && strstr(config, "\"chat_template\""));
 }
 
 static bool write_carried(const ModelFiles *f, Checkpoint *ck, Error *err) {
@@ -214,7 +209,7 @@ static bool check_plan(const json_t *state, json_t *plan, const char *path, Erro
 }
 
 bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *plan,
-                 const Dataset *train, const char *version, const Option *options, Error *err) {
+                 const Dataset *train, const char *version, Error *err) {
     json_t *state = json_pack("{s:i, s:s, s:I, s:o, s:I, s:i, s:I, s:f, s:f, s:I}", "format", 1,
                               "version", version, "step", s->cursor.step, "sources",
                               cursors_json(s->cursor.sources, &train->sources), "log_bytes",
@@ -223,29 +218,15 @@ bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *pla
                               s->trend.deviation, "frozen_crc", s->frozen_crc);
     json_auto_t *same = plan_json(plan, train);
     json_object_update(state, same);
-    json_object_set_new(state, "options", options_json(options));
-    char *text = json_write(state, JSON_INDENT(2));
-    if (strlen(text) <= JSON_MAX_CONFIG) return checkpoint_write_text(ck, FILE_NAME, text, err);
-    free(text);
-    return error_set(err, EXIT_USAGE, "give shorter options",
-                     FILE_NAME ": expected at most %d bytes", JSON_MAX_CONFIG);
-}
-
-json_t *state_open(const char *dir, Error *err) {
-    char path[IO_PATH_MAX];
-    if (!path_join(path, dir, FILE_NAME, err)) return NULL;
-    return json_read(
-        path, JSON_MAX_CONFIG,
-        "--resume needs a step-NNNNNNNN directory; --model DIR starts from the weights "
-        "of a model such as final/",
-        err);
+    return checkpoint_write_text(ck, FILE_NAME, json_write(state, JSON_INDENT(2)), err);
 }
 
 bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, const Dataset *train,
                 Error *err) {
     char path[IO_PATH_MAX];
-    json_auto_t *state = state_open(dir, err), *same = plan_json(plan, train);
-    return state && path_join(path, dir, FILE_NAME, err) && check_plan(state, same, path, err) &&
-           read_progress(state, s, err) &&
+    if (!path_join(path, dir, FILE_NAME, err)) return false;
+    json_auto_t *state = json_read(path, JSON_MAX_CONFIG, "--resume needs a step-* directory", err),
+                *same = plan_json(plan, train);
+    return state && check_plan(state, same, path, err) && read_progress(state, s, err) &&
            read_cursors(state, &train->sources, s->cursor.sources, err);
 }

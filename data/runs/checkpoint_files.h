@@ -1,6 +1,6 @@
 // The files of a checkpoint: the Hugging Face model as from_pretrained loads it (config.json,
-// weights, generation_config.json and the tokenizer's files), the optimizer's moments, and
-// trainer_state.json.
+// weights, generation_config.json and the tokenizer's files), the optimizer's moments, the options
+// of the run (saver.c), and trainer_state.json.
 #pragma once
 
 #include <jansson.h>
@@ -26,11 +26,6 @@ typedef struct {
 // a directory and has any.
 bool model_files_read(ModelFiles *f, bool tokenizer, const char **dirs, int num_dirs, Error *err);
 
-bool model_files_have_template(const ModelFiles *f);  // a chat template
-
-#define MODEL_DTYPES "fp32|bf16"
-typedef enum { MODEL_FP32, MODEL_BF16 } ModelDtype;  // of the weights
-
 // Writes config.json and the files above into the checkpoint. Where there is no
 // generation_config.json, one is made from the config's token ids.
 bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtype dtype,
@@ -47,7 +42,7 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
 bool model_files_write_moments(Parameters p, ModelDtype dtype, Checkpoint *ck, Error *err);
 
 // ------------------------------------------------------------------------------------------------
-// trainer_state.json: where a run is in its data, and the plan and the options it was started with
+// trainer_state.json: where a run is in its data, and the plan it was started with
 
 typedef struct {
     PlanState cursor;   // of the next step to train
@@ -59,10 +54,7 @@ typedef struct {
 
 // Writes the file into the checkpoint.
 bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *plan,
-                 const Dataset *train, const char *version, const Option *options, Error *err);
-
-// The parsed file of `dir`, to be freed by the caller; NULL with *err.
-json_t *state_open(const char *dir, Error *err);
+                 const Dataset *train, const char *version, Error *err);
 
 // Reads the state from `dir`. Exit 9 when plan or data differ from those it was written with: the
 // resumed run would see other documents in its steps.

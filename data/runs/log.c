@@ -16,13 +16,6 @@
 
 // ---- log.jsonl ----------------------------------------------------------------------------------
 
-static FILE *log_read(const char *path, Error *err) {
-    const int fd = io_open_own(path, O_RDONLY, err);
-    FILE *file = fd >= 0 ? fdopen(fd, "r") : NULL;
-    if (fd >= 0 && !file) disk_error(err, path, "cannot open"), close(fd);
-    return file;
-}
-
 // A log with more names than one, as `cp -rl` gives it, becomes a file of its own.
 static bool log_unshare(const char *path, Error *err) {
     struct stat st;
@@ -39,7 +32,7 @@ static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
     char *line = NULL;
     size_t capacity = 0;
     int64_t found = 0, removed = 0;
-    FILE *file = log_read(log->path, err);
+    FILE *file = io_read_own(log->path, err);
     if (!file) return false;
     for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
         found += n;
@@ -96,73 +89,13 @@ void log_write(RunLog *log, json_t *record) {
     free(text);
 }
 
-// A word as a shell takes it
-static void write_word(FILE *out, const char *word) {
-    const size_t plain =
-        strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-");
-    if (word[0] && !word[plain]) {
-        fprintf(out, "%s ", word);
-        return;
-    }
-    fputc('\'', out);
-    for (; *word; word++) fputs(*word == '\'' ? "'\\''" : (char[]){*word, 0}, out);
-    fputs("' ", out);
-}
-
-// The first record of a run
-static void read_start(LogProgress *p, const char *line, size_t n) {
-    json_auto_t *start = json_parse(line, n, "log.jsonl", &(Error){0});
-    const json_t *words = json_object_get(start, "command");
-    int64_t save_every = 0;
-    bool replaces = false;
-    char *text;
-    size_t size;
-    FILE *out = host_stream(&text, &size, "a command");
-    for (size_t i = 0; i < json_array_size(words); i++) {
-        const char *word = json_string_value(json_array_get(words, i));
-        replaces |= word && (strcmp(word, "--overwrite") == 0 || strcmp(word, "--resume") == 0);
-        write_word(out, word ? word : "");
-    }
-    if (!replaces) fputs("--overwrite", out);
-    fclose(out);
-    json_get_int64(json_object_get(start, "options"), "save-every", -1, INT64_MAX, &save_every,
-                   false, &(Error){0});
-    *p = (LogProgress){.found = true, .first_save = save_every > 0 ? save_every : INT64_MAX};
-    if (words && size < sizeof p->command) text_copy(p->command, sizeof p->command, text);
-    free(text);
-}
-
-bool log_read_progress(const char *dir, LogProgress *p, Error *err) {
-    char path[IO_PATH_MAX], *line = NULL;
-    size_t capacity = 0;
-    int64_t step;
-    bool begun = false, ours = false;
-    *p = (LogProgress){.first_save = INT64_MAX};
-    if (!path_join(path, dir, "log.jsonl", err) || !path_find(path, &p->found, err)) return false;
-    FILE *file = p->found ? log_read(path, err) : NULL;
-    if (!file) return !p->found;
-    for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
-        if (strncmp(line, "{\"event\": \"start\"", 17) == 0) read_start(p, line, (size_t)n);
-        if (sscanf(line, "{\"step\": %ld", &step) == 1 && step > p->last_step) p->last_step = step;
-        // a power loss may leave zeros
-        begun |= line[0] != 0;
-        ours |= strncmp(line, "{\"event\": ", 10) == 0 || p->last_step > 0;
-    }
-    free(line);
-    fclose(file);
-    return ours || !begun ||
-           error_set(err, EXIT_USAGE, "move it elsewhere, or give another --out",
-                     "%s: expected the log of a run, found another file", path);
-}
-
 // Seconds since 1970
 static json_t *wall_time(void) { return json_integer((json_int_t)time(NULL)); }
 
 void log_start(RunLog *log, const char *event, const char *version, const char *device,
                size_t device_bytes, char **command, int64_t step, const LlamaConfig *config,
-               const DataSummary *train, const DataSummary *val, const Option *options) {
+               const DataSummary *train, const DataSummary *val, const Options *o) {
     char host[256] = "";
-    if (log->open) run_options_write(log->path, strcmp(event, "resume") == 0);
     json_t *words = json_array();
     gethostname(host, sizeof host - 1);
     while (*command) json_array_append_new(words, json_text(*command++));
@@ -172,7 +105,7 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
                              step, "parameters", (int64_t)llama_config_num_params(config),
                              "device_mib", json_float((double)device_bytes / 1048576.0), "data",
                              "train", data_summary_json(train), "val", data_summary_json(val),
-                             "options", options_json(options)));
+                             "options", options_json(&o->set)));
 }
 
 // ---- A step -------------------------------------------------------------------------------------
@@ -319,11 +252,9 @@ void print_trained(const RunTotals *t, bool masked) {
 void print_validation_set(const ValidationSet *set, const Dataset *ds) {
     if (!set)
         printf("        no validation\n");
-    else if (set->docs == ds->num_docs && set->tokens == ds->num_tokens)
-        printf("        validation takes all of them\n");
     else
-        printf("        validation takes %ld document%s, %ld tokens of them\n", set->docs,
-               text_plural(set->docs), set->tokens);
+        printf("        validation takes %ld of %ld documents, %ld of %ld tokens\n", set->docs,
+               ds->num_docs, set->tokens, ds->num_tokens);
 }
 
 void report_validation(RunLog *log, int64_t step, double loss_sum, const ValidationSet *set,

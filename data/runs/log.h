@@ -1,7 +1,6 @@
 // Progress of a run: lines on the console, and one JSON record in log.jsonl per step.
 #pragma once
 
-#include "../base/options.h"
 #include "../base/path.h"
 #include "../batches/plan.h"
 #include "../batches/summary.h"
@@ -30,21 +29,10 @@ void log_write(RunLog *log, json_t *record);
 // Call it before a checkpoint refers to the log's length: all records are on disk when it is true.
 bool log_sync(const RunLog *log, Error *err);
 
-// Of the run whose log is in a directory: the last step of its log, the step after which it was to
-// save first (INT64_MAX: at no certain step), and what starts it again, for a shell (empty: not
-// known). Without a log, found is false. EXIT_USAGE where it is another file.
-typedef struct {
-    bool found;
-    int64_t last_step, first_save;
-    char command[400];
-} LogProgress;
-
-bool log_read_progress(const char *dir, LogProgress *p, Error *err);
-
 // The first record of a process. event: "start" or "resume"; device_bytes: planned; command: argv.
 void log_start(RunLog *log, const char *event, const char *version, const char *device,
                size_t device_bytes, char **command, int64_t step, const LlamaConfig *config,
-               const DataSummary *train, const DataSummary *val, const Option *options);
+               const DataSummary *train, const DataSummary *val, const Options *o);
 
 // The busiest rank's work over the mean of all ranks: 1 is even. With one rank, all 0.
 typedef struct {

@@ -9,7 +9,6 @@
 
 #include "../base/file.h"
 #include "checkpoint.h"
-#include "log.h"
 
 bool out_dir_lock(OutDir *out, Error *err) {
     char path[IO_PATH_MAX];
@@ -34,26 +33,6 @@ static bool check_is_newest(const char *out, const char *resume, int64_t step, E
                      resume, out, steps.list[0]);
 }
 
-// The hint lists the checkpoints of the run that `resume` names or lies in, or else of `out`.
-static bool no_checkpoint(const char *out, const char *resume, Error *err) {
-    const bool exists = path_exists(resume);
-    char run[IO_PATH_MAX], list[300] = "", hint[512];
-    STEPS steps = {0};
-    text_copy(run, sizeof run, resume);
-    if (!path_is_dir(resume) && !path_parent(run, resume, err)) return false;
-    checkpoint_list(&steps, run, &(Error){0});
-    if (steps.n == 0) {
-        text_copy(run, sizeof run, out);
-        checkpoint_list(&steps, run, &(Error){0});
-    }
-    for (int i = 0; i < steps.n && i < 8; i++)
-        text_list(list, sizeof list, "step-%08ld", steps.list[i]);
-    snprintf(hint, sizeof hint, list[0] ? "%.150s has %s" : "there is no checkpoint in %.150s%s",
-             run, list);
-    return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a checkpoint or a run, found %s",
-                     resume, exists ? "neither" : "nothing");
-}
-
 bool out_dir_find_resume(const char *out, const char *resume, bool trains, ResumePoint *point,
                          Error *err) {
     char own[IO_PATH_MAX], manifest[IO_PATH_MAX];
@@ -66,7 +45,12 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
         !checkpoint_find_newest(from, point->dir, &step, err))
         return false;
     if (step < 0 && newest) return true;
-    if (step < 0 && !path_exists(manifest)) return no_checkpoint(out, resume, err);
+    if (step < 0 && !path_exists(manifest))
+        return error_set(
+            err, EXIT_BAD_INPUT,
+            "--resume=DIR names a run or a step-NNNNNNNN in it; without DIR it is --out",
+            "%s: expected a checkpoint or a run, found %s", resume,
+            path_exists(resume) ? "neither" : "nothing");
     if (step < 0 &&
         (!checkpoint_verify(resume, &step, err) || !path_printf(point->dir, err, "%s", resume)))
         return false;
@@ -75,29 +59,53 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
     return !point->in_place || newest || !trains || check_is_newest(out, resume, step, err);
 }
 
-static bool nothing_to_resume(const char *out, const LogProgress *log, Error *err) {
-    char hint[sizeof err->hint] = "start it again, with --train and --overwrite";
-    if (!log->found)
-        return error_set(err, EXIT_BAD_INPUT, "check --out; --train starts a run there",
-                         "%s: no run here", out);
-    if (log->command[0]) snprintf(hint, sizeof hint, "start it again: %s", log->command);
-    return error_set(err, EXIT_BAD_INPUT, hint, "%s: a run without a checkpoint, %ld step%s", out,
-                     log->last_step, text_plural(log->last_step));
+bool out_dir_last_step(const char *out, int64_t *last, Error *err) {
+    char path[IO_PATH_MAX], *line = NULL;
+    size_t capacity = 0;
+    int64_t step;
+    bool found, begun = false, ours = false;
+    *last = -1;
+    if (!path_join(path, out, "log.jsonl", err) || !path_find(path, &found, err)) return false;
+    FILE *file = found ? io_read_own(path, err) : NULL;
+    if (!file) return !found;
+    *last = 0;
+    for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
+        if (strncmp(line, "{\"event\": \"start\"", 17) == 0) *last = 0;
+        if (sscanf(line, "{\"step\": %ld", &step) == 1 && step > *last) *last = step;
+        // a power loss may leave zeros
+        begun |= line[0] != 0;
+        ours |= strncmp(line, "{\"event\": ", 10) == 0 || *last > 0;
+    }
+    free(line);
+    fclose(file);
+    return ours || !begun ||
+           error_set(err, EXIT_USAGE, "move it elsewhere, or give another --out",
+                     "%s: expected the log of a run, found another file", path);
 }
 
-bool out_dir_start_from_scratch(const char *out, bool train_given, Error *err) {
+static bool nothing_to_resume(const char *out, int64_t last_step, Error *err) {
+    char hint[sizeof err->hint];
+    snprintf(hint, sizeof hint, "--options %.150s/options --out %.150s --overwrite starts it again",
+             out, out);
+    if (last_step < 0)
+        return error_set(err, EXIT_BAD_INPUT, "check --out; --train starts a run there",
+                         "%s: no run here", out);
+    return error_set(err, EXIT_BAD_INPUT, hint, "%s: a run without a checkpoint, %ld step%s", out,
+                     last_step, text_plural(last_step));
+}
+
+bool out_dir_start_from_scratch(const char *out, bool train_given, int64_t save_every, Error *err) {
     char path[IO_PATH_MAX];
-    LogProgress log;
-    if (!path_join(path, out, "final", err) || !log_read_progress(out, &log, err)) return false;
+    int64_t last;
+    if (!path_join(path, out, "final", err) || !out_dir_last_step(out, &last, err)) return false;
     const bool finished = path_exists(path);
-    // A run survives fewer failed saves, and begins none before the last one has ended; divided, as
-    // first_save may be INT64_MAX.
-    if (finished || (log.last_step - 1) / (MAX_FAILED_SAVES + 1) >= log.first_save)
+    // A run survives fewer failed saves, and begins none before the last one has ended.
+    if (finished || (save_every > 0 && (last - 1) / (MAX_FAILED_SAVES + 1) >= save_every))
         return error_set(err, EXIT_BAD_INPUT,
                          "restore the step-* directories; --overwrite starts over",
                          "%s: expected a checkpoint beside %s, found none", out,
                          finished ? "final/" : "log.jsonl, whose run saved some");
-    if (!train_given) return nothing_to_resume(out, &log, err);
+    if (!train_given) return nothing_to_resume(out, last, err);
     warning("%s: no checkpoint to resume from: training starts from scratch", out);
     return true;
 }
@@ -137,10 +145,9 @@ bool out_dir_is_free(const char *out, bool overwrite, Error *err) {
     char path[IO_PATH_MAX], final[IO_PATH_MAX];
     bool has_log, has_final;
     STEPS steps = {0};
-    LogProgress log;
     if (overwrite)
         return !path_is_dir(out) ||
-               (log_read_progress(out, &log, err) && checkpoint_may_remove_all(out, err));
+               (out_dir_last_step(out, &(int64_t){0}, err) && checkpoint_may_remove_all(out, err));
     if (!path_join(path, out, "log.jsonl", err) || !path_join(final, out, "final", err) ||
         !path_find(path, &has_log, err) || !path_find(final, &has_final, err) ||
         (path_is_dir(out) && !checkpoint_list(&steps, out, err)))

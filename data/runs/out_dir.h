@@ -29,8 +29,12 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
 enum { MAX_FAILED_SAVES = 3 };  // in a row: then the run ends
 
 // A bare --resume that found no checkpoint: with --train on the command line a fresh start; fails
-// without, and where checkpoints must have been.
-bool out_dir_start_from_scratch(const char *out, bool train_given, Error *err);
+// without, and where checkpoints must have been. save_every: of the run that is there; 0 or less:
+// not known, or by time.
+bool out_dir_start_from_scratch(const char *out, bool train_given, int64_t save_every, Error *err);
+
+// The last step in the log of the run; -1: there is no log. EXIT_USAGE where it is another file.
+bool out_dir_last_step(const char *out, int64_t *last, Error *err);
 
 // Fails where a later save of another run would remove `out`: in a checkpoint or in final/.
 bool out_dir_is_outside_models(const char *out, Error *err);

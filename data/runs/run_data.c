@@ -29,44 +29,40 @@ static uint64_t tokenizer_hash(const char *dir, char path[IO_PATH_MAX]) {
     return hash;
 }
 
-// Exits, or only warns where `allowed`, when both are known and differ. whose, path: of the hashes,
-// as the user named them.
-static void same_tokenizer(const char *whose, uint64_t hash, const char *path, uint64_t found,
-                           const char *hint, bool allowed) {
+// Exits, or only warns with --allow-other-tokenizer, when both hashes are known and differ. whose,
+// path: of the hashes, as the user named them.
+static void same_tokenizer(const Options *o, const char *whose, uint64_t hash, const char *path,
+                           uint64_t found) {
+    char hint[512];
     Error err = {0};
     if (hash == 0 || found == 0 || hash == found) return;
+    snprintf(hint, sizeof hint,
+             "make shards of the texts with --model %.200s; or, if both give the same ids, "
+             "--allow-other-tokenizer",
+             o->model);
     error_set(&err, EXIT_CHECKPOINT_MISFIT, hint,
               "%s: expected the tokenizer of %s (SHA-256 %016lx...), found %016lx...", path, whose,
               __builtin_bswap64(hash), __builtin_bswap64(found));
-    if (!allowed) error_exit(&err);
+    if (!o->allow_other_tokenizer) error_exit(&err);
     warning("%s", err.what);
 }
 
 // val: 0 where there is none.
 static void check_tokenizers(const Options *o, const char *train_path, uint64_t train,
                              uint64_t val) {
-    char path[IO_PATH_MAX], hint[512];
+    char path[IO_PATH_MAX];
     const char *val_path = o->val ? o->val : o->train;
-    const bool allowed = o->allow_other_tokenizer;
     const uint64_t hash = tokenizer_hash(o->model, path);
-    snprintf(hint, sizeof hint,
-             "make shards of the texts with --model %.200s; or, if both give the same ids, "
-             "--allow-other-tokenizer",
-             o->model);
-    same_tokenizer(path, hash, train_path, train, hint, allowed);
-    if (val == train) return;
-    if (hash != 0)
-        same_tokenizer(path, hash, val_path, val, hint, allowed);
-    else
-        same_tokenizer(train_path, train, val_path, val,
-                       "make both with one tokenizer; or, if both give the same ids, "
-                       "--allow-other-tokenizer",
-                       allowed);
+    same_tokenizer(o, path, hash, train_path, train);
+    if (val != train)
+        same_tokenizer(o, hash ? path : train_path, hash ? hash : train, val_path, val);
 }
 
+// Warns where documents begin or end with another id than the model's.
 static void warn_of_id(const Options *o, const char *what, int32_t id, const char *key,
                        const TokenIds *ids) {
     char text[512] = "";
+    if (id < 0 || ids->n == 0 || token_ids_have(ids, id)) return;
     for (int i = 0; i < ids->n; i++) text_list(text, sizeof text, "%d", ids->ids[i]);
     warning("%s: documents %s with token %d, but %s of %s is %s", o->train, what, id, key, o->model,
             text);
@@ -78,12 +74,9 @@ static void warn_of_vocabulary(const Options *o, const LlamaConfig *config, cons
     if (ds->vocab_size < config->vocab_size / 2)
         warning("%s: made for a vocabulary of %d, %s has %d: the other embeddings stay untrained",
                 o->train, ds->vocab_size, o->model, config->vocab_size);
-    if (ds->eos >= 0 && eos->n > 0 && !token_ids_have(eos, ds->eos))
-        warn_of_id(o, "end", ds->eos, "eos_token_id", eos);
+    warn_of_id(o, "end", ds->eos, "eos_token_id", eos);
     // an end of text before each document separates them as well as one after it
-    if (ds->bos >= 0 && bos->n > 0 && !token_ids_have(bos, ds->bos) &&
-        !token_ids_have(eos, ds->bos))
-        warn_of_id(o, "begin", ds->bos, "bos_token_id", bos);
+    if (!token_ids_have(eos, ds->bos)) warn_of_id(o, "begin", ds->bos, "bos_token_id", bos);
 }
 
 // ---- Opening ------------------------------------------------------------------------------------
@@ -137,9 +130,7 @@ static void read_model_files(Data *d, const Options *o, const ResumePoint *at, L
         add_turn_ends(d, config, d->train.sources.list[i].spec);
     d->has_tokenizer = from != NULL;
     if (from == dirs[2])
-        same_tokenizer(from, d->train.tokenizer_hash, path, tokenizer_hash(from, path),
-                       "remove the directory, which is made again if it is of texts",
-                       o->allow_other_tokenizer);
+        same_tokenizer(o, from, d->train.tokenizer_hash, path, tokenizer_hash(from, path));
     if (from) must(tokenizer_open(&d->tokenizer, path, &err));
     if (!is_rank_0) return;
     must(model_files_read(&d->files, true, from ? &from : dirs, from ? 1 : 3, &err));
@@ -183,7 +174,7 @@ static bool load_validation(Data *d, const Options *o, int32_t source, Error *wh
     for (int64_t i = 0; i < p->num_stream; i++) set->docs += i == 0 || c[i].doc != c[i - 1].doc;
     *sum = (ValidationSet){sum->docs + set->docs, sum->tokens + set->tokens,
                            sum->targets + set->targets};
-    if (p->num_micro > d->most_val_micros) d->most_val_micros = p->num_micro;
+    if (p->num_micro > d->most_micros) d->most_micros = p->num_micro;
     return true;
 }
 
@@ -195,6 +186,7 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, LlamaConfig *co
     read_model_files(d, o, at, config, rank == 0);
     d->loader_settings = make_loader_settings(o, rank, num_ranks);
     const PlanSettings *plan = &d->loader_settings.plan;
+    d->most_micros = plan->num_micro;
     must(data_summary(&d->train_summary, &d->train, plan, &err));
     for (int32_t i = 0; d->has_val && i < d->val.sources.n; i++) {
         Error why = {0};
@@ -206,18 +198,18 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, LlamaConfig *co
     if (d->has_val) must(data_summary(&d->val_summary, &d->val, plan, &err));
 }
 
-void count_steps(const Data *d, const Options *o, PlanState at) {
+RunLength count_steps(const Data *d, const Options *o, PlanState at) {
     const DocIndex index = dataset_doc_index(&d->train);
     const Sources *all = &d->train.sources;
-    int64_t steps = o->steps;
-    double epochs;
+    RunLength length = {.steps = o->steps};
     int32_t i;
     if (o->epochs > 0) line_show(stderr, "counting the steps of the epochs ...");
-    must(plan_count_epochs(&index, &d->loader_settings.plan, at, (double)o->epochs, &steps, &epochs,
-                           &i, &err));
+    must(plan_count_epochs(&index, &d->loader_settings.plan, at, (double)o->epochs, &length.steps,
+                           &length.epochs, &i, &err));
     line_erase(stderr);
-    run_options_set_steps(steps, epochs, all->n > 1 ? all->list[i].spec : NULL,
-                          all->list[i].num_docs);
+    length.source = all->n > 1 ? all->list[i].spec : NULL;
+    length.num_docs = all->list[i].num_docs;
+    return length;
 }
 
 void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vocab_size) {
@@ -228,7 +220,8 @@ void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vo
     check_tokenizers(o, path, val->tokenizer_hash, 0);
 }
 
-LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_given) {
+LlamaConfig load_config(const Options *o, const ResumePoint *at) {
+    const bool model_given = option_given(&o->set, "model");
     LlamaConfig config, saved;
     if (!at->dir[0] || model_given)
         must(llama_config_find(&config, o->model, &err) &&
@@ -258,15 +251,10 @@ LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_give
 }
 
 void data_print_turn_end(const Data *d) {
-    const ModelFiles *f = &d->files;
     char name[80];
-    if (f->turn_ends.n == 0 || !d->has_tokenizer) return;
-    tokenizer_name(name, sizeof name, &d->tokenizer, f->turn_ends.ids[0]);
-    printf("turns end with %s, which final/generation_config.json now has as an end of texts%s\n",
-           name,
-           model_files_have_template(f) ? ""
-                                        : "; put the chat template that they were rendered with "
-                                          "into final/chat_template.jinja");
+    if (d->files.turn_ends.n == 0 || !d->has_tokenizer) return;
+    tokenizer_name(name, sizeof name, &d->tokenizer, d->files.turn_ends.ids[0]);
+    printf("turns end with %s, which ends texts, too, in final/generation_config.json\n", name);
 }
 
 void verify_models(const Options *o) {

@@ -19,7 +19,7 @@ typedef struct {
     LoaderSettings loader_settings;
     StepData val_steps[MAX_SOURCES];  // the fixed validation set, by source
     ValidationSet val_sets[MAX_SOURCES], val_set;
-    int32_t most_val_micros;  // of a source
+    int32_t most_micros;  // of a step, or of the validation of a source
     Tokenizer tokenizer;
     bool has_tokenizer;
     ModelFiles files;  // of the model and its tokenizer; rank 0 only
@@ -33,13 +33,12 @@ void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vo
 void open_data(Data *d, const Options *o, const ResumePoint *at, LlamaConfig *config, int32_t rank,
                int32_t num_ranks);
 
-// Counts the steps of --epochs, or the epochs of --steps, for run_options_set_steps. at: where the
-// run begins.
-void count_steps(const Data *d, const Options *o, PlanState at);
+// Counts the steps of --epochs, or the epochs of --steps. at: where the run begins.
+RunLength count_steps(const Data *d, const Options *o, PlanState at);
 
 // The model's configuration: of the checkpoint, which --model must match where it is given. Exits
 // also where --max-seqlen is longer than its sliding window: only full attention is implemented.
-LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_given);
+LlamaConfig load_config(const Options *o, const ResumePoint *at);
 
 // Says with which token trained turns end, if texts do not end with it anyway.
 void data_print_turn_end(const Data *d);

@@ -1,12 +1,10 @@
-// The options of ./train_llama, in one table that parses, documents and logs them. They are
-// constant once completed, except --train and --val, which name texts until these are shards.
+// The options of ./train_llama, in one table that parses, documents and logs them. main() completes
+// them before it trains; everything else reads them.
 #pragma once
 
-#include <jansson.h>
-
 #include "../base/options.h"
+#include "../base/path.h"
 #include "../models/lora.h"
-#include "out_dir.h"
 
 // Learning rate after warm-up: constant, linear, cosine, or WSD (warm-up, stable, decay; arXiv
 // 2405.18392), whose decay is linear or 1 - sqrt
@@ -15,7 +13,16 @@ enum { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDU
 
 enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
 
+// How long a run is: `epochs` of num_docs documents of the source that takes longest (NULL: there
+// is one)
 typedef struct {
+    int64_t steps, num_docs;
+    double epochs;
+    const char *source;
+} RunLength;
+
+typedef struct {
+    OptionSet set;  // also says which options were given
     const char *model, *train, *val, *out, *resume, *prompt, *attention, *adapter, *lora_targets,
         *bench, *check_packing, *options;
     bool from_scratch, overwrite, deterministic, bf16_matmul, generate, chat, eval, dry_run,
@@ -27,39 +34,42 @@ typedef struct {
         log_every, replay_every, seed;
     float lr, decay_frac, min_lr_frac, weight_decay, fill, grad_clip, temperature, top_p,
         heartbeat_seconds, lora_alpha, memory_gib, epochs;
-    LoraConfig adapters;     // of --lora or --adapter, once the options are checked
-    double epochs_of_steps;  // how often --steps train on all documents
-    const char *epochs_of;   // of this source, which takes longest; NULL: there is one
+    LoraConfig adapters;  // of --lora or --adapter, once the options are checked
+    RunLength length;
 } Options;
 
-extern Option run_option_table[];  // also says which options were given
-
-// What --resume does not take from the run it continues: options of this start and this machine
-extern const char run_options_of_a_start[];
+extern const Option run_option_table[];
 
 // Parses the command line; exits where it is wrong, and after --help and --version, which prints
-// `version`. The table's values are what the result points to.
-Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks);
+// `version`. *o is not copied from then on.
+void run_options_parse(Options *o, int argc, char **argv, const char *version, int num_ranks);
 
-// Completes the options of a training run, which are constant from then on: those that are not on
-// the command line become those of the run that is resumed, or get a default that depends on
-// others. Exits where they do not fit each other, the checkpoint (code 9) or the number of ranks.
-// Returns the options of the resumed run; NULL: none is.
-json_t *run_options_complete(const ResumePoint *at, int num_ranks);
+// Completes the options of a training run: an option that the command line does not give is taken
+// from the run whose checkpoint is resumed (directory "": none), whose options *was gets, or gets a
+// default that depends on others. Exits where they do not fit each other, the checkpoint (code 9)
+// or the number of ranks.
+void run_options_complete(Options *o, Options *was, const char *checkpoint, int num_ranks);
+
+// Prints the differences, once --train and --val name shards.
+void run_options_print_changes(const Options *o, const Options *was);
 
 // The same for --generate, --eval and merging
-void run_options_complete_inference(int num_ranks);
+void run_options_complete_inference(Options *o, int num_ranks);
 
 // --adapter and --lora-merge alone: the model with the adapters becomes --out/final.
 bool run_merges(const Options *o);
 
-// Once the data is open: sets --steps, which are `epochs` of num_docs documents of a source (NULL:
-// there is one), and --warmup-steps. Warns of a run of more than 20 epochs.
-void run_options_set_steps(int64_t steps, double epochs, const char *source, int64_t num_docs);
+// Once the data is open: sets --steps, --warmup-steps and o->length. Warns of more than 20 epochs.
+void run_options_set_length(Options *o, RunLength length);
 
-// Writes the file `options` beside the log, for --options: what was given, or for a resumed run, of
-// which that is a part, all that is not the default. Exits with code 4 where that fails.
-void run_options_write(const char *log, bool resumed);
+// A run stores its options as text: in the file `options` of each checkpoint all of them; in that
+// of --out those that were given, or for a resumed run, of which these are a part, all. The caller
+// frees the text; NULL on error.
+char *run_options_file(const Options *o, bool all, Error *err);
+bool run_options_write(const Options *o, bool all, Error *err);  // into --out
+
+// Reads the file of a checkpoint or a run into *was.
+bool run_options_read(Options *was, const char *dir, Error *err);
 
 enum { SAVE_MINUTES = 10 };  // between checkpoints, without --save-every
 
@@ -76,10 +86,8 @@ float learning_rate(const Options *o, int64_t step);
 // Not --compare, --steps 0 and the like, which leave --out alone
 bool run_trains(const Options *o);
 
-// What is in --out may be replaced.
-bool replaces_run(const Options *o);
-
 bool reduces_deterministically(const Options *o);
 
-// The directory of the weights, or of the adapters where there are any; NULL: random ones.
-const char *weights_dir(const Options *o, const ResumePoint *at);
+// The directory of the weights, or of the adapters where there are any: that of a checkpoint ("":
+// none), --adapter or --model; NULL: random ones.
+const char *weights_dir(const Options *o, const char *checkpoint);

@@ -70,7 +70,7 @@ static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *opt
     Shard *s = &ds->shards[ds->num_shards++];
     *s = (Shard){.file.fd = -1, .path = host_copy(path, "paths"), .first_doc = ds->num_docs};
     s->vocab_size = s->bos = s->eos = -1;
-    if (!dataset_open_file(ds, s, err) || !shard_open(s, options, err) ||
+    if (!dataset_open_file(ds, s, err) || !shard_open(s, options->boundary_token, err) ||
         !dataset_agrees(ds, s, options, err))
         return false;
     if (s->scanned && s->num_tokens > 0) ds->scanned_token = s->bos;

@@ -218,7 +218,7 @@ static bool scan(Shard *s, int32_t token, Error *err) {
     return set_ends(s, ends, count, s->path, err);
 }
 
-static bool open_bin(Shard *s, const ShardHeader *h, const DatasetOptions *options, Error *err) {
+static bool open_bin(Shard *s, const ShardHeader *h, int32_t boundary_token, Error *err) {
     const bool wide = h->magic == SHARD_MAGIC_U32;
     int32_t word;
     s->format = "llm.c";
@@ -236,8 +236,7 @@ static bool open_bin(Shard *s, const ShardHeader *h, const DatasetOptions *optio
             return damaged_file(err, "%s: header word %d: expected 0 in an llm.c shard, found %d",
                                 s->path, i, word);
     const int32_t usual = wide ? 128000 : 50256;
-    return check_token_bytes(s, err) &&
-           scan(s, options->boundary_token >= 0 ? options->boundary_token : usual, err);
+    return check_token_bytes(s, err) && scan(s, boundary_token >= 0 ? boundary_token : usual, err);
 }
 
 // ---- Other files --------------------------------------------------------------------------------
@@ -273,11 +272,11 @@ static bool refuse(const Shard *s, const unsigned char *head, uint64_t n, Error 
                      found);
 }
 
-bool shard_open(Shard *s, const DatasetOptions *options, Error *err) {
+bool shard_open(Shard *s, int32_t boundary_token, Error *err) {
     ShardHeader h = {0};  // of a shorter file: zeros after its end
     const uint64_t n = s->file.size_bytes < sizeof h ? s->file.size_bytes : sizeof h;
     if (!file_read_at(&s->file, &h, n, 0, err)) return false;
     if (h.magic == SHARD_MAGIC_U16 || h.magic == SHARD_MAGIC_U32)
-        return open_bin(s, &h, options, err);
+        return open_bin(s, &h, boundary_token, err);
     return refuse(s, (unsigned char *)&h, n, err);
 }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../base/file.h"
-#include "dataset.h"
 
 enum {
     SHARD_HEADER_BYTES = 1024,
@@ -38,7 +37,7 @@ typedef struct {
 static const Beside index_file = {"idx", "UNPADIDX", "index", 2, 2, 40},
                     mask_file = {"mask", "UNPADMSK", "mask", 1, MASK_WITH_WEIGHTS, 32};
 
-struct Shard {
+typedef struct Shard {
     File file;   // fd -1 while closed; file.path is path
     char *path;  // owned
     // set by shard_open; vocab_size, bos and eos are -1 and everything else is 0 before
@@ -60,10 +59,11 @@ struct Shard {
     float *weights;       // (num_tokens) finite, 0 where the bit is; NULL: all 1; owned
     int64_t num_targets;  // in the mask
     int64_t first_doc;    // number of its first document, set by the data set
-};
+} Shard;
 
-// Opens a shard whose file is open. Any other file is EXIT_BAD_INPUT with a hint how to make one.
-bool shard_open(Shard *s, const DatasetOptions *options, Error *err);
+// Opens a shard whose file is open. boundary_token: as in DatasetOptions, for llm.c's. Any other
+// file is EXIT_BAD_INPUT with a hint how to make one.
+bool shard_open(Shard *s, int32_t boundary_token, Error *err);
 
 // The little-endian number of `bytes` bytes at p.
 uint64_t shard_word(const unsigned char *p, size_t bytes);

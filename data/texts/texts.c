@@ -420,7 +420,7 @@ static void print_records(const Conversion *c) {
         text_list(list, sizeof list, "%s (%ld records)", c->found.unknown.items[i].name,
                   c->found.unknown.items[i].records);
     if (list[0]) printf("unknown keys: %s\n", list);
-    if (chats > 0 && !option_given(run_option_table, "model"))
+    if (chats > 0 && !option_given(&c->settings->o->set, "model"))
         warning("these chats train random weights: --model DIR names a model that can write");
 }
 

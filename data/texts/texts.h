@@ -3,6 +3,7 @@
 // tokenizer have changed.
 #pragma once
 
+#include "../runs/out_dir.h"
 #include "../runs/run_options.h"
 
 typedef struct {

@@ -20,6 +20,7 @@
 #include "../../data/models/lora.h"
 #include "../../data/use/benchmark.h"
 #include "../../data/runs/checkpoint_files.h"
+#include "../../data/runs/out_dir.h"
 #include "../../data/runs/run_options.h"
 #include "../../data/shards/shard.h"
 #include "../../data/texts/documents.h"
@@ -157,8 +158,8 @@ static bool fuzz_documents(Input *in) {
             for (uint64_t k = doc->first; doc->masked && k < doc->end; k++)
                 CHECK(isfinite(u.weights[k]) && (k > doc->first || u.weights[k] == 0));
         }
-        if (u.file->kind == INPUT_TEXT && u.num_documents == 1 && u.found.counts[NUM_OWN_ENDS] == 0 &&
-            i != BYTES && i != NFC)
+        if (u.file->kind == INPUT_TEXT && u.num_documents == 1 &&
+            u.found.counts[NUM_OWN_ENDS] == 0 && i != BYTES && i != NFC)
             check_text(o, in->part[0], ids, n);
     }
     file_close(&r.file);
@@ -309,48 +310,55 @@ static bool fuzz_safetensors(Input *in) {
     return parameters_load(parameters, in->flags[0] & 4, path, &in->err) || in->seen;
 }
 
-// Options have values that their table allows, and their JSON gives the same ones again.
-static void check_options(void) {
-    for (const Option *o = run_option_table; o->name; o++) {
-        json_auto_t *value = o->address ? option_json(o) : NULL;
-        const double x = json_number_value(value), slack = 1e-6;  // of fp32
-        CHECK(!json_is_number(value) || (o->min == 0 && o->max == 0) || (x == 0 && !o->fallback) ||
-              (x >= o->min - slack && x <= o->max * (1 + slack)));
-        CHECK(o->kind != OPTION_FLOAT || json_is_number(value));
+// Options have values that their table allows, and their file gives the same ones again.
+static void check_options(const Options *o) {
+    static Options again;
+    for (const Option *p = run_option_table; p->name; p++) {
+        char buffer[OPTION_TEXT_MAX];
+        const bool number = p->kind >= OPTION_INT && p->kind <= OPTION_FLOAT;
+        const double x = number ? strtod(option_text(&o->set, p, buffer), NULL) : 0;
+        const double slack = 1e-6;  // of fp32
+        CHECK(!number || (p->min == 0 && p->max == 0) || (x == 0 && !p->fallback) ||
+              (x >= p->min - slack && x <= p->max * (1 + slack)));
     }
-    json_auto_t *once = options_json(run_option_table);
-    CHECK(options_take(run_option_table, once, run_options_of_a_start, &(Error){0}));
-    json_auto_t *again = options_json(run_option_table);
-    CHECK(json_equal(once, again));
+    char *text = options_file(&o->set, "options|compare", true, &(Error){0});
+    if (!text) return;
+    put("again", text, strlen(text));
+    options_open(&again.set, run_option_table);
+    CHECK(options_read(&again.set, scratch("again"), GIVEN_BY_RUN, "", &(Error){0}));
+    char *twice = options_file(&again.set, "options|compare", true, &(Error){0});
+    CHECK(twice && strcmp(text, twice) == 0);
+    options_free(&again.set);
+    free(text);
+    free(twice);
 }
 
-static bool take_options(const json_t *stored, Error *err) {
-    const char *help;
-    CHECK(options_parse(run_option_table, 0, NULL, &help, err));
-    if (!options_take(run_option_table, stored, run_options_of_a_start, err)) return false;
-    check_options();
-    return true;
-}
-
-// Words of the command line after its first; options of an earlier run; two files of options
+// Words of the command line after its first; the options of an earlier run; two files of options
 static bool fuzz_options(Input *in) {
     char *line = host_calloc(in->part[0].n + 1, 1, "argv"), *argv[68], *rest = line;
     const char *topic = NULL;
     int argc = 0;
     static FILE *nowhere;
+    static Options o, was;
     if (!nowhere) nowhere = fopen("/dev/null", "w");
     memcpy(line, in->part[0].p, in->part[0].n);
     while (argc < 64 && rest) argv[argc++] = strsep(&rest, "\n");
     for (int i = 2; i < 4; i++)
         if (in->part[i].n > 0)
             argv[argc++] = "--options", argv[argc++] = (char *)scratch(i == 2 ? "a" : "b");
-    json_auto_t *stored = parse(in->part[1]);
-    if (stored && take_options(stored, &(Error){0}))
-        options_print_changes(run_option_table, stored, "", nowhere);
-    const bool ok = options_parse(run_option_table, argc, argv, &topic, &in->err);
-    if (ok) check_options();
+    options_open(&o.set, run_option_table);
+    options_open(&was.set, run_option_table);
+    const bool ok = options_parse(&o.set, argc, argv, &topic, &in->err);
     CHECK(!ok || topic || !memchr(in->part[2].p, 0, in->part[2].n));
+    if (ok && options_read(&was.set, scratch("options"), GIVEN_BY_RUN, "", &(Error){0})) {
+        check_options(&was);
+        options_take(&o.set, &was.set, "out");
+        options_print_changes(&o.set, &was.set, "", nowhere);
+    }
+    if (ok) check_options(&o);
     if (topic) options_print_help(run_option_table, "", "lr|model", topic, nowhere, &(Error){0});
+    options_free(&o.set);
+    options_free(&was.set);
     free(line);
     return ok;
 }
@@ -367,20 +375,18 @@ static bool fuzz_checkpoint(Input *in) {
     const char *dir = scratch(".");
     TrainingState s = {0};
     StepPlan step = {0};
-    int64_t step_now = -1;
-    LogProgress log;
+    int64_t step_now = -1, last;
     Error why = {0};
     CHECK(!checkpoint_verify(dir, &step_now, &(Error){0}) || step_now >= 0);
-    CHECK(log_read_progress(dir, &log, &why) || why.code == EXIT_USAGE);
-    CHECK(log.last_step >= 0 && log.first_save > 0);
+    CHECK(out_dir_last_step(dir, &last, &why) || why.code == EXIT_USAGE);
+    CHECK(last >= -1);
     if (!state_read(&s, dir, &plan, &train, &in->err)) return false;
     CHECK(s.cursor.step >= 0 && s.log_bytes >= 0 && s.trend.num_losses >= 0);
     CHECK(s.cursor.sources[0].counted <= s.cursor.sources[0].tokens && s.trend.mean <= DBL_MAX);
     const bool ok = plan_step(&step, &index, &plan, LAYOUT_PACKED, &s.cursor, &in->err);
     if (ok) CHECK(step.real_tokens > 0 && step.real_tokens <= 64 && step.num_segments > 0);
     plan_free(&step);
-    json_auto_t *root = state_open(dir, &in->err);
-    return ok && take_options(json_object_get(root, "options"), &in->err);
+    return ok;
 }
 
 // The longest sequence; questions
@@ -437,7 +443,7 @@ static const Target targets[] = {
     {"safetensors", fuzz_safetensors, {NULL, NULL, "f.index.json"}, 1},
     {"checkpoint", fuzz_checkpoint, {"manifest.json", "trainer_state.json", "f", "log.jsonl"}, 0},
     {"questions", fuzz_questions, {"q.jsonl"}, 1},
-    {"options", fuzz_options, {NULL, NULL, "a", "b"}, 0},
+    {"options", fuzz_options, {NULL, "options", "a", "b"}, 0},
 };
 enum { NUM_TARGETS = sizeof targets / sizeof *targets };
 

@@ -9,7 +9,6 @@
 
 #include "../../data/base/error.h"
 #include "../../data/base/hash.h"
-#include "../../data/base/json.h"
 #include "../../data/base/memory.h"
 #include "../kernels.h"
 #include "comm.h"
@@ -25,12 +24,12 @@ void rank_field_text(RankFields *f, const char *name, const char *text) {
     rank_field(f, name, text, strlen(text));
 }
 
-void rank_field_options(RankFields *f, const Option *table) {
-    for (const Option *option = table; option->name; option++) {
-        if (!option->address) continue;
-        char *text = json_write(option_json(option), 0);
-        rank_field_text(f, option->name, text);
-        free(text);
+void rank_field_options(RankFields *f, const OptionSet *set) {
+    char buffer[OPTION_TEXT_MAX];
+    for (const Option *option = set->table; option->name; option++) {
+        if (!is_option(option)) continue;
+        const char *text = option_text(set, option, buffer);
+        rank_field_text(f, option->name, text ? text : "(none)");
     }
 }
 

@@ -33,7 +33,7 @@ void rank_field_file(RankFields *f, const char *name, const char *path);
 // Bytes in device memory
 void rank_field_device(RankFields *f, const char *name, const void *device, size_t bytes);
 // One field per option, with its value.
-void rank_field_options(RankFields *f, const Option *table);
+void rank_field_options(RankFields *f, const OptionSet *set);
 
 // All ranks call it. If anything differs, ends all with exit code 9 and a list of the differences.
 // what: "the same program, flags and files"
