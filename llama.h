@@ -194,7 +194,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b);
 static inline void llama_forward(LlamaModel *m);     // up to the final norm
 static inline void llama_head_train(LlamaModel *m);  // losses, and the head's backward
 static inline void llama_backward(LlamaModel *m);    // llama_forward's list from bottom to top
-static inline void llama_add_losses(LlamaModel *m);  // to those of the step
+static inline void llama_add_losses(LlamaModel *m);  // to the step's losses
 // Then zero_reduce, zero_update and zero_read_step end the step.
 
 // Sum of the losses. Validation micro-batches are distributed across ranks too.

@@ -40,13 +40,13 @@ enum { MAX_SKIPS = 5 };
 enum { SAVE_NOW = -1 };  // in RankNote.signal
 static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 
-// ---- A run: what its parts below share ----------------------------------------------------------
+// ---- A run: types that its parts below share ----------------------------------------------------
 
-// Device memory beside the model's arenas
+// Device memory outside the model's arenas
 typedef struct {
-    size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
-    size_t usable_bytes;   // 15/16 of what was free at first, the rest is for libraries; 0: unknown
-    size_t recompute_bytes[LLAMA_NUM_RECOMPUTES];  // what the model takes with each --recompute
+    size_t backend_bytes;  // memory that the device layer uses itself
+    size_t usable_bytes;   // 15/16 of what is free at first: libraries need the rest; 0: unknown
+    size_t recompute_bytes[LLAMA_NUM_RECOMPUTES];  // memory of the model with each --recompute
 } DeviceRoom;
 
 typedef struct {

@@ -278,8 +278,8 @@ typedef struct {
     int collects;     // 1: several ranks will call comm_collect
 } DeviceOptions;
 
-// Call first in main, which must never exit with 1: that counts as a library's failure. May
-// re-exec the process with environment variables that the device's libraries read at load time.
+// Call first in main. main must not exit with code 1: that code is reserved for failures of OpenMP.
+// May re-exec the process with environment variables that the device's libraries read when loaded.
 void device_prepare_process(char **argv);
 // Selects the device and its fastest code paths; call before any function below. Returns NULL, or
 // one line (static) that names the missing requirement.

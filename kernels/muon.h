@@ -1,7 +1,7 @@
 // Muon: the update of a matrix is its momentum with all singular values near 1. A composition of
 // operations of kernels.h, so the same in both backends, on all matrices of one shape at once: one
 // by one they are thousands of launches, too short for a GPU. It is torch.optim.Muon (2.9) with
-// adjust_lr_fn "match_rms_adamw"; of its five bf16 steps those of CUDA are too, the CPU's are fp32.
+// adjust_lr_fn "match_rms_adamw"; its five iterations run in bf16 on CUDA and in fp32 on the CPU.
 //   m  =  beta m + (1 - beta) g                momentum; g is the clipped gradient
 //   x  =  beta m + (1 - beta) g                Nesterov
 //   x  =  x / max(||x||, 1e-7)                 Frobenius norm: no singular value is above 1

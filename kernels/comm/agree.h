@@ -1,5 +1,5 @@
-// What all ranks of a job must agree on, at the start and at every save: named fields whose hashes
-// are compared. Also prints where each rank runs.
+// Fields that all ranks of a job must agree on, at the start and at every save: names, and hashes
+// that are compared. Also prints where each rank runs.
 //
 //   RankFields own = {0};
 //   rank_field_text(&own, "version", "1.0");

@@ -5,8 +5,8 @@
 //
 // All ranks make the same calls in the same order, and block on each other in them. A flat buffer
 // is sharded: rank r owns elements first[r] to first[r+1] - 1; first (num_ranks + 1) is in host
-// memory. Pointers are device memory unless their names end in _host; letters and "=", "+=" are
-// those of kernels.h.
+// memory. Pointers are device memory unless their names end in _host; letters and "=", "+=" have
+// the meaning of kernels.h.
 //
 // An error (error_exit), or exit() with a code other than 0 before comm_finalize, ends all ranks:
 // one of them prints it, and the launcher exits with its code. If a rank is killed, the launcher
@@ -71,7 +71,7 @@ int comm_max(int value);  // the largest of all ranks
 void comm_broadcast(void *data_host, size_t bytes);
 // out (num_ranks, bytes) =  every rank's data
 void comm_all_gather_host(void *out_host, const void *data_host, size_t bytes);
-// bytes [at, at + n) of rank 0's data (bytes) =  those of each other rank, by that rank's at and n
+// rank 0's data (bytes) =  with bytes [at, at + n) of every other rank, whose at and n count
 void comm_merge(void *data_host, size_t bytes, size_t at, size_t n);
 // A rank that has ended, with exit code 0, ends all with 9 here.
 void comm_barrier(void);

@@ -52,8 +52,8 @@ static void plan_shards(Zero *z) {
     z->shard_count = z->shards[z->settings.rank + 1] - z->shard_first;
 }
 
-// Matrices like x that are updated at once: with 128 MB of scratch memory they fill a GPU; those of
-// the CPU fit its cache.
+// The number of matrices like x that are updated at once. On a GPU they fill 128 MB of scratch
+// memory, and so the device; on the CPU they fit its cache.
 static int batch_size(const ZeroShape *s, const ZeroMatrix *x) {
     const int64_t most = sizeof(floatX) == 2 ? 32 << 20 : 64 << 10;
     const int64_t fit = most / (x->rows * x->cols), all = s->num_matrices / s->num_kinds;
@@ -107,7 +107,7 @@ static uint16_t *low_bits(const Zero *z, size_t i) {
     return z->master_lo ? z->master_lo + (i - z->shard_first) : NULL;
 }
 
-// Where v has weight i: after those of the shard before it that are not a matrix's
+// The index of weight i in v: the number of weights before it in the shard that are no matrix's.
 static size_t v_index(const Zero *z, size_t i) {
     const size_t last = i < z->matrices_last ? i : z->matrices_last;
     return i - z->shard_first - own_part(z, z->matrices_first, last).count;

@@ -43,8 +43,8 @@ typedef struct {
     bool train;  // false: neither gradients nor moments
     size_t num_elements;
     size_t num_decayed;  // weight decay applies to the first ones
-    // Every micro-batch adds to the gradients of the first num_added elements and of those that do
-    // not decay; the first of a sum overwrites all others.
+    // Every micro-batch adds to the gradients of the first num_added elements and of the elements
+    // that do not decay. The first micro-batch of a sum overwrites all other gradients.
     size_t num_added;
     // zero_free frees both arrays. AdamW updates what lies before the first matrix and after the
     // last; buckets are in the order in which forward needs their weights.
@@ -53,14 +53,14 @@ typedef struct {
     int num_matrices, num_kinds, num_buckets;
 } ZeroShape;
 
-// What each rank tells all others with its losses, so that a step needs no exchange for it: the
-// time of its micro-batches in the step before, and the signal that asks it to stop, 0: none.
+// A note that travels with the losses, so that a step needs no extra exchange: the time of the
+// rank's micro-batches in the previous step, and the signal that asks it to stop, 0: none.
 typedef struct {
     double passes_ms, signal;
 } RankNote;
 
-// What one rank updates and sums the squares of, so that the bits do not depend on the number of
-// ranks: a block of AdamW's elements, or a matrix
+// The smallest part that ranks divide: a block of AdamW's elements, or a matrix. One rank updates
+// it and sums its squares, so that the bits do not depend on the number of ranks.
 typedef struct {
     size_t first;  // element
     double cost;   // of its update, in FLOPs
@@ -140,7 +140,7 @@ static inline RankNote *zero_notes(StepScalars *step) { return (RankNote *)(step
 // frozen: every rank has them.
 typedef enum { ZERO_WEIGHTS, ZERO_M, ZERO_V } ZeroArray;
 void zero_put(Zero *z, ZeroArray array, size_t offset, const float *values, size_t n);
-// All ranks call: rank 0 gets them, not those of frozen weights, from the ranks that have them.
+// All ranks call: rank 0 gets the values, except frozen weights, from the ranks that hold them.
 void zero_get(Zero *z, ZeroArray array, size_t offset, float *values, size_t n);
 // CRC-32C of all num_weights weights as this rank computes with them, read n at a time: in full
 // precision if it holds every low half.

@@ -227,7 +227,7 @@ typedef struct {
 } Size;
 // A whole tile, or the unmasked part of a diagonal one
 typedef enum { WHOLE, COLUMNS_FROM_ROW, DEPTH_TO_ROW, DEPTH_FROM_ROW } TilePart;
-// What C is before the product is added
+// The value of C before the product is added
 typedef struct {
     bool read;          // else 0
     const real *alpha;  // (rows) factors; NULL: 1

@@ -39,7 +39,7 @@ static CLONES real add_values(floatX *restrict out, real *restrict scores,
     return sum;
 }
 
-// One query over `length` keys and the values beside them: the online softmax of attention.c.
+// Attention of one query to `length` keys and values: the online softmax of attention.c.
 static void decode_head(floatX *out, const floatX *q, const floatX *keys, const floatX *values,
                         int64_t row, int64_t length, int D) {
     const real scale = (real)(1 / sqrt(D));

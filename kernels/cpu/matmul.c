@@ -24,8 +24,7 @@
 // x KC, 240 kB) of its own item, so that they stay in its L2, and multiplies them by one panel of B
 // (NR x KC) after the other, while the tiles prefetch the next panel into L2. KC is also
 // the number of terms summed between accesses to C: a larger KC saves memory traffic, a smaller one
-// reduces rounding error and a panel's size.
-// What was tried: dev/SPEED.md.
+// reduces rounding error and a panel's size. dev/SPEED.md lists other variants that were tried.
 #include <assert.h>
 #include <sys/mman.h>
 
@@ -336,7 +335,7 @@ static void multiply_few(real *c, const real *addend, const real *a, const real 
     }
 }
 
-// C (m, n) = addend + scale A (m, depth) B (n, depth)^T; c_stride, c_col: those of C and addend
+// C (m, n) = addend + scale A (m, depth) B (n, depth)^T; c_stride, c_col: of C and addend
 static void multiply(real *c, const real *addend, int64_t c_stride, int64_t c_col, real scale,
                      Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth) {
     if (!chosen) matmul_select(NULL, false);

@@ -69,7 +69,7 @@ TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, con
 #ifdef MERGE_LOW
 // Transposes n (a power of 2) rows of LANES: lane k of row i, stored at to[k * width + i].
 // A perfect shuffle of the vectors rotates the bits of the index (row, lane) by one; log2(n) of
-// them move the bits of the row behind those of the lane. Rows from `rows` on are zeros.
+// them move the bits of the row after the bits of the lane. Rows from `rows` on are zeros.
 TARGET static inline __attribute__((always_inline)) void NAME(pack_part)(real *to, int width,
                                                                          const real *from,
                                                                          int64_t stride, int rows,

@@ -1,4 +1,4 @@
-// What Muon does to matrices of one shape, here one after another; muon.h composes it.
+// Muon on matrices of one shape, here one after another; muon.h composes it.
 
 #include "common.h"
 

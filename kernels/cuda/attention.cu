@@ -30,8 +30,8 @@ size_t attention_work_list_size(int64_t max_tokens, int64_t max_segments) {
     return COUNT_INTS + (size_t)items * ITEM_INTS;
 }
 
-// The last row of those whose queries see a document's own key `first`: its own, and those of the
-// documents that follow and share it
+// The end of the rows whose queries see a document's own key `first`: rows of the document, and of
+// the documents that follow it and borrow that key.
 static int32_t readers_end(const VarlenInfo &docs, int doc, int first) {
     int end = doc + 1;
     while (docs.shared_len && end < docs.num_segments && docs.shared_len[end] > first) end++;

@@ -153,7 +153,7 @@ __device__ __forceinline__ void row_statistics(float *delta, float *lse_log2e, f
 }
 
 // The inverse of rope_forward on columns c, c + 1 (low) and their partners c + D / 2 (high).
-// angles: those of the row's position, from column c on.
+// angles: the angles of the row's position, from column c on.
 __device__ __forceinline__ void unrotate_pairs(float (&low)[2], float (&high)[2],
                                                const float *angles) {
     const float4 two = *reinterpret_cast<const float4 *>(angles);

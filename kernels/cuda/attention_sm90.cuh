@@ -213,8 +213,8 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const CUtensorMap *map,
                         column + panel * PANEL_COLUMNS, total_tokens - doc.len + first + at,
                         doc.start + doc.len);
 }
-// An item's document as if all its rows stood where those of its keys from `first` on do. Read from
-// shared memory again and again: a producer has no registers to keep it in.
+// An item's document, as if all its rows stood where its keys from `first` on stand. It is read
+// from shared memory again and again, because a producer has no registers to keep it in.
 __device__ __forceinline__ WorkItem rows_of_keys(const Job *job, int first) {
     WorkItem doc = job->doc;
     if (first < doc.shared_len) doc.start = doc.shared_first;
@@ -229,8 +229,8 @@ __device__ __forceinline__ unsigned take_number(unsigned *items_taken, unsigned 
 }
 
 // The producer of items of units. For each item, load_unit(consumer, full, job) starts the loads of
-// a consumer's own rows, UNIT_BYTES of them, and load_keys(kv_head, row_blocks) those of the
-// keys that all see. unit_pairs, jobs: a barrier pair and a Job for each consumer.
+// a consumer's own rows, UNIT_BYTES of them, and load_keys(kv_head, row_blocks) the loads of the
+// keys that all consumers read. unit_pairs, jobs: a barrier pair and a Job for each consumer.
 template <int CONSUMERS, class LoadUnit, class LoadKeys>
 __device__ __forceinline__ void produce_units(unsigned *items_taken, const int32_t *work,
                                               const AttentionShape &s, uint32_t unit_pairs,

@@ -338,7 +338,7 @@ void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_ho
     }
 }
 
-// master_lo may be NULL: the values are then those of the bf16.
+// master_lo may be NULL: the bf16 are then the whole values.
 void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n) {
     for (size_t done = 0; done < n; done += BUFFER_WEIGHTS) {
         const size_t count = min_size(n - done, BUFFER_WEIGHTS);
