@@ -70,7 +70,13 @@ static void batch_clear(Batch *b, Layout layout) {
     b->cu_seqlens[0] = b->real_cu_seqlens[0] = 0;
 }
 
-// The target of token i of a document; -1: none
+// The target of token i of a document; -1: none. The last token of a document has none:
+//
+//   tokens    the cat sat <eos>|one two <eos>
+//   targets   cat sat <eos>  -1|two <eos>  -1
+//
+// In the buffer `one` follows <eos>, but no text ever continues that way: to predict it would train
+// the model on an accident of the packing. A piece of a split document does continue: next_token.
 static int32_t target_of(const DocView *doc, int32_t i) {
     return doc->targets          ? doc->targets[i]
            : i + 1 < doc->length ? doc->tokens[i + 1]
