@@ -131,8 +131,8 @@ const Option run_option_table[] = {
     NUMBER("memory-gib", memory_gib, "0", 0, 1e6,
            "plan for this much device memory, with --dry-run of any machine; 0: all that is free"),
     FLAG("deterministic", deterministic,
-         "same bits in every run (the CPU always does) and on any number of ranks; takes memory "
-         "for sums over micro-batches in a fixed order"),
+         "same bits on any number of ranks, and not only on as many; takes memory for sums over "
+         "micro-batches in a fixed order"),
     CHOICE(
         "recompute", recompute, "auto", "off|on|full|auto",
         "which activations backward recomputes to save memory, with the same results: none, norms "
