@@ -1000,6 +1000,30 @@ TEST(adapters_are_added_before_the_layer_is_rounded) {
     device_free(p);
 }
 
+// x becomes its upper neighbour as often as it is near it, of m and of v independently.
+TEST(rounding_at_random_is_unbiased) {
+    enum { KEYS = 200000 };
+    const float ulp = 0x1p-7f, at[] = {0.02f, 0.3f, 0.5f, 0.97f};
+    for (int i = 0; i < 8; i++) {
+        const float p = at[i % 4], sign = i < 4 ? 1 : -1;
+        int m = 0, v = 0, both = 0;
+        for (uint64_t k = 0; k < KEYS; k++) {
+            const uint64_t random = mix64(1000 + k);
+            const float x = sign * (1 + p * ulp), up = sign * (1 + ulp);
+            const bool a = moment_widen(moment_narrow(x, random >> RANDOM_M)) == up,
+                       b = moment_widen(moment_narrow(x, random >> RANDOM_V)) == up;
+            m += a, v += b, both += a && b;
+        }
+        const double mean = KEYS * (double)p, sigma = sqrt(mean * (1 - (double)p));
+        CHECK_MSG(fabs(m - mean) < 4 * sigma && fabs(v - mean) < 4 * sigma, "%g: %d, %d", p, m, v);
+        CHECK(fabs(both - mean * (double)p) < 4 * sqrt(mean * (double)p));
+    }
+    for (uint32_t half = 0; half < 0x7f80; half++)  // what is a bf16 stays
+        for (uint64_t random = 0; random < 3; random++)
+            CHECK(moment_narrow(moment_widen((uint16_t)half), random * 0x7fff) == half);
+    CHECK(moment_narrow(1 + 0.003f, TO_NEAREST) == 0x3f80);
+}
+
 static void read_floats(SafetensorsSet *s, const char *name, float *to, size_t n) {
     MUST(safetensors_read_f32(s, safetensors_find(s, name), to, 0, n, &err));
 }
