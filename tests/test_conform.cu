@@ -1,8 +1,8 @@
 // The wrappers in kernels/cuda/ptx.cuh, which holds all inline PTX and which an emulated build
 // replaces, on the emulator and on a GPU: copies and their barriers against formulas, and the maps
 // of ldmatrix, mma.sync and wgmma, also of what attention_sm90.cuh builds on them, against
-// layout.txt of dev/results/witnesses, which NVIDIA's CuTe headers have printed. Of the wrappers
-// without a case here attention in test_ops.c makes use; of tensor cores' sums test_tensor_cores.cu.
+// layout.txt of dev/results/witnesses, which NVIDIA's CuTe headers have printed. The kernels of
+// attention in test_ops.c test the other wrappers, test_tensor_cores.cu the sums of tensor cores.
 #include <cuda.h>
 #include <math.h>
 #include <string>
