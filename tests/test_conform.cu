@@ -1,8 +1,8 @@
-// Every wrapper in kernels/cuda/ptx.cuh, which holds all inline PTX and which an emulated build
-// replaces, on the emulator and on a GPU: against formulas, and the maps of ldmatrix, mma.sync and
-// wgmma, also of what attention_sm90.cuh builds on them, against layout.txt of
-// dev/results/witnesses, which NVIDIA's CuTe headers have printed. What tensor cores compute:
-// test_tensor_cores.cu.
+// The wrappers in kernels/cuda/ptx.cuh, which holds all inline PTX and which an emulated build
+// replaces, on the emulator and on a GPU: copies and their barriers against formulas, and the maps
+// of ldmatrix, mma.sync and wgmma, also of what attention_sm90.cuh builds on them, against
+// layout.txt of dev/results/witnesses, which NVIDIA's CuTe headers have printed. The kernels of
+// attention in test_ops.c test the other wrappers, test_tensor_cores.cu the sums of tensor cores.
 #include <cuda.h>
 #include <math.h>
 #include <string>
@@ -22,20 +22,6 @@ static std::vector<T> run(size_t n, void (*kernel)(T *, P...), int threads, int 
 }
 
 static float at(const std::vector<bf16> &v, size_t i) { return __bfloat162float(v[i]); }
-
-// A subnormal result becomes 0.
-__global__ void ex2_kernel(float *power, const float *x) {
-    power[threadIdx.x] = ex2(x[threadIdx.x]);
-}
-
-TEST(ex2) {
-    begin(8, 99);
-    std::vector<float> x(256);
-    for (int i = 0; i < 256; i++) x[i] = i == 255 ? -INFINITY : (float)(i - 128);
-    const std::vector<float> p = run(256, ex2_kernel, 256, 0, to_device(x));
-    for (int i = 0; i < 256; i++)
-        CHECK_MSG(p[i] == (x[i] < -126 ? 0.0f : ldexpf(1.0f, i - 128)), "2^%g = %g", x[i], p[i]);
-}
 
 // Two groups in flight, every third chunk invalid: it must arrive as zeros. Each thread reads data
 // that another thread copied (reverse order).
@@ -65,33 +51,6 @@ TEST(cp_async) {
         int half = i / 256, from = 63 - i / 4 % 64;
         bool zero = half == 0 && from % 3 == 0;
         CHECK(r[i] == (zero ? 0.0f : in[half * 256 + from * 4 + i % 4]));
-    }
-}
-
-// Warps 0 and 1 produce and only arrive, warps 2 and 3 consume and wait; then pairs of warps swap
-// values at separate barriers.
-__global__ void named_barrier_kernel(int *out) {
-    __shared__ int box[128];
-    int t = threadIdx.x, pair = t / 64;
-    if (t < 64) {
-        box[t] = 100 + t;
-        named_bar_arrive(1, 128);
-    } else {
-        named_bar_sync(1, 128);
-        out[t] = box[t - 64];
-    }
-    __syncthreads();
-    box[t] = 200 + t;
-    named_bar_sync(2 + pair, 64);
-    out[128 + t] = box[t ^ 32];
-}
-
-TEST(named_barriers) {
-    begin(8, 99);
-    const std::vector<int> r = run(256, named_barrier_kernel, 128, 0);
-    for (int t = 0; t < 128; t++) {
-        CHECK(r[t] == (t < 64 ? 0 : 100 + t - 64));
-        CHECK(r[128 + t] == 200 + (t ^ 32));
     }
 }
 
@@ -195,23 +154,6 @@ TEST(tma_of_ragged_documents) {
     ragged_case(3, 40, 2);    // inside
     ragged_case(5, 40, 30);   // its tail
     ragged_case(20, 30, 10);  // to the last row
-}
-
-// One warpgroup releases registers, two acquire them; 384 threads start with 168 each.
-__global__ void __launch_bounds__(384, 1) setmaxnreg_kernel(int *out) {
-#if SM90A
-    if (threadIdx.x < 128)
-        setmaxnreg_dec<40>();
-    else
-        setmaxnreg_inc<232>();
-    out[threadIdx.x] = threadIdx.x * 3;
-#endif
-}
-
-TEST(setmaxnreg) {
-    begin_wgmma();
-    const std::vector<int> r = run(384, setmaxnreg_kernel, 384, 0);
-    for (int t = 0; t < 384; t++) CHECK(r[t] == t * 3);
 }
 
 static std::vector<std::string> words_of(const char *kind, const char *name) {

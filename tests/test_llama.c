@@ -447,26 +447,6 @@ static void row_losses(LlamaModel *m, const Batch *b, float *losses) {
     llama_add_losses(m);
 }
 
-// Else a key that forward and backward both forget would have a right gradient.
-TEST(each_key_of_the_variant_changes_the_loss) {
-    const LlamaConfig variant = variant_config();
-    LlamaConfig configs[] = {variant, variant, variant, variant};
-    double loss = 0;
-    configs[1].qkv_bias = configs[2].qk_norm = false;
-    configs[3].no_rope_interval = 0;
-    make_docs(lengths, NUM_DOCS, variant.vocab_size, false);
-    for (int i = 0; i < 4; i++) {
-        MODEL m;
-        BATCH b;
-        start_model(&m, &configs[i], settings_of(256, ROW));
-        batch_init(&b, 256, NUM_DOCS);
-        batch_pack(&b, docs, NUM_DOCS);
-        const double found = forward_backward(&m, &b);
-        CHECK_MSG(i == 0 || fabs(found - loss) > 1e-5, "key %d", i);
-        if (i == 0) loss = found;
-    }
-}
-
 // Documents order[0] to order[n - 1] in a batch: the losses of `only`, or of each, have the bits
 // that they have in `packed`.
 static void check_same_losses(LlamaModel *m, Batch *b, const float *packed, const int *order, int n,
