@@ -20,14 +20,12 @@ text, a tool's name or a call, is left out. With --bench, rows of a benchmark be
 without an answer, as in test splits, is an error.
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
-import argparse
 import collections
 import contextlib
 import csv
 import datetime
 import functools
 import gzip
-import importlib
 import io
 import itertools
 import json
@@ -37,6 +35,9 @@ import shutil
 import subprocess
 import sys
 import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../scripts"))
+from command import Parser, fail, load, printable  # noqa: E402
 
 USAGE, BAD_INPUT, DISK = 2, 3, 4
 MAX_NAMED = 10  # left-out records named in warnings
@@ -75,26 +76,8 @@ MARK = "@unpad%d@"  # after a text that must be rendered
 BARE = ("role", "tool_call_id", "id", "type", "index")  # keys of a text that need not be
 
 
-class PrepareError(Exception):
-    """Exit code, what, hint."""
-
-
 class LeftOut(Exception):
     """Why a record yields no document."""
-
-
-def printable(text):
-    """Escapes text, so that no file name can forge a second line of output."""
-    return "".join(c if c.isprintable() else "\\x%02x" % ord(c) for c in text)
-
-
-def require(package, name):
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        package = package.split(".")[0]
-        raise PrepareError(USAGE, "%s: needs the Python package %s" % (name, package),
-                           "pip install %s" % package) from None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -108,7 +91,7 @@ def open_input(path):
             yield f
         return
     if not shutil.which("zstd"):
-        raise PrepareError(USAGE, "%s: needs the program zstd" % path, "apt-get install zstd")
+        fail(USAGE, "%s: needs the program zstd" % path, "apt-get install zstd")
     with subprocess.Popen(["zstd", "-dcq", "--long=31", "--", path], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as process:
         yield process.stdout
@@ -163,7 +146,8 @@ def csv_records(path, _):
 
 
 def parquet_records(path, keys):
-    with require("pyarrow.parquet", path).ParquetFile(path) as file:
+    (parquet,) = load("pyarrow.parquet")
+    with parquet.ParquetFile(path) as file:
         found = file.schema_arrow.names
         read = [name for name in found if name in keys] or found
         others = {name: "" for name in found if name not in read}
@@ -174,8 +158,9 @@ def parquet_records(path, keys):
 
 def hub_records(name, _):
     data_set, config, split = (name[len("hf:"):].split(":") + ["", ""])[:3]
-    yield from enumerate(require("datasets", name).load_dataset(
-        data_set, config or None, split=split or "train", streaming=True), 1)
+    (datasets,) = load("datasets")
+    yield from enumerate(datasets.load_dataset(data_set, config or None, split=split or "train",
+                                               streaming=True), 1)
 
 
 READERS = {".jsonl": json_records, ".ndjson": json_records, ".json": json_records,
@@ -189,17 +174,14 @@ def records(args):
     for path in args.input:
         reader = hub_records if path.startswith("hf:") else READERS.get(ending(path))
         if not reader:
-            raise PrepareError(BAD_INPUT, "%s: expected JSONL, CSV or Parquet" % path,
-                               "train_llama reads text files itself")
+            fail(BAD_INPUT, "%s: expected JSONL, CSV or Parquet" % path,
+                 "train_llama reads text files itself")
         try:
             for number, record in reader(path, keys):
                 yield "%s:%d" % (path, number), record
-        except PrepareError:
-            raise
         except Exception as e:  # from a package, OSError, or ValueError for a damaged file
             why = getattr(e, "strerror", "") or str(e).split("\n")[0] or type(e).__name__
-            raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, why),
-                               repair_of(e, path)) from None
+            fail(BAD_INPUT, "%s: cannot read: %s" % (path, why), repair_of(e, path))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -306,8 +288,7 @@ def messages_of(record):
 
 def jinja_environment():
     """As in transformers, including {% generation %}: with env.marked, START and END enclose it."""
-    jinja2 = require("jinja2", "the chat template")
-    from jinja2 import ext, sandbox
+    jinja2, ext, sandbox = load("jinja2", "jinja2.ext", "jinja2.sandbox")
 
     class Generation(ext.Extension):
         tags = {"generation"}
@@ -342,8 +323,8 @@ def read(path, parse=None):
         with open(path, encoding="utf-8") as f:
             return parse(f.read()) if parse else f.read()
     except (OSError, ValueError, RecursionError) as e:
-        raise PrepareError(BAD_INPUT, "%s: expected %s in UTF-8: %s" % (
-            path, "JSON" if parse else "text", e), "check --model and --chat-template") from None
+        fail(BAD_INPUT, "%s: expected %s in UTF-8: %s" % (path, "JSON" if parse else "text", e),
+             "check --model and --chat-template")
 
 
 def template_source(args):
@@ -358,8 +339,8 @@ def template_source(args):
     if source is None and not args.model:
         return CHATML, "ChatML"
     if not isinstance(source, str):
-        raise PrepareError(BAD_INPUT, "%s: expected a chat template, found none" % path,
-                           "give a file with the template: --chat-template FILE")
+        fail(BAD_INPUT, "%s: expected a chat template, found none" % path,
+             "give a file with the template: --chat-template FILE")
     return source, path
 
 
@@ -382,8 +363,8 @@ class Template:
         try:
             self.template = self.env.from_string(source)
         except Exception as e:
-            raise PrepareError(BAD_INPUT, "%s: expected a chat template: %s" % (name, e),
-                               "give another file: --chat-template FILE") from None
+            fail(BAD_INPUT, "%s: expected a chat template: %s" % (name, e),
+                 "give another file: --chat-template FILE")
 
     def text(self, messages, tools, prompt=False, marked=False):
         self.env.marked = marked
@@ -573,9 +554,8 @@ def documents(args, left_out, unknown):
         except (LeftOut, TypeError, ValueError) as e:  # not JSON: a date, infinity
             left_out.append("%s: %s" % (where, e))
             if args.strict or args.bench or (count == 0 and len(left_out) == 1000):
-                raise PrepareError(BAD_INPUT, left_out[0], (
-                    "a split with answers, as the hub has it" if args.bench
-                    else "--text-key names another field")) from None
+                fail(BAD_INPUT, left_out[0], "a split with answers, as the hub has it"
+                     if args.bench else "--text-key names another field")
             continue
         unknown.update(keys)
         if found.get("text") != "":
@@ -592,12 +572,12 @@ def write(args, left_out, unknown):
             for count, (_, line) in enumerate(documents(args, left_out, unknown), 1):
                 f.write(line + "\n")
         if count == 0:
-            raise PrepareError(BAD_INPUT, "%s: expected documents, found none" %
-                               " ".join(args.input), "left out: %s" % "; ".join(left_out[:3]))
+            fail(BAD_INPUT, "%s: expected documents, found none" % " ".join(args.input),
+                 "left out: %s" % "; ".join(left_out[:3]))
         os.replace(temporary, args.out)
     except OSError as e:
-        raise PrepareError(DISK, "%s: %s" % (e.filename or args.out, e.strerror),
-                           "check the space and the permissions of --out") from None
+        fail(DISK, "%s: %s" % (e.filename or args.out, e.strerror),
+             "check the space and the permissions of --out")
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
@@ -626,13 +606,8 @@ def prepare(args):
         print("wrote %s: %d documents" % (printable(args.out), count))
 
 
-def parse_args(argv):
-    def usage(message):
-        raise PrepareError(USAGE, message, "prepare.py --help lists the options")
-
-    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.error = usage
+def parse_args():
+    p = Parser()
     p.add_argument("input", nargs="+", metavar="INPUT")
     p.add_argument("--out", metavar="FILE.jsonl", help="output, replaced if it exists")
     p.add_argument("--text-key", metavar="NAME", help="field or column with the text")
@@ -645,7 +620,7 @@ def parse_args(argv):
     p.add_argument("--show", type=int, metavar="N", help="print N documents, write nothing")
     p.add_argument("--strict", action="store_true",
                    help="stop at the first record that would be left out")
-    args = p.parse_args(argv)
+    args = p.parse_args()
     if args.bench and (args.chat or args.text_key):
         p.error("expected at most one of --bench, --chat and --text-key")
     if not args.out and not args.show:
@@ -653,18 +628,8 @@ def parse_args(argv):
     return args
 
 
-def main(argv):
-    try:
-        prepare(parse_args(argv))
-    except PrepareError as e:
-        code, what, hint = e.args
-        print("error: %s\nhint: %s" % (printable(what), printable(hint)), file=sys.stderr)
-        return code
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was changed in --out", file=sys.stderr)
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        prepare(parse_args())
+    except KeyboardInterrupt:
+        fail(130, "interrupted; nothing was changed in --out", "run the same command again")

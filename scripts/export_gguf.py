@@ -9,7 +9,6 @@ Python package gguf (and its numpy). MODEL.gguf must not exist; it appears when 
 
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk, 7 NaN or Inf in the weights.
 """
-import argparse
 import glob
 import json
 import math
@@ -305,7 +304,7 @@ def export(source, path, kind):
 
 
 def main():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser()
     parser.add_argument("source", metavar="DIR")
     parser.add_argument("path", metavar="MODEL.gguf")
     parser.add_argument("--type", choices=("bf16", "f16", "f32", "q8_0"), default="bf16")

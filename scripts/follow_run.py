@@ -91,7 +91,7 @@ def copy(record, sinks, last_step, wall_time):
 
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0])
+    parser = Parser()
     parser.add_argument("run", help="the --out directory of a run, or its log.jsonl")
     parser.add_argument("--tensorboard", metavar="DIR", nargs="?", const="",
                         help="event files for tensorboard --logdir DIR (default: RUN/tensorboard)")

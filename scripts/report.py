@@ -338,7 +338,7 @@ def page(run):
 
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0])
+    parser = Parser()
     parser.add_argument("run", help="the --out directory of a run, or its log.jsonl")
     parser.add_argument("--out", help="the page (default: report.html next to the log)")
     args = parser.parse_args()

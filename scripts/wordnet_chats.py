@@ -51,7 +51,7 @@ def chat(word, places, files):
 
 
 def main():
-    parser = Parser(description=__doc__.split("\n")[0])
+    parser = Parser()
     parser.add_argument("wordnet")
     parser.add_argument("out")
     parser.add_argument("--words", type=int, default=4000)

@@ -89,10 +89,10 @@ like hub hf:lines.jsonl
 like hub_config_and_split hf:lines.jsonl:part:test
 refused no_such_data_set 3 "hf:no/such: cannot read: Dataset 'no/such' doesn't exist on the Hub" hf:no/such
 refused hub_other_column 3 'hf:lines.jsonl:1: expected a string "body", found id, text' hf:lines.jsonl --text-key body
-PYTHONPATH=$work/missing refused without_datasets 2 'hf:lines.jsonl: needs the Python package datasets' hf:lines.jsonl
+PYTHONPATH=$work/missing refused without_datasets 2 'the Python package datasets is not installed' hf:lines.jsonl
 # ---- Parquet ---------------------------------------------------------------------------------------------
 printf 'PAR1 not really' > cut.parquet
-PYTHONPATH=$work/missing refused without_pyarrow 2 'cut.parquet: needs the Python package pyarrow' cut.parquet
+PYTHONPATH=$work/missing refused without_pyarrow 2 'the Python package pyarrow is not installed' cut.parquet
 if with_package parquet pyarrow; then
     python << 'PY'
 import pyarrow, pyarrow.parquet
