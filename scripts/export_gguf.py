@@ -29,6 +29,13 @@ NEUTRAL = {False: """alibi attention_bias mlp_bias use_mrope parallel_residual u
     mup_scale""", 1: """embedding_multiplier logit_scale logits_scaling partial_rotary_factor
     scale_emb residual_multiplier rotary_pct scale_depth""", "silu": "hidden_act", "full_attention":
     "layer_types"}
+# Metadata, after the name of the architecture, and the members of config.json
+KEYS = {"vocab_size": "vocab_size", "context_length": "max_position_embeddings",
+        "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
+        "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
+        "attention.value_length": "head_dim", "rope.dimension_count": "head_dim",
+        "rope.freq_base": "rope_theta", "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 LLAMA3_WORDS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}%s| "
                 "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+")
 # How text is cut into words before ByteLevel, and the normalizer: llama.cpp's name
@@ -78,22 +85,14 @@ def read_config(source):
         bad(path, "expected one RoPE, found rope_theta, rope_scaling or rope_parameters twice")
     c["rope"], c["rope_theta"] = {**rope, "rope_type": kind}, theta
     c["head_dim"] = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    c["num_key_value_heads"] = c.get("num_key_value_heads") or c["num_attention_heads"]
     return c
 
 
 def put_config(w, c):
-    w.add_vocab_size(c["vocab_size"])
-    w.add_context_length(c["max_position_embeddings"])
-    w.add_embedding_length(c["hidden_size"])
-    w.add_block_count(c["num_hidden_layers"])
-    w.add_feed_forward_length(c["intermediate_size"])
-    w.add_head_count(c["num_attention_heads"])
-    w.add_head_count_kv(c.get("num_key_value_heads") or c["num_attention_heads"])
-    w.add_key_length(c["head_dim"])
-    w.add_value_length(c["head_dim"])
-    w.add_rope_dimension_count(c["head_dim"])
-    w.add_rope_freq_base(c["rope_theta"])
-    w.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    for key, name in KEYS.items():
+        put = w.add_float32 if name in ("rope_theta", "rms_norm_eps") else w.add_uint32
+        put("%s.%s" % (w.arch, key), c[name])
     if c["rope"]["rope_type"] == "linear":
         w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         w.add_rope_scaling_factor(c["rope"]["factor"])
@@ -241,10 +240,10 @@ def stored(values, kind, name):
     return data
 
 
-def neighbours(values, head_dim):
-    """The rows of Q or K in llama.cpp's order, which rotates neighbours where Hugging Face rotates
-    the two halves of a head; Qwen's are rotated as in Hugging Face."""
-    rows = values.reshape(-1, 2, head_dim // 2, *values.shape[1:])
+def swap(values, *halves_and_pairs):
+    """The rows of Q or K in the other order: Hugging Face rotates the two halves of a head
+    (2, head_dim // 2), llama.cpp neighbours (head_dim // 2, 2), but for Qwen."""
+    rows = values.reshape(-1, *halves_and_pairs, *values.shape[1:])
     return rows.swapaxes(1, 2).reshape(values.shape)
 
 
@@ -266,7 +265,7 @@ def write(w, c, weights, names, kind, path):
     for name in names:
         values = read_weights(name, *weights[name])
         if "qwen" not in c["model_type"] and (".q_proj." in name or ".k_proj." in name):
-            values = neighbours(values, c["head_dim"])
+            values = swap(values, 2, c["head_dim"] // 2)
         w.write_tensor_data(stored(values, type_of(values.shape, kind), name))
     if len(factors):
         w.write_tensor_data(factors)
