@@ -1,8 +1,5 @@
 #!/usr/bin/env python3
-"""Copies the log of a run, as it grows, to TensorBoard or Weights & Biases. Ctrl-C ends it.
-
-usage: follow_run.py RUN_DIR_OR_LOG [--tensorboard DIR] [--wandb PROJECT] [--once]
-"""
+"""Copies the log of a run, as it grows, to TensorBoard or Weights & Biases. Ctrl-C ends it."""
 import os
 import sys
 import time
@@ -22,10 +19,9 @@ class TensorBoard:
             "tensorboard.compat.proto.event_pb2", "tensorboard.compat.proto.summary_pb2",
             "tensorboard.summary.writer.event_file_writer")
         self.writer = files.EventFileWriter(folder)
-        self.begin({}, 0)       # drops what an earlier follow_run.py wrote
 
     def begin(self, options, step):
-        """TensorBoard drops its records of later steps."""
+        """TensorBoard drops its records of later steps, an earlier follow_run.py's too."""
         status = self.event.SessionLog(status=self.event.SessionLog.START)
         self.writer.add_event(self.event.Event(wall_time=time.time(), step=step + 1,
                                                session_log=status))
@@ -51,8 +47,6 @@ class WeightsAndBiases:
                                    config=options)
 
     def write(self, step, wall_time, values):
-        if not self.run:
-            self.begin({}, 0)
         self.run.log(values, step=step)
 
 
@@ -83,8 +77,8 @@ def copy(record, sinks, last_step, wall_time):
     values = {name: record[key] for key, name in names.items() if is_number(record.get(key))}
     wall_time = record["time"] if is_number(record.get("time")) else wall_time
     for sink in sinks:
-        if event == "start" or event == "resume" and step < last_step:
-            sink.begin(record["options"], step)
+        if last_step < 0 or event == "start" or event == "resume" and step < last_step:
+            sink.begin(record.get("options", {}), step if last_step >= 0 else 0)
         if values:
             sink.write(step, wall_time, values)
     return step, wall_time
@@ -92,7 +86,7 @@ def copy(record, sinks, last_step, wall_time):
 
 def main():
     parser = Parser()
-    parser.add_argument("run", help="the --out directory of a run, or its log.jsonl")
+    parser.add_argument("run", metavar="RUN", help="the directory of a run, or its log.jsonl")
     parser.add_argument("--tensorboard", metavar="DIR", nargs="?", const="",
                         help="event files for tensorboard --logdir DIR (default: RUN/tensorboard)")
     parser.add_argument("--wandb", metavar="PROJECT", help="log to a run in this W&B project")

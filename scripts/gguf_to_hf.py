@@ -92,16 +92,13 @@ def tokenizer_files(model):
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
                   "use_regex": True}
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None,
+        "version": "1.0",
         "added_tokens": [{"id": i, "content": tokens[i], "single_word": False, "lstrip": False,
                           "rstrip": False, "normalized": False, "special": True} for i in special],
-        "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
             {"type": "Digits", "individual_digits": True}, byte_level]},
-        "post_processor": None, "decoder": {**byte_level, "add_prefix_space": True},
-        "model": {"type": "BPE", "dropout": None, "unk_token": None,
-                  "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
-                  "byte_fallback": False, "vocab": {t: i for i, t in enumerate(tokens)},
+        "decoder": {**byte_level, "add_prefix_space": True},
+        "model": {"type": "BPE", "vocab": {t: i for i, t in enumerate(tokens)},
                   "merges": model.get("tokenizer.ggml.merges")},
     }
     named = {name.replace("_id", ""): tokens[i] for name, i in token_ids(model).items()}

@@ -286,7 +286,7 @@ def page(run):
 
 def main():
     parser = Parser()
-    parser.add_argument("run", help="the --out directory of a run, or its log.jsonl")
+    parser.add_argument("run", metavar="RUN", help="the directory of a run, or its log.jsonl")
     parser.add_argument("--out", help="the page (default: report.html next to the log)")
     args = parser.parse_args()
     path = os.path.join(args.run, "log.jsonl") if os.path.isdir(args.run) else args.run

@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """Makes chats about the meanings of words, from WordNet's files, as JSONL.
 
-usage: wordnet_chats.py WORDNET OUT.jsonl [--words N] [--leave-out WORD,WORD...]
-
 WORDNET is a directory with index.noun, data.noun and so on (Debian: wordnet-base,
 /usr/share/wordnet). There is one chat per word: its meanings, and an example of its use if there is
 one. The words are those that WordNet's authors counted in texts, in a fixed random order. The text
