@@ -19,7 +19,7 @@ import re
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../scripts"))
-from command import Parser, fail, load  # noqa: E402
+from command import BAD_INPUT, DISK, USAGE, Parser, fail, load, warn  # noqa: E402
 
 (np,) = load("numpy")
 SHARD_TOKENS, BLOCK = 10**8, 4096
@@ -28,7 +28,7 @@ for _ in range(8):
     TABLE = TABLE >> 1 ^ np.where(TABLE & 1, 0x82f63b78, 0).astype("<u4")
 
 
-def check(ok, what, hint="the file is damaged or cut short: copy it again", code=3):
+def check(ok, what, hint="the file is damaged or cut short: copy it again", code=BAD_INPUT):
     if not ok:
         fail(code, what, hint)
 
@@ -147,14 +147,13 @@ def name_unread(files):
             for name in os.listdir(folder or ".") if re.search("mask|label|meta|[.]loss$", name)]
     unread = sorted(name for name in near if name not in known and os.path.isfile(name))
     if unread:
-        print("warning: not read: %s%s" % (", ".join(unread[:5]), ", ..." * (len(unread) > 5)),
-              file=sys.stderr)
+        warn("not read: %s%s" % (", ".join(unread[:5]), ", ..." * (len(unread) > 5)))
 
 
 def scan(path, tokens, mask, args):
     """Document ends by the boundary token."""
     check(args.boundary_token is not None, "%s: does not say where documents end" % path,
-          "give the end-of-text id: --boundary-token ID", 2)
+          "give the end-of-text id: --boundary-token ID", USAGE)
     at = np.concatenate([[]] + [
         first + np.flatnonzero(tokens[first:first + SHARD_TOKENS] == args.boundary_token)
         for first in range(0, len(tokens), SHARD_TOKENS)]).astype("i8")
@@ -179,7 +178,7 @@ def read(path, args):
     try:
         (tokens, ends, mask), labels = reader(path), label_mask(path)
     except Exception as e:  # from numpy, gzip or csv
-        fail(3, "%s: cannot read it or its index: %s" % (path, e), "copy both again")
+        fail(BAD_INPUT, "%s: cannot read it or its index: %s" % (path, e), "copy both again")
     ends = scan(path, tokens, mask, args) if ends is None else ends
     mask = labels if mask is None else mask
     check(len(ends) and ends[-1] == len(tokens) and (ends[1:] >= ends[:-1]).all() and
@@ -279,7 +278,7 @@ def run(args):
     # FILE... may match masks as well
     args.files = [path for path in args.files if path not in masks]
     name_unread(args.files)
-    stems = ["%s_%05d" % (args.split, k) for k in range(len(args.files))]
+    stems = ["train_%05d" % k for k in range(len(args.files))]
     for stem, path in zip(stems, args.files):
         read_too = [f for f in (path, *beside(path)) if os.path.exists(f)]
         stats = [(f, os.path.getsize(f), os.stat(f).st_mtime_ns) for f in read_too]
@@ -290,7 +289,7 @@ def run(args):
             note(stem, key, convert(path, stem, args, *found))
         counts = ", ".join("%d %s" % (n, what) for what, n in done[stem][1].items())
         print("%s: %s" % (path, counts))
-    for stem in [stem for stem in done if stem.startswith(args.split + "_") and stem not in stems]:
+    for stem in [stem for stem in done if stem.startswith("train_") and stem not in stems]:
         remove(stem)  # an earlier run had more files
 
 
@@ -302,13 +301,12 @@ def main():
                    help="vocabulary size of the tokenizer")
     p.add_argument("--boundary-token", type=int, metavar="ID", help="token that ends documents")
     p.add_argument("--starts", action="store_true", help="the boundary token begins documents")
-    p.add_argument("--split", choices=("train", "val"), default="train")
     args = p.parse_args()
     try:
         run(args)
     except (OSError, ValueError) as e:
         written = isinstance(e, OSError) and e.filename not in args.files
-        fail(4 if written else 3,
+        fail(DISK if written else BAD_INPUT,
              "%s: %s" % (getattr(e, "filename", None) or args.out, getattr(e, "strerror", e)),
              "check the file, its index, and the space")
 

@@ -10,14 +10,10 @@ datasets). A row keeps the fields that train_llama knows (data/README.md); --tex
 field as the text.
 
 With --chat, the chat template of --model renders chats (needs jinja2) into
-{"parts": [[text, trained], ...]}, for templates that train_llama does not know. The assistant's
-turns are trained on, with their weights and the token that ends them, but not a "prompt". They are
-what {% generation %} in a template marks. Without it a turn is whatever rendering the chat up to it
-adds to the chat before it with a generation prompt, without white space after a closing special
-token. A chat whose earlier text changes as it grows, or of which the template does not render a
-text, a tool's name or a call, is left out. With --bench, rows of a benchmark become {"context",
-"choices", "answer"} for train_llama --bench, with lm-evaluation-harness's zero-shot prompts. A row
-without an answer, as in test splits, is an error.
+{"parts": [[text, trained], ...]}, for templates that train_llama does not know. data/README.md says
+what is trained on, and which chats are left out. With --bench, rows of a benchmark become
+{"context", "choices", "answer"} for train_llama --bench, with lm-evaluation-harness's zero-shot
+prompts. A row without an answer, as in test splits, is an error.
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
 import collections
@@ -37,9 +33,9 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../scripts"))
-from command import Parser, fail, load, printable  # noqa: E402
+from command import (  # noqa: E402
+    BAD_INPUT, DISK, USAGE, Parser, fail, load, printable, warn)
 
-USAGE, BAD_INPUT, DISK = 2, 3, 4
 MAX_NAMED = 10  # left-out records named in warnings
 RECORDS = (("messages", "messages"), ("conversations", "conversations"),
            ("instruction", "instruction output"), ("completions", "prompt completions"),
@@ -81,7 +77,7 @@ class LeftOut(Exception):
 
 
 # --------------------------------------------------------------------------------------------------
-# Files
+# Records of files: (number, a dictionary, or LeftOut)
 
 
 @contextlib.contextmanager
@@ -103,10 +99,6 @@ def open_input(path):
 def ending(path):
     plain, packing = os.path.splitext(path)
     return os.path.splitext(plain if packing in (".gz", ".zst") else path)[1].lower()
-
-
-# --------------------------------------------------------------------------------------------------
-# Records: (number, a dictionary, or LeftOut)
 
 
 def json_records(path, _):
@@ -260,8 +252,7 @@ def message_of(value, where):
 
 def messages_of(record):
     """(messages, their weights)."""
-    def turn(key, role):
-        value = record[key]
+    def turn(value, role):
         return [{"role": role, "content": value}] if isinstance(value, str) else value
 
     kind = kind_of(record)
@@ -272,14 +263,13 @@ def messages_of(record):
     for key in record:
         if TYPES[kind].get(key) == "x" and key != "tools" and record[key]:
             raise LeftOut("expected none of \"%s\", which no template renders" % key)
-    prompt, chat = [turn("system", "system")[0]] if record.get("system") else [], record.get(kind)
+    prompt, chat = turn(record.get("system") or [], "system"), record.get(kind)
     if kind == "instruction":
-        record["prompt"] = "\n\n".join(filter(None, (record["instruction"], record.get("input"))))
+        asked = "\n\n".join(filter(None, (record["instruction"], record.get("input"))))
+        record = {"prompt": asked, "completion": record["output"]}
     if kind in ("instruction", "prompt"):
-        prompt += turn("prompt", "user")
-        answer = ("output" if kind == "instruction" else
-                  "completion" if "completion" in record else "response")
-        chat = turn(answer, "assistant")
+        prompt = prompt + turn(record["prompt"], "user")
+        chat = turn(record.get("completion", record.get("response")), "assistant")
     if not chat:
         raise LeftOut("expected a list of messages")
     found = [message_of(m, "message %d: " % i) for i, m in enumerate(prompt + chat, 1)]
@@ -431,8 +421,9 @@ class Template:
         squeeze = lambda text: "".join(text.split())
         text = squeeze(self.text(chat, [mark_name(tool) for tool in tools] if tools else tools))
         for i, (where, value) in enumerate(marks, 1):
-            forms = value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]
-            forms = forms[:1] if where[-1] == "arguments" else forms  # JSON already: no text of JSON in JSON
+            forms = [value]
+            if where[-1] != "arguments":  # JSON already: no text of JSON in JSON
+                forms += [json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (True, False)]
             if any(squeeze(form) + MARK % i in text for form in forms):
                 continue
             if where[1:] and where[1] not in TYPES["message"]:
@@ -454,14 +445,12 @@ class Template:
         spans = (self.marked_spans if self.marks else self.turns)(messages, weights, tools, text)
         self.check_rendered(messages, tools, unknown)
         parts, at = [], 0
-        for start, end, weight in spans:
+        for start, end, weight in (span for span in spans if span[2]):
             special = "|".join(map(re.escape, self.special))
-            if weight and not re.sub(special, "", text[start:end]).strip():
+            if not re.sub(special, "", text[start:end]).strip():
                 raise LeftOut("the template renders an empty answer")
-            if weight:
-                parts += [[text[at:start], False],
-                          [text[start:end], True if weight == 1 else weight]]
-                at = end
+            parts += [[text[at:start], False], [text[start:end], True if weight == 1 else weight]]
+            at = end
         unknown.update(key for key in record if key not in TYPES[kind_of(record)])
         found = {"parts": [part for part in parts + [[text[at:], False]] if part[0]]}
         return dict(found, weight=record["weight"]) if "weight" in record else found
@@ -564,7 +553,7 @@ def documents(args, left_out, unknown):
 
 
 def write(args, left_out, unknown):
-    """Writes under a temporary name first. Returns the number of documents."""
+    """Writes under a temporary name first."""
     count, temporary = 0, args.out + ".tmp"
     try:
         os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
@@ -581,7 +570,7 @@ def write(args, left_out, unknown):
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
-    return count
+    print("wrote %s: %d documents" % (printable(args.out), count))
 
 
 def prepare(args):
@@ -594,35 +583,32 @@ def prepare(args):
                 print("[[%s]]" % text if trained else text, end="")
             print("\n")
     else:
-        count = write(args, left_out, unknown)
+        write(args, left_out, unknown)
     for why in left_out[:MAX_NAMED]:
-        print("warning: left out: %s" % printable(why), file=sys.stderr)
+        warn("left out: " + why)
     if len(left_out) > MAX_NAMED:
-        print("warning: %d records left out in all" % len(left_out), file=sys.stderr)
+        warn("%d records left out in all" % len(left_out))
     if unknown:
         names = ("%s (%d records)" % (printable(k), n) for k, n in unknown.most_common(20))
         print("unknown keys: %s" % ", ".join(names), file=sys.stderr)
-    if not args.show:
-        print("wrote %s: %d documents" % (printable(args.out), count))
 
 
 def parse_args():
     p = Parser()
     p.add_argument("input", nargs="+", metavar="INPUT")
     p.add_argument("--out", metavar="FILE.jsonl", help="output, replaced if it exists")
-    p.add_argument("--text-key", metavar="NAME", help="field or column with the text")
-    p.add_argument("--chat", action="store_true", help="records are chats")
+    kind = p.add_mutually_exclusive_group()
+    kind.add_argument("--text-key", metavar="NAME", help="field or column with the text")
+    kind.add_argument("--chat", action="store_true", help="records are chats")
+    kind.add_argument("--bench", choices=BENCHMARKS, help="rows are questions of this benchmark")
     p.add_argument("--model", default="", metavar="DIR",
                    help="model with the template (default: ChatML)")
     p.add_argument("--chat-template", metavar="FILE",
                    help="a Jinja template instead of the model's")
-    p.add_argument("--bench", choices=BENCHMARKS, help="rows are questions of this benchmark")
     p.add_argument("--show", type=int, metavar="N", help="print N documents, write nothing")
     p.add_argument("--strict", action="store_true",
                    help="stop at the first record that would be left out")
     args = p.parse_args()
-    if args.bench and (args.chat or args.text_key):
-        p.error("expected at most one of --bench, --chat and --text-key")
     if not args.out and not args.show:
         p.error("expected --out FILE.jsonl, or --show N")
     return args

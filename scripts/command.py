@@ -3,10 +3,16 @@ import argparse
 import importlib
 import sys
 
+USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7  # exit codes
+
 
 def printable(text):
     """Escapes text, so that no file name can forge a second line of output."""
     return "".join(c if c.isprintable() else "\\x%02x" % ord(c) for c in text)
+
+
+def warn(what):
+    print(f"warning: {printable(what)}", file=sys.stderr)
 
 
 def fail(code, what, hint):

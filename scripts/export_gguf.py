@@ -13,12 +13,10 @@ import glob
 import json
 import math
 import os
-import sys
 
-from command import Parser, fail, load
+from command import BAD_INPUT, DISK, DIVERGED, USAGE, Parser, fail, load, warn
 
 gguf, numpy = load("gguf", "numpy")
-USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7
 # model_type: llama.cpp's architecture, and the tensors of a layer
 FAMILIES = {"llama": ("LLAMA", 9), "mistral": ("LLAMA", 9), "qwen2": ("QWEN2", 12),
             "qwen3": ("QWEN3", 11), "smollm3": ("SMOLLM3", 9)}
@@ -46,10 +44,6 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
 
 def bad(path, what, hint="llama.cpp's convert_hf_to_gguf.py knows more of them"):
     fail(BAD_INPUT, "%s: %s" % (path, what), hint)
-
-
-def warn(path, what):
-    print("warning: %s: %s" % (path, what), file=sys.stderr)
 
 
 def read_json(path):
@@ -115,13 +109,12 @@ def rope_factors(c):
 def pre_tokenizer_name(tokenizer, path):
     pre, normalizer = tokenizer.get("pre_tokenizer") or {}, tokenizer.get("normalizer") or {}
     *before, last = pre.get("pretokenizers", [pre])
-    cut = None
-    for part in before:
-        cut = "unknown"
-        if part["type"] == "Digits" and part["individual_digits"]:
-            cut = "Digits"
-        if part["type"] == "Split" and part["behavior"] == "Isolated" and not part.get("invert"):
-            cut = part["pattern"].get("Regex")
+    part = before[0] if before else {}
+    cut = part.get("type")
+    if cut == "Split" and part["behavior"] == "Isolated" and not part.get("invert"):
+        cut = part["pattern"].get("Regex")
+    if cut == "Digits" and not part["individual_digits"]:
+        cut = "groups of digits"
     byte_level = last.get("type") == "ByteLevel" and not last.get("add_prefix_space") and (
         last.get("use_regex", True) == (cut in (None, "Digits")))
     if not tokenizer["model"]["merges"] and not normalizer:
@@ -151,8 +144,8 @@ def put_tokenizer(w, source, c):
     w.add_token_merges([m if isinstance(m, str) else " ".join(m)
                         for m in tokenizer["model"]["merges"]] or ["<none> <none>"])
     if tokenizer.get("normalizer"):
-        warn(path, "llama.cpp does not normalise texts (NFC): decomposed characters give other "
-             "tokens there")
+        warn("%s: llama.cpp does not normalise texts (NFC): decomposed characters give other "
+             "tokens there" % path)
     special = gguf.SpecialVocab(source, n_vocab=vocab_size)
     special.add_special_token.setdefault("bos", False)  # llama.cpp's default depends on the name
     # llama.cpp ends a text at any of three, and at some more that it knows by name
@@ -164,8 +157,8 @@ def put_tokenizer(w, source, c):
     free = [k for k in ("eos", "eot", "eom") if k not in roles]
     roles.update(zip(free, ends))
     if ends[len(free):]:
-        warn(path, "llama.cpp has no place for %s, and may not stop there" % ", ".join(
-            texts[i] for i in ends[len(free):]))
+        warn("%s: llama.cpp has no place for %s, and may not stop there" % (
+            path, ", ".join(texts[i] for i in ends[len(free):])))
     template = os.path.join(source, "chat_template.jinja")
     if os.path.exists(template):  # before that of tokenizer_config.json, as in transformers
         with open(template, encoding="utf-8") as f:

@@ -11,13 +11,11 @@ import json
 import os
 import shutil
 import struct
-import sys
 
-from command import Parser, fail, load
+from command import BAD_INPUT, DISK, USAGE, Parser, fail, load
 from export_gguf import CONTROL, KEYS, swap
 
 gguf, numpy = load("gguf", "numpy")
-USAGE, BAD_INPUT, DISK = 2, 3, 4
 ONLY = "only SmolLM2 is known to convert"
 LAYER = """input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj
     post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj""".split()

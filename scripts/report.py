@@ -4,12 +4,11 @@ import json
 import math
 import os
 import shlex
-import sys
 import time
 from html import escape
 from types import SimpleNamespace
 
-from command import Parser, fail
+from command import BAD_INPUT, DISK, Parser, fail, warn
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 230, 46, 8, 10, 34  # of a chart
 # Okabe and Ito's colours, which colour-blind readers can tell apart; on light and on dark pages
@@ -19,8 +18,7 @@ STYLE = """:root { color-scheme: light dark;
   :root { --c0: #56b4e9; --c1: #e69f00; --muted: #9ea7b1; --grid: #30363d; } }
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1240px; margin: 0 auto; padding: 16px;
        overflow-wrap: anywhere; }
-h1 { font-size: 1.5em; margin: 0; } h2 { font-size: 1.15em; margin: 1.8em 0 0.5em; }
-h3 { font-size: 1em; margin: 0; } figure { margin: 0; min-width: 0; }
+figure { margin: 0; min-width: 0; } h3 { font-size: 1em; margin: 0; }
 .muted, figcaption { color: var(--muted); font-size: 0.87em; margin: 0.3em 0; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr));
         gap: 22px 28px; }
@@ -28,14 +26,11 @@ svg { width: 100%; height: auto; display: block; }
 svg text { font: 11.5px system-ui, sans-serif; fill: var(--muted); }
 .axis { stroke: var(--grid); } .line { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
 .c0 { stroke: var(--c0); } .c1 { stroke: var(--c1); }
-.faint { stroke-width: 1; opacity: 0.3; } .dashed { stroke-dasharray: 4 3; }
+.faint { stroke-width: 1; opacity: 0.3; }
 .dots { stroke-width: 6; stroke-linecap: round; } circle { fill: transparent; }
-.key { margin-right: 12px; white-space: nowrap; }
-.key i { display: inline-block; width: 14px; height: 4px; margin: 0 5px 3px 0; }
 table { border-collapse: collapse; font-size: 0.93em; }
-td { padding: 3px 18px 3px 0; vertical-align: top; }
-td:first-child { color: var(--muted); white-space: nowrap; } summary { cursor: pointer; }
-pre { border-left: 3px solid var(--grid); padding-left: 12px; white-space: pre-wrap; }
+td { padding: 3px 18px 3px 0; vertical-align: top; white-space: pre-wrap; }
+td:first-child { color: var(--muted); white-space: nowrap; }
 """
 
 
@@ -52,10 +47,9 @@ def is_loss(value):  # null: it was not finite
 
 # The fields that the report reads from each event; step records have none. Later versions may add
 # events.
-START = {"options": lambda v: isinstance(v, dict)}
 NUMBERS = "ms lr tokens_per_s real_tokens fill attention_pairs".split()
-FIELDS = {"start": START, "resume": START, "val": {"loss": is_loss},
-          "sample": {"text": lambda v: isinstance(v, str)},
+FIELDS = {**dict.fromkeys(("start", "resume"), {"options": lambda v: isinstance(v, dict)}),
+          "val": {"loss": is_loss}, "sample": {"text": lambda v: isinstance(v, str)},
           "None": {"loss": is_loss, "grad_norm": is_loss, **dict.fromkeys(NUMBERS, is_number),
                    "padded_pairs": lambda v: is_number(v) and v}}
 
@@ -73,9 +67,8 @@ def parse_record(line):
 
 
 def read_log(path):
-    """The contents of log.jsonl at `path`: steps, vals [(step, loss)], samples [(step, text)],
-    start (or the last resume), resumes (steps). Records of a resumed run replace those after the
-    step from which it resumes."""
+    """The records of log.jsonl at `path`: steps, vals, samples, start (or the last resume) and
+    resumes. Those of a resumed run replace those after the step from which it resumes."""
     records, starts, bad = {}, [], []
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
@@ -90,20 +83,19 @@ def read_log(path):
                     key = entry["step"], str(entry.get("event")), str(entry.get("number"))
                     records[key] = entry
     except OSError as e:
-        fail(3, f"{path}: cannot read: {e.strerror}",
+        fail(BAD_INPUT, f"{path}: cannot read: {e.strerror}",
              "give the --out directory of a run, or its log.jsonl")
     steps, vals, samples = ([records[key] for key in sorted(records) if key[1] == event]
                             for event in ("None", "val", "sample"))
     if not steps:
-        fail(3, f"{path}: expected at least one step, found none",
+        fail(BAD_INPUT, f"{path}: expected at least one step, found none",
              "let the run finish a step first")
     if bad:
-        print(f"warning: {path}: skipped what is not a record: line "
-              + ", ".join(map(str, bad[:5])) + (" and more" if bad[5:] else ""), file=sys.stderr)
-    return SimpleNamespace(path=path, steps=steps, start=starts[-1] if starts else {"options": {}},
-                           vals=[(r["step"], r["loss"]) for r in vals],
-                           samples=[(r["step"], r["text"]) for r in samples],
-                           resumes=[s["step"] for s in starts if s["event"] == "resume"])
+        warn(f"{path}: skipped what is not a record: line "
+             + ", ".join(map(str, bad[:5])) + (" and more" if bad[5:] else ""))
+    return SimpleNamespace(path=path, steps=steps, vals=vals, samples=samples,
+                           start=starts[-1] if starts else {"options": {}},
+                           resumes=[s for s in starts if s["event"] == "resume"])
 
 
 # -------------------------------------------------------------------------------------------------
@@ -148,9 +140,9 @@ def svg_text(x, y, what, anchor="middle"):
 
 
 def chart_svg(lines, low, high, marks=()):
-    """Lines (classes, name, [(step, y)]): a colour c0 or c1, perhaps faint, dashed or dots. Values
-    outside low and high are cut off; marks (step, sign) are drawn at the top. A browser shows the
-    values of a named line under the pointer."""
+    """Lines (classes, name, [(step, y)]): a colour c0 or c1, perhaps faint or dots. Values outside
+    low and high are cut off; marks (step, sign) are drawn at the top. A browser shows the values of
+    a named line under the pointer."""
     xs = [x for _, _, points in lines for x, _ in points] or [0]
     x0, x1 = (0 if min(xs) < max(xs) / 2 else min(xs)), max(max(xs), min(xs) + 1)
     pad = 0.04 * (high - low) or 0.04 * abs(high) or 0.5
@@ -181,49 +173,37 @@ def chart_svg(lines, low, high, marks=()):
     return "".join(svg)
 
 
-def figure(run, title, curves, note="", low=None, high=None):
-    """A chart of curves (classes, name, key of a step), smoothed unless exact. "loss" comes with
-    validation and with unusual steps. The scale leaves out the highest twentieth, of the start and
-    of spikes, unless exact."""
-    lines, marks, shown = [], [], []
-    for k, (kind, name, key) in enumerate(curves):
-        points = [(s["step"], s[key] if is_number(s.get(key)) else None) for s in run.steps]
-        drawn, colour = thin(points), f"c{k} {kind}"
-        values = sorted(y for _, y in points if y is not None)
-        if "exact" not in kind:
-            lines += [(colour + " faint", "", drawn)] * ("dashed" not in kind)
-            drawn = list(zip([x for x, _ in drawn], smooth([y for _, y in drawn])))
-            values = values[:len(values) - len(values) // 20]
-        lines.append((colour, name, drawn))
-        shown += values
-        if key == "loss":
-            lines.append(("c1 dots", "validation", run.vals))
-            marks = [(s["step"], "\u00d7" if s.get("skipped") else "\u25be") for s in run.steps
-                     if s.get("skipped") or s.get("spike")]
+def figure(run, title, key, low=None, high=None, note=""):
+    """A chart of a key of the steps, smoothed but for the learning rate; the scale leaves out the
+    highest twentieth, of the start and of spikes. The loss comes with validation and unusual
+    steps."""
+    points = [(s["step"], s[key] if is_number(s.get(key)) else None) for s in run.steps]
+    shown, drawn = sorted(y for _, y in points if y is not None), thin(points)
+    lines, marks = [("c0", key, drawn)], ()
+    if key != "lr":
+        smoothed = zip([x for x, _ in drawn], smooth([y for _, y in drawn]))
+        lines = [("c0 faint", "", drawn), ("c0", key, list(smoothed))]
+        shown = shown[:len(shown) - len(shown) // 20]
+    if key == "loss":
+        lines.append(("c1 dots", "validation", [(v["step"], v["loss"]) for v in run.vals]))
+        marks = [(s["step"], "\u00d7" if s.get("skipped") else "\u25be") for s in run.steps
+                 if s.get("skipped") or s.get("spike")]
     svg = chart_svg([line for line in lines if line[2]],
                     min(shown, default=0) if low is None else low,
                     max(shown, default=1) if high is None else high, marks)
-    keys = "".join(f'<span class="key"><i style="background: var(--{kind[:2]})"></i>'
-                   f"{escape(name)}</span> " for kind, name, _ in lines if name)
-    note += " \u00d7 skipped, \u25be spike." if marks else ""
-    return f"<figure><h3>{title}</h3>{svg}<figcaption>{keys}<br>{note}</figcaption></figure>"
+    return f"<figure><h3>{title}</h3>{svg}<figcaption>{note}</figcaption></figure>"
 
 
 def charts(run):
     for s in run.steps:
         s["percent"], s["pairs"] = 100 * s["fill"], 100 * s["attention_pairs"] / s["padded_pairs"]
-    cut = "The axis may cut off the start and spikes."
-    out = [figure(run, "Loss", [("", "loss", "loss")], cut),
-           figure(run, "Real tokens/s", [("", "tokens/s", "tokens_per_s")], low=0),
-           figure(run, "Gradient norm", [("", "norm", "grad_norm")], cut, low=0),
-           figure(run, "Learning rate", [("exact", "rate", "lr")], low=0),
-           figure(run, "Packing", [("", "% of the buffer is real tokens", "percent"),
-                                   ("dashed", "attention pairs, % of padded rows", "pairs")],
-                  low=0, high=100)]
-    if "imbalance_measured" in run.steps[-1]:
-        out.append(figure(run, "Busiest rank / mean", [("", "1 is even", "imbalance_measured")],
-                          low=1))
-    return f'<div class="grid">{"".join(out)}</div>'
+    wanted = (("Loss", "loss", None, None, "Dots: validation; \u00d7 skipped, \u25be spike"),
+              ("Real tokens/s", "tokens_per_s", 0), ("Gradient norm", "grad_norm", 0),
+              ("Learning rate", "lr", 0),
+              ("Real tokens, % of the buffer", "percent", 0, 100),
+              ("Attention pairs, % of padded rows", "pairs", 0, 100),
+              ("Busiest rank / mean", "imbalance_measured", 1, None, "1 is even"))
+    return "".join(figure(run, *what) for what in wanted if what[1] in run.steps[-1])
 
 
 # -------------------------------------------------------------------------------------------------
@@ -234,7 +214,7 @@ def first_to_last(values):
 
 
 def facts(run):
-    losses, length = [loss for _, loss in run.vals], run.start["options"].get("max-seqlen")
+    losses, length = [val["loss"] for val in run.vals], run.start["options"].get("max-seqlen")
     speeds = sorted(s["tokens_per_s"] for s in run.steps)
     lowest = min([v for v in losses if v is not None], default=math.inf)
     padded, pairs, tokens = (max(1, sum(s[key] for s in run.steps))
@@ -242,10 +222,9 @@ def facts(run):
     rows = f"{2 * padded / (length + 1) / tokens:.2f}" if is_number(length) else "unknown"
     return {
         "steps": f"{run.steps[-1]['step']} of {run.start['options'].get('steps', '?')}" + "".join(
-            f", resumed after {step}" for step in run.resumes[-5:]),
+            f", resumed after {resume['step']}" for resume in run.resumes[-5:]),
         "loss": first_to_last([s["loss"] for s in run.steps]),
-        "validation loss": (first_to_last(losses) + f", lowest {lowest:.4f}: perplexity "
-                            f"{math.exp(min(lowest, 99)):.4g}") if losses else "none",
+        "validation loss": first_to_last(losses) + f", lowest {lowest:.4f}" if losses else "none",
         "trained": f"{tokens:,} real tokens in {sum(s['ms'] for s in run.steps) / 6e4:.1f} minutes,"
                    f" median {speeds[len(speeds) // 2]:.0f} a second",
         "packing": f"rows padded to {length} would have {rows} times the tokens and "
@@ -255,7 +234,7 @@ def facts(run):
 
 def table(rows):
     return "<table>" + "".join(f"<tr><td>{escape(key)}</td><td>{escape(text_of(key, value))}</td>"
-                               "</tr>" for key, value in rows.items()) + "</table>"
+                               "</tr>" for key, value in rows) + "</table>"
 
 
 def text_of(key, value):
@@ -266,21 +245,18 @@ def text_of(key, value):
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def samples(run):
-    return "".join(f"<p class=muted>after step {step}</p><pre>{escape(text)}</pre>"
-                   for step, text in run.samples[-3:]) or "<p class=muted>none in the log</p>"
-
-
 def page(run):
     title = escape(os.path.basename(os.path.dirname(os.path.abspath(run.path))))
-    start = {key: run.start[key] for key in run.start if key not in ("event", "step", "options")}
+    start = [(k, v) for k, v in run.start.items() if k not in ("event", "step", "options")]
+    samples = [(f"after step {s['step']}", s["text"]) for s in run.samples[-3:]]
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title><style>{STYLE}</style></head><body>
-<h1>{title}</h1>{table({**facts(run), **start})}
-<h2>Training</h2><p class="muted">Faint: each step. Point at a line for its values.</p>
-{charts(run)}<h2>Samples</h2>{samples(run)}
-<h2>Options</h2>{table(run.start["options"])}</body></html>
+<h1>{title}</h1>{table([*facts(run).items(), *start])}
+<h2>Training</h2><p class="muted">Faint: each step. Point at a line for its values. A scale may cut
+off the start and spikes.</p>
+<div class="grid">{charts(run)}</div><h2>Samples</h2>{table(samples)}
+<h2>Options</h2>{table(run.start["options"].items())}</body></html>
 """
 
 
@@ -297,10 +273,10 @@ def main():
             file.write(page(run))
         os.replace(file.name, out)
     except OSError as e:
-        fail(4, f"{out}: cannot write: {e.strerror}", "give --out FILE.html in another directory")
-    print(f"wrote {out}: {path}: {len(run.steps)} steps, loss "
-          + first_to_last([s["loss"] for s in run.steps])
-          + (f", validation {first_to_last([v for _, v in run.vals])}" if run.vals else ""))
+        fail(DISK, f"{out}: cannot write: {e.strerror}", "give --out FILE.html elsewhere")
+    found = facts(run)
+    print(f"wrote {out}: {path}: {len(run.steps)} steps, loss {found['loss']}, validation "
+          + found["validation loss"])
 
 
 if __name__ == "__main__":

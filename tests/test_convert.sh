@@ -106,7 +106,7 @@ check_python cut_files_are_refused "$golden" "$root/data" << 'PY'
 golden, accepted = sys.argv[1], []
 sys.path.insert(0, sys.argv[2])
 import convert as c
-class Args: out, vocab_size, boundary_token, starts, split = "none", 130000, 50256, False, "train"
+class Args: out, vocab_size, boundary_token, starts = "none", 130000, 50256, False
 for file, parts in (("datatrove_wide.ds", ["", ".index", ".loss"]), ("llmq_mask.bin", [""]), ("numpy.npy", [""]),
                     ("megatron.bin", ["", "idx"]), ("olmo.npy", ["", "csv.gz"])):
     names = [file if not p else file + p if p[0] == "." else file.rsplit(".", 1)[0] + "." + p for p in parts]

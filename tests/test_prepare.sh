@@ -134,7 +134,7 @@ refused no_answer 3 'no_answer.jsonl:1: expected a question of hellaswag with it
 refused minus_one 3 'minus_one.jsonl:1: expected an answer of 2 choices, found -1' minus_one.jsonl --bench piqa
 refused other_columns 3 "piqa.jsonl:1: expected a question of arc with its answer: KeyError: 'choices'" piqa.jsonl --bench arc
 refused other_benchmark 2 'invalid choice' piqa.jsonl --bench boolq
-refused bench_of_chats 2 'at most one of --bench, --chat' piqa.jsonl --bench piqa --chat
+refused bench_of_chats 2 'argument --chat: not allowed with argument --bench' piqa.jsonl --bench piqa --chat
 if with_package bench_of_parquet pyarrow; then
     python3 -c 'import json, pyarrow, pyarrow.parquet
 pyarrow.parquet.write_table(pyarrow.Table.from_pylist([json.loads(l) for l in open("arc.jsonl")]), "arc.parquet")'
