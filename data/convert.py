@@ -11,7 +11,6 @@ if it has a loss mask .mask, and further shards of 1e8 tokens. Files listed in D
 not converted again; shards of files that you no longer pass are deleted from DIR. Needs numpy.
 Exit codes: 2 usage, 3 bad input, 4 disk.
 """
-import argparse
 import csv
 import gzip
 import json
@@ -19,29 +18,19 @@ import os
 import re
 import sys
 
-try:
-    import numpy as np
-except ImportError:
-    if {"-h", "--help"} & set(sys.argv):
-        print(__doc__.strip())
-        sys.exit()
-    print("error: convert.py needs the Python package numpy\nhint: pip install numpy",
-          file=sys.stderr)
-    sys.exit(2)
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../scripts"))
+from command import BAD_INPUT, DISK, USAGE, Parser, fail, load, warn  # noqa: E402
 
+(np,) = load("numpy")
 SHARD_TOKENS, BLOCK = 10**8, 4096
 TABLE = np.arange(256, dtype="<u4")
 for _ in range(8):
     TABLE = TABLE >> 1 ^ np.where(TABLE & 1, 0x82f63b78, 0).astype("<u4")
 
 
-class ConvertError(Exception):
-    """Exit code, what, hint."""
-
-
-def check(ok, what, hint="the file is damaged or cut short: copy it again", code=3):
+def check(ok, what, hint="the file is damaged or cut short: copy it again", code=BAD_INPUT):
     if not ok:
-        raise ConvertError(code, what, hint)
+        fail(code, what, hint)
 
 
 def crc32c_rows(data):
@@ -158,14 +147,13 @@ def name_unread(files):
             for name in os.listdir(folder or ".") if re.search("mask|label|meta|[.]loss$", name)]
     unread = sorted(name for name in near if name not in known and os.path.isfile(name))
     if unread:
-        print("warning: not read: %s%s" % (", ".join(unread[:5]), ", ..." * (len(unread) > 5)),
-              file=sys.stderr)
+        warn("not read: %s%s" % (", ".join(unread[:5]), ", ..." * (len(unread) > 5)))
 
 
 def scan(path, tokens, mask, args):
     """Document ends by the boundary token."""
     check(args.boundary_token is not None, "%s: does not say where documents end" % path,
-          "give the end-of-text id: --boundary-token ID", 2)
+          "give the end-of-text id: --boundary-token ID", USAGE)
     at = np.concatenate([[]] + [
         first + np.flatnonzero(tokens[first:first + SHARD_TOKENS] == args.boundary_token)
         for first in range(0, len(tokens), SHARD_TOKENS)]).astype("i8")
@@ -189,11 +177,8 @@ def read(path, args):
     check(reader, "%s: unknown format" % path, "convert.py --help lists the known formats")
     try:
         (tokens, ends, mask), labels = reader(path), label_mask(path)
-    except ConvertError:
-        raise
     except Exception as e:  # from numpy, gzip or csv
-        raise ConvertError(3, "%s: cannot read it or its index: %s" % (path, e),
-                           "copy both again") from None
+        fail(BAD_INPUT, "%s: cannot read it or its index: %s" % (path, e), "copy both again")
     ends = scan(path, tokens, mask, args) if ends is None else ends
     mask = labels if mask is None else mask
     check(len(ends) and ends[-1] == len(tokens) and (ends[1:] >= ends[:-1]).all() and
@@ -293,7 +278,7 @@ def run(args):
     # FILE... may match masks as well
     args.files = [path for path in args.files if path not in masks]
     name_unread(args.files)
-    stems = ["%s_%05d" % (args.split, k) for k in range(len(args.files))]
+    stems = ["train_%05d" % k for k in range(len(args.files))]
     for stem, path in zip(stems, args.files):
         read_too = [f for f in (path, *beside(path)) if os.path.exists(f)]
         stats = [(f, os.path.getsize(f), os.stat(f).st_mtime_ns) for f in read_too]
@@ -304,32 +289,27 @@ def run(args):
             note(stem, key, convert(path, stem, args, *found))
         counts = ", ".join("%d %s" % (n, what) for what, n in done[stem][1].items())
         print("%s: %s" % (path, counts))
-    for stem in [stem for stem in done if stem.startswith(args.split + "_") and stem not in stems]:
+    for stem in [stem for stem in done if stem.startswith("train_") and stem not in stems]:
         remove(stem)  # an earlier run had more files
 
 
-def main(argv):
-    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+def main():
+    p = Parser()
     p.add_argument("files", nargs="+", metavar="FILE")
     p.add_argument("--out", required=True, metavar="DIR")
     p.add_argument("--vocab-size", required=True, type=int, metavar="N",
                    help="vocabulary size of the tokenizer")
     p.add_argument("--boundary-token", type=int, metavar="ID", help="token that ends documents")
     p.add_argument("--starts", action="store_true", help="the boundary token begins documents")
-    p.add_argument("--split", choices=("train", "val"), default="train")
-    args = p.parse_args(argv)
+    args = p.parse_args()
     try:
-        return run(args) or 0
-    except ConvertError as e:
-        code, what, hint = e.args
+        run(args)
     except (OSError, ValueError) as e:
         written = isinstance(e, OSError) and e.filename not in args.files
-        what = "%s: %s" % (getattr(e, "filename", None) or args.out, getattr(e, "strerror", e))
-        code, hint = 4 if written else 3, "check the file, its index, and the space"
-    print("error: %s\nhint: %s" % (what, hint), file=sys.stderr)
-    return code
+        fail(DISK if written else BAD_INPUT,
+             "%s: %s" % (getattr(e, "filename", None) or args.out, getattr(e, "strerror", e)),
+             "check the file, its index, and the space")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -10,24 +10,18 @@ datasets). A row keeps the fields that train_llama knows (data/README.md); --tex
 field as the text.
 
 With --chat, the chat template of --model renders chats (needs jinja2) into
-{"parts": [[text, trained], ...]}, for templates that train_llama does not know. The assistant's
-turns are trained on, with their weights and the token that ends them, but not a "prompt". They are
-what {% generation %} in a template marks. Without it a turn is whatever rendering the chat up to it
-adds to the chat before it with a generation prompt, without white space after a closing special
-token. A chat whose earlier text changes as it grows, or of which the template does not render a
-text, a tool's name or a call, is left out. With --bench, rows of a benchmark become {"context",
-"choices", "answer"} for train_llama --bench, with lm-evaluation-harness's zero-shot prompts. A row
-without an answer, as in test splits, is an error.
+{"parts": [[text, trained], ...]}, for templates that train_llama does not know. data/README.md says
+what is trained on, and which chats are left out. With --bench, rows of a benchmark become
+{"context", "choices", "answer"} for train_llama --bench, with lm-evaluation-harness's zero-shot
+prompts. A row without an answer, as in test splits, is an error.
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
-import argparse
 import collections
 import contextlib
 import csv
 import datetime
 import functools
 import gzip
-import importlib
 import io
 import itertools
 import json
@@ -38,7 +32,10 @@ import subprocess
 import sys
 import time
 
-USAGE, BAD_INPUT, DISK = 2, 3, 4
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../scripts"))
+from command import (  # noqa: E402
+    BAD_INPUT, DISK, USAGE, Parser, fail, load, printable, warn)
+
 MAX_NAMED = 10  # left-out records named in warnings
 RECORDS = (("messages", "messages"), ("conversations", "conversations"),
            ("instruction", "instruction output"), ("completions", "prompt completions"),
@@ -75,30 +72,12 @@ MARK = "@unpad%d@"  # after a text that must be rendered
 BARE = ("role", "tool_call_id", "id", "type", "index")  # keys of a text that need not be
 
 
-class PrepareError(Exception):
-    """Exit code, what, hint."""
-
-
 class LeftOut(Exception):
     """Why a record yields no document."""
 
 
-def printable(text):
-    """Escapes text, so that no file name can forge a second line of output."""
-    return "".join(c if c.isprintable() else "\\x%02x" % ord(c) for c in text)
-
-
-def require(package, name):
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        package = package.split(".")[0]
-        raise PrepareError(USAGE, "%s: needs the Python package %s" % (name, package),
-                           "pip install %s" % package) from None
-
-
 # --------------------------------------------------------------------------------------------------
-# Files
+# Records of files: (number, a dictionary, or LeftOut)
 
 
 @contextlib.contextmanager
@@ -108,7 +87,7 @@ def open_input(path):
             yield f
         return
     if not shutil.which("zstd"):
-        raise PrepareError(USAGE, "%s: needs the program zstd" % path, "apt-get install zstd")
+        fail(USAGE, "%s: needs the program zstd" % path, "apt-get install zstd")
     with subprocess.Popen(["zstd", "-dcq", "--long=31", "--", path], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as process:
         yield process.stdout
@@ -120,10 +99,6 @@ def open_input(path):
 def ending(path):
     plain, packing = os.path.splitext(path)
     return os.path.splitext(plain if packing in (".gz", ".zst") else path)[1].lower()
-
-
-# --------------------------------------------------------------------------------------------------
-# Records: (number, a dictionary, or LeftOut)
 
 
 def json_records(path, _):
@@ -163,7 +138,8 @@ def csv_records(path, _):
 
 
 def parquet_records(path, keys):
-    with require("pyarrow.parquet", path).ParquetFile(path) as file:
+    (parquet,) = load("pyarrow.parquet")
+    with parquet.ParquetFile(path) as file:
         found = file.schema_arrow.names
         read = [name for name in found if name in keys] or found
         others = {name: "" for name in found if name not in read}
@@ -174,8 +150,9 @@ def parquet_records(path, keys):
 
 def hub_records(name, _):
     data_set, config, split = (name[len("hf:"):].split(":") + ["", ""])[:3]
-    yield from enumerate(require("datasets", name).load_dataset(
-        data_set, config or None, split=split or "train", streaming=True), 1)
+    (datasets,) = load("datasets")
+    yield from enumerate(datasets.load_dataset(data_set, config or None, split=split or "train",
+                                               streaming=True), 1)
 
 
 READERS = {".jsonl": json_records, ".ndjson": json_records, ".json": json_records,
@@ -189,17 +166,14 @@ def records(args):
     for path in args.input:
         reader = hub_records if path.startswith("hf:") else READERS.get(ending(path))
         if not reader:
-            raise PrepareError(BAD_INPUT, "%s: expected JSONL, CSV or Parquet" % path,
-                               "train_llama reads text files itself")
+            fail(BAD_INPUT, "%s: expected JSONL, CSV or Parquet" % path,
+                 "train_llama reads text files itself")
         try:
             for number, record in reader(path, keys):
                 yield "%s:%d" % (path, number), record
-        except PrepareError:
-            raise
         except Exception as e:  # from a package, OSError, or ValueError for a damaged file
             why = getattr(e, "strerror", "") or str(e).split("\n")[0] or type(e).__name__
-            raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, why),
-                               repair_of(e, path)) from None
+            fail(BAD_INPUT, "%s: cannot read: %s" % (path, why), repair_of(e, path))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -278,8 +252,7 @@ def message_of(value, where):
 
 def messages_of(record):
     """(messages, their weights)."""
-    def turn(key, role):
-        value = record[key]
+    def turn(value, role):
         return [{"role": role, "content": value}] if isinstance(value, str) else value
 
     kind = kind_of(record)
@@ -290,14 +263,13 @@ def messages_of(record):
     for key in record:
         if TYPES[kind].get(key) == "x" and key != "tools" and record[key]:
             raise LeftOut("expected none of \"%s\", which no template renders" % key)
-    prompt, chat = [turn("system", "system")[0]] if record.get("system") else [], record.get(kind)
+    prompt, chat = turn(record.get("system") or [], "system"), record.get(kind)
     if kind == "instruction":
-        record["prompt"] = "\n\n".join(filter(None, (record["instruction"], record.get("input"))))
+        asked = "\n\n".join(filter(None, (record["instruction"], record.get("input"))))
+        record = {"prompt": asked, "completion": record["output"]}
     if kind in ("instruction", "prompt"):
-        prompt += turn("prompt", "user")
-        answer = ("output" if kind == "instruction" else
-                  "completion" if "completion" in record else "response")
-        chat = turn(answer, "assistant")
+        prompt = prompt + turn(record["prompt"], "user")
+        chat = turn(record.get("completion", record.get("response")), "assistant")
     if not chat:
         raise LeftOut("expected a list of messages")
     found = [message_of(m, "message %d: " % i) for i, m in enumerate(prompt + chat, 1)]
@@ -306,8 +278,7 @@ def messages_of(record):
 
 def jinja_environment():
     """As in transformers, including {% generation %}: with env.marked, START and END enclose it."""
-    jinja2 = require("jinja2", "the chat template")
-    from jinja2 import ext, sandbox
+    jinja2, ext, sandbox = load("jinja2", "jinja2.ext", "jinja2.sandbox")
 
     class Generation(ext.Extension):
         tags = {"generation"}
@@ -342,8 +313,8 @@ def read(path, parse=None):
         with open(path, encoding="utf-8") as f:
             return parse(f.read()) if parse else f.read()
     except (OSError, ValueError, RecursionError) as e:
-        raise PrepareError(BAD_INPUT, "%s: expected %s in UTF-8: %s" % (
-            path, "JSON" if parse else "text", e), "check --model and --chat-template") from None
+        fail(BAD_INPUT, "%s: expected %s in UTF-8: %s" % (path, "JSON" if parse else "text", e),
+             "check --model and --chat-template")
 
 
 def template_source(args):
@@ -358,8 +329,8 @@ def template_source(args):
     if source is None and not args.model:
         return CHATML, "ChatML"
     if not isinstance(source, str):
-        raise PrepareError(BAD_INPUT, "%s: expected a chat template, found none" % path,
-                           "give a file with the template: --chat-template FILE")
+        fail(BAD_INPUT, "%s: expected a chat template, found none" % path,
+             "give a file with the template: --chat-template FILE")
     return source, path
 
 
@@ -382,8 +353,8 @@ class Template:
         try:
             self.template = self.env.from_string(source)
         except Exception as e:
-            raise PrepareError(BAD_INPUT, "%s: expected a chat template: %s" % (name, e),
-                               "give another file: --chat-template FILE") from None
+            fail(BAD_INPUT, "%s: expected a chat template: %s" % (name, e),
+                 "give another file: --chat-template FILE")
 
     def text(self, messages, tools, prompt=False, marked=False):
         self.env.marked = marked
@@ -450,8 +421,9 @@ class Template:
         squeeze = lambda text: "".join(text.split())
         text = squeeze(self.text(chat, [mark_name(tool) for tool in tools] if tools else tools))
         for i, (where, value) in enumerate(marks, 1):
-            forms = value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]
-            forms = forms[:1] if where[-1] == "arguments" else forms  # JSON already: no text of JSON in JSON
+            forms = [value]
+            if where[-1] != "arguments":  # JSON already: no text of JSON in JSON
+                forms += [json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (True, False)]
             if any(squeeze(form) + MARK % i in text for form in forms):
                 continue
             if where[1:] and where[1] not in TYPES["message"]:
@@ -473,14 +445,12 @@ class Template:
         spans = (self.marked_spans if self.marks else self.turns)(messages, weights, tools, text)
         self.check_rendered(messages, tools, unknown)
         parts, at = [], 0
-        for start, end, weight in spans:
+        for start, end, weight in (span for span in spans if span[2]):
             special = "|".join(map(re.escape, self.special))
-            if weight and not re.sub(special, "", text[start:end]).strip():
+            if not re.sub(special, "", text[start:end]).strip():
                 raise LeftOut("the template renders an empty answer")
-            if weight:
-                parts += [[text[at:start], False],
-                          [text[start:end], True if weight == 1 else weight]]
-                at = end
+            parts += [[text[at:start], False], [text[start:end], True if weight == 1 else weight]]
+            at = end
         unknown.update(key for key in record if key not in TYPES[kind_of(record)])
         found = {"parts": [part for part in parts + [[text[at:], False]] if part[0]]}
         return dict(found, weight=record["weight"]) if "weight" in record else found
@@ -573,9 +543,8 @@ def documents(args, left_out, unknown):
         except (LeftOut, TypeError, ValueError) as e:  # not JSON: a date, infinity
             left_out.append("%s: %s" % (where, e))
             if args.strict or args.bench or (count == 0 and len(left_out) == 1000):
-                raise PrepareError(BAD_INPUT, left_out[0], (
-                    "a split with answers, as the hub has it" if args.bench
-                    else "--text-key names another field")) from None
+                fail(BAD_INPUT, left_out[0], "a split with answers, as the hub has it"
+                     if args.bench else "--text-key names another field")
             continue
         unknown.update(keys)
         if found.get("text") != "":
@@ -584,7 +553,7 @@ def documents(args, left_out, unknown):
 
 
 def write(args, left_out, unknown):
-    """Writes under a temporary name first. Returns the number of documents."""
+    """Writes under a temporary name first."""
     count, temporary = 0, args.out + ".tmp"
     try:
         os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
@@ -592,16 +561,16 @@ def write(args, left_out, unknown):
             for count, (_, line) in enumerate(documents(args, left_out, unknown), 1):
                 f.write(line + "\n")
         if count == 0:
-            raise PrepareError(BAD_INPUT, "%s: expected documents, found none" %
-                               " ".join(args.input), "left out: %s" % "; ".join(left_out[:3]))
+            fail(BAD_INPUT, "%s: expected documents, found none" % " ".join(args.input),
+                 "left out: %s" % "; ".join(left_out[:3]))
         os.replace(temporary, args.out)
     except OSError as e:
-        raise PrepareError(DISK, "%s: %s" % (e.filename or args.out, e.strerror),
-                           "check the space and the permissions of --out") from None
+        fail(DISK, "%s: %s" % (e.filename or args.out, e.strerror),
+             "check the space and the permissions of --out")
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
-    return count
+    print("wrote %s: %d documents" % (printable(args.out), count))
 
 
 def prepare(args):
@@ -614,57 +583,39 @@ def prepare(args):
                 print("[[%s]]" % text if trained else text, end="")
             print("\n")
     else:
-        count = write(args, left_out, unknown)
+        write(args, left_out, unknown)
     for why in left_out[:MAX_NAMED]:
-        print("warning: left out: %s" % printable(why), file=sys.stderr)
+        warn("left out: " + why)
     if len(left_out) > MAX_NAMED:
-        print("warning: %d records left out in all" % len(left_out), file=sys.stderr)
+        warn("%d records left out in all" % len(left_out))
     if unknown:
         names = ("%s (%d records)" % (printable(k), n) for k, n in unknown.most_common(20))
         print("unknown keys: %s" % ", ".join(names), file=sys.stderr)
-    if not args.show:
-        print("wrote %s: %d documents" % (printable(args.out), count))
 
 
-def parse_args(argv):
-    def usage(message):
-        raise PrepareError(USAGE, message, "prepare.py --help lists the options")
-
-    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.error = usage
+def parse_args():
+    p = Parser()
     p.add_argument("input", nargs="+", metavar="INPUT")
     p.add_argument("--out", metavar="FILE.jsonl", help="output, replaced if it exists")
-    p.add_argument("--text-key", metavar="NAME", help="field or column with the text")
-    p.add_argument("--chat", action="store_true", help="records are chats")
+    kind = p.add_mutually_exclusive_group()
+    kind.add_argument("--text-key", metavar="NAME", help="field or column with the text")
+    kind.add_argument("--chat", action="store_true", help="records are chats")
+    kind.add_argument("--bench", choices=BENCHMARKS, help="rows are questions of this benchmark")
     p.add_argument("--model", default="", metavar="DIR",
                    help="model with the template (default: ChatML)")
     p.add_argument("--chat-template", metavar="FILE",
                    help="a Jinja template instead of the model's")
-    p.add_argument("--bench", choices=BENCHMARKS, help="rows are questions of this benchmark")
     p.add_argument("--show", type=int, metavar="N", help="print N documents, write nothing")
     p.add_argument("--strict", action="store_true",
                    help="stop at the first record that would be left out")
-    args = p.parse_args(argv)
-    if args.bench and (args.chat or args.text_key):
-        p.error("expected at most one of --bench, --chat and --text-key")
+    args = p.parse_args()
     if not args.out and not args.show:
         p.error("expected --out FILE.jsonl, or --show N")
     return args
 
 
-def main(argv):
-    try:
-        prepare(parse_args(argv))
-    except PrepareError as e:
-        code, what, hint = e.args
-        print("error: %s\nhint: %s" % (printable(what), printable(hint)), file=sys.stderr)
-        return code
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was changed in --out", file=sys.stderr)
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        prepare(parse_args())
+    except KeyboardInterrupt:
+        fail(130, "interrupted; nothing was changed in --out", "run the same command again")

@@ -15,7 +15,6 @@ say 'packages'
 scripts/setup.sh /usr/share/wordnet/data.noun=wordnet-base \
     /usr/lib/python3/dist-packages/jinja2=python3-jinja2 \
     /usr/lib/python3/dist-packages/pip=python3-pip
-python=/usr/bin/python3
 
 say 'build'
 make -j"$(nproc)" all
@@ -25,8 +24,8 @@ if [ -e $model ]; then echo "$model exists"; else scripts/get_model.sh smollm2-1
 
 say 'data: what words mean, one chat a word; [[ ]] is trained'
 if [ ! -e $data ]; then
-    "$python" scripts/wordnet_chats.py /usr/share/wordnet $data --leave-out lantern,whisper,brave
-    "$python" data/prepare.py --chat $data --model $model --show 1
+    /usr/bin/python3 scripts/wordnet_chats.py /usr/share/wordnet $data --leave-out lantern,whisper,brave
+    /usr/bin/python3 data/prepare.py --chat $data --model $model --show 1
 fi
 echo 'WordNet 3.0 by Princeton University, WordNet licence:' /usr/share/doc/wordnet-base/copyright
 
@@ -35,9 +34,7 @@ start=$(./train_llama --model $model --train $data --out $out --overwrite --step
 grep '^t' <<< "$start"
 
 common=(--max-seqlen 512 --micro-batch-tokens 1024)
-mode=fp32
-if grep 'bf16-matmul is faster' <<< "$start"; then common+=(--bf16-matmul) mode=bf16; fi
-echo "products of matrices in $mode, the faster mode here"
+if grep 'bf16-matmul is faster' <<< "$start"; then common+=(--bf16-matmul); fi
 ask() {
     printf 'What does %s mean?\n' lantern whisper brave > build/questions.txt
     ./train_llama --model "$1" --generate --chat --prompt @build/questions.txt \

@@ -1,15 +1,31 @@
-"""How the scripts end on an error, and what they import only where it is installed."""
+"""How the Python programs end on an error, and what they import only where it is installed."""
 import argparse
 import importlib
 import sys
 
+USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7  # exit codes
+
+
+def printable(text):
+    """Escapes text, so that no file name can forge a second line of output."""
+    return "".join(c if c.isprintable() else "\\x%02x" % ord(c) for c in text)
+
+
+def warn(what):
+    print(f"warning: {printable(what)}", file=sys.stderr)
+
 
 def fail(code, what, hint):
-    print(f"error: {what}\nhint: {hint}", file=sys.stderr)
+    print(f"error: {printable(what)}\nhint: {printable(hint)}", file=sys.stderr)
     sys.exit(code)
 
 
 class Parser(argparse.ArgumentParser):
+    def __init__(self):
+        """The usage and the help are the program's docstring."""
+        super().__init__(description=sys.modules["__main__"].__doc__, allow_abbrev=False,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
+
     def error(self, message):
         fail(2, message, f"{self.prog} --help")
 
@@ -23,4 +39,4 @@ def load(*modules):
             print(sys.modules["__main__"].__doc__.strip())
             sys.exit()
         package = modules[0].split(".")[0]
-        fail(2, f"{package} is not installed", f"pip install {package}")
+        fail(2, f"the Python package {package} is not installed", f"pip install {package}")

@@ -9,17 +9,14 @@ Python package gguf (and its numpy). MODEL.gguf must not exist; it appears when 
 
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk, 7 NaN or Inf in the weights.
 """
-import argparse
 import glob
 import json
 import math
 import os
-import sys
 
-from command import Parser, fail, load
+from command import BAD_INPUT, DISK, DIVERGED, USAGE, Parser, fail, load, warn
 
 gguf, numpy = load("gguf", "numpy")
-USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7
 # model_type: llama.cpp's architecture, and the tensors of a layer
 FAMILIES = {"llama": ("LLAMA", 9), "mistral": ("LLAMA", 9), "qwen2": ("QWEN2", 12),
             "qwen3": ("QWEN3", 11), "smollm3": ("SMOLLM3", 9)}
@@ -30,6 +27,13 @@ NEUTRAL = {False: """alibi attention_bias mlp_bias use_mrope parallel_residual u
     mup_scale""", 1: """embedding_multiplier logit_scale logits_scaling partial_rotary_factor
     scale_emb residual_multiplier rotary_pct scale_depth""", "silu": "hidden_act", "full_attention":
     "layer_types"}
+# Metadata, after the name of the architecture, and the members of config.json
+KEYS = {"vocab_size": "vocab_size", "context_length": "max_position_embeddings",
+        "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
+        "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
+        "attention.value_length": "head_dim", "rope.dimension_count": "head_dim",
+        "rope.freq_base": "rope_theta", "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 LLAMA3_WORDS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}%s| "
                 "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+")
 # How text is cut into words before ByteLevel, and the normalizer: llama.cpp's name
@@ -40,10 +44,6 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
 
 def bad(path, what, hint="llama.cpp's convert_hf_to_gguf.py knows more of them"):
     fail(BAD_INPUT, "%s: %s" % (path, what), hint)
-
-
-def warn(path, what):
-    print("warning: %s: %s" % (path, what), file=sys.stderr)
 
 
 def read_json(path):
@@ -79,22 +79,14 @@ def read_config(source):
         bad(path, "expected one RoPE, found rope_theta, rope_scaling or rope_parameters twice")
     c["rope"], c["rope_theta"] = {**rope, "rope_type": kind}, theta
     c["head_dim"] = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    c["num_key_value_heads"] = c.get("num_key_value_heads") or c["num_attention_heads"]
     return c
 
 
 def put_config(w, c):
-    w.add_vocab_size(c["vocab_size"])
-    w.add_context_length(c["max_position_embeddings"])
-    w.add_embedding_length(c["hidden_size"])
-    w.add_block_count(c["num_hidden_layers"])
-    w.add_feed_forward_length(c["intermediate_size"])
-    w.add_head_count(c["num_attention_heads"])
-    w.add_head_count_kv(c.get("num_key_value_heads") or c["num_attention_heads"])
-    w.add_key_length(c["head_dim"])
-    w.add_value_length(c["head_dim"])
-    w.add_rope_dimension_count(c["head_dim"])
-    w.add_rope_freq_base(c["rope_theta"])
-    w.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    for key, name in KEYS.items():
+        put = w.add_float32 if name in ("rope_theta", "rms_norm_eps") else w.add_uint32
+        put("%s.%s" % (w.arch, key), c[name])
     if c["rope"]["rope_type"] == "linear":
         w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         w.add_rope_scaling_factor(c["rope"]["factor"])
@@ -117,13 +109,12 @@ def rope_factors(c):
 def pre_tokenizer_name(tokenizer, path):
     pre, normalizer = tokenizer.get("pre_tokenizer") or {}, tokenizer.get("normalizer") or {}
     *before, last = pre.get("pretokenizers", [pre])
-    cut = None
-    for part in before:
-        cut = "unknown"
-        if part["type"] == "Digits" and part["individual_digits"]:
-            cut = "Digits"
-        if part["type"] == "Split" and part["behavior"] == "Isolated" and not part.get("invert"):
-            cut = part["pattern"].get("Regex")
+    part = before[0] if before else {}
+    cut = part.get("type")
+    if cut == "Split" and part["behavior"] == "Isolated" and not part.get("invert"):
+        cut = part["pattern"].get("Regex")
+    if cut == "Digits" and not part["individual_digits"]:
+        cut = "groups of digits"
     byte_level = last.get("type") == "ByteLevel" and not last.get("add_prefix_space") and (
         last.get("use_regex", True) == (cut in (None, "Digits")))
     if not tokenizer["model"]["merges"] and not normalizer:
@@ -153,8 +144,8 @@ def put_tokenizer(w, source, c):
     w.add_token_merges([m if isinstance(m, str) else " ".join(m)
                         for m in tokenizer["model"]["merges"]] or ["<none> <none>"])
     if tokenizer.get("normalizer"):
-        warn(path, "llama.cpp does not normalise texts (NFC): decomposed characters give other "
-             "tokens there")
+        warn("%s: llama.cpp does not normalise texts (NFC): decomposed characters give other "
+             "tokens there" % path)
     special = gguf.SpecialVocab(source, n_vocab=vocab_size)
     special.add_special_token.setdefault("bos", False)  # llama.cpp's default depends on the name
     # llama.cpp ends a text at any of three, and at some more that it knows by name
@@ -166,8 +157,8 @@ def put_tokenizer(w, source, c):
     free = [k for k in ("eos", "eot", "eom") if k not in roles]
     roles.update(zip(free, ends))
     if ends[len(free):]:
-        warn(path, "llama.cpp has no place for %s, and may not stop there" % ", ".join(
-            texts[i] for i in ends[len(free):]))
+        warn("%s: llama.cpp has no place for %s, and may not stop there" % (
+            path, ", ".join(texts[i] for i in ends[len(free):])))
     template = os.path.join(source, "chat_template.jinja")
     if os.path.exists(template):  # before that of tokenizer_config.json, as in transformers
         with open(template, encoding="utf-8") as f:
@@ -242,10 +233,10 @@ def stored(values, kind, name):
     return data
 
 
-def neighbours(values, head_dim):
-    """The rows of Q or K in llama.cpp's order, which rotates neighbours where Hugging Face rotates
-    the two halves of a head; Qwen's are rotated as in Hugging Face."""
-    rows = values.reshape(-1, 2, head_dim // 2, *values.shape[1:])
+def swap(values, *halves_and_pairs):
+    """The rows of Q or K in the other order: Hugging Face rotates the two halves of a head
+    (2, head_dim // 2), llama.cpp neighbours (head_dim // 2, 2), but for Qwen."""
+    rows = values.reshape(-1, *halves_and_pairs, *values.shape[1:])
     return rows.swapaxes(1, 2).reshape(values.shape)
 
 
@@ -267,7 +258,7 @@ def write(w, c, weights, names, kind, path):
     for name in names:
         values = read_weights(name, *weights[name])
         if "qwen" not in c["model_type"] and (".q_proj." in name or ".k_proj." in name):
-            values = neighbours(values, c["head_dim"])
+            values = swap(values, 2, c["head_dim"] // 2)
         w.write_tensor_data(stored(values, type_of(values.shape, kind), name))
     if len(factors):
         w.write_tensor_data(factors)
@@ -305,7 +296,7 @@ def export(source, path, kind):
 
 
 def main():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser()
     parser.add_argument("source", metavar="DIR")
     parser.add_argument("path", metavar="MODEL.gguf")
     parser.add_argument("--type", choices=("bf16", "f16", "f32", "q8_0"), default="bf16")

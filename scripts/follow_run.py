@@ -1,19 +1,10 @@
 #!/usr/bin/env python3
-"""Copies the log of a run, as it grows, to TensorBoard or Weights & Biases. Ctrl-C ends it.
-
-usage: follow_run.py RUN_DIR_OR_LOG [--tensorboard DIR] [--wandb PROJECT] [--once]
-"""
+"""Copies the log of a run, as it grows, to TensorBoard or Weights & Biases. Ctrl-C ends it."""
 import os
-import sys
 import time
 
-from command import Parser, fail, load
+from command import BAD_INPUT, Parser, fail, load, warn
 from report import is_number, parse_record
-
-NAMES = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/lr",
-         "tokens_per_s": "speed/tokens_per_s", "ms": "speed/ms", "read_ms": "speed/read_ms",
-         "useful_tflops": "speed/useful_tflops", "fill": "packing/fill", "docs": "packing/docs",
-         "imbalance_measured": "ranks/imbalance"}
 
 
 class TensorBoard:
@@ -22,10 +13,9 @@ class TensorBoard:
             "tensorboard.compat.proto.event_pb2", "tensorboard.compat.proto.summary_pb2",
             "tensorboard.summary.writer.event_file_writer")
         self.writer = files.EventFileWriter(folder)
-        self.begin({}, 0)       # drops what an earlier follow_run.py wrote
 
     def begin(self, options, step):
-        """TensorBoard drops its records of later steps."""
+        """TensorBoard drops its records of later steps, an earlier follow_run.py's too."""
         status = self.event.SessionLog(status=self.event.SessionLog.START)
         self.writer.add_event(self.event.Event(wall_time=time.time(), step=step + 1,
                                                session_log=status))
@@ -51,8 +41,6 @@ class WeightsAndBiases:
                                    config=options)
 
     def write(self, step, wall_time, values):
-        if not self.run:
-            self.begin({}, 0)
         self.run.log(values, step=step)
 
 
@@ -72,45 +60,43 @@ def new_records(path):
         at, last = at + sum(map(len, lines)), lines[-1] if lines else last
         found = [parse_record(line.decode("utf-8", errors="replace")) for line in lines]
         for line in [line for line, record in zip(lines, found) if record is None]:
-            print(f"warning: {path}: not a record: {line[:40]!r}", file=sys.stderr)
+            warn(f"{path}: not a record: {line[:40]!r}")
         yield list(filter(None, found))
 
 
-def copy(record, sinks, last_step, wall_time):
-    """Copies a record that comes after one of last_step at wall_time. Returns both of this one."""
+def copy(record, sink, last_step, wall_time):
+    """Copies the numbers of a record that comes after one of last_step at wall_time. Returns both
+    of this one."""
     step, event = record["step"], record.get("event")
-    names = NAMES if event is None else {"loss": "val/loss"} if event == "val" else {}
-    values = {name: record[key] for key, name in names.items() if is_number(record.get(key))}
+    values = {("val/" if event else "train/") + key: value for key, value in record.items()
+              if event in (None, "val") and key not in ("step", "time") and is_number(value)}
     wall_time = record["time"] if is_number(record.get("time")) else wall_time
-    for sink in sinks:
-        if event == "start" or event == "resume" and step < last_step:
-            sink.begin(record["options"], step)
-        if values:
-            sink.write(step, wall_time, values)
+    if last_step < 0 or event == "start" or event == "resume" and step < last_step:
+        sink.begin(record.get("options", {}), step if last_step >= 0 else 0)
+    if values:
+        sink.write(step, wall_time, values)
     return step, wall_time
 
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", help="the --out directory of a run, or its log.jsonl")
-    parser.add_argument("--tensorboard", metavar="DIR", nargs="?", const="",
-                        help="event files for tensorboard --logdir DIR (default: RUN/tensorboard)")
-    parser.add_argument("--wandb", metavar="PROJECT", help="log to a run in this W&B project")
+    parser = Parser()
+    parser.add_argument("run", metavar="RUN", help="the directory of a run, or its log.jsonl")
+    parser.add_argument("--wandb", metavar="PROJECT",
+                        help="log to W&B (default: files for tensorboard --logdir RUN/tensorboard)")
     parser.add_argument("--once", action="store_true", help="copy the existing records and exit")
     args = parser.parse_args()
     path = args.run if args.run.endswith(".jsonl") else os.path.join(args.run, "log.jsonl")
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
-        fail(3, f"{args.run}: expected the --out directory of a run, found none",
+        fail(BAD_INPUT, f"{args.run}: expected the --out directory of a run, found none",
              "start the run first")
-    sinks = [WeightsAndBiases(args.wandb, os.path.basename(folder))] if args.wandb else []
-    if args.tensorboard is not None or not sinks:
-        sinks.append(TensorBoard(args.tensorboard or os.path.join(folder, "tensorboard")))
+    sink = (WeightsAndBiases(args.wandb, os.path.basename(folder)) if args.wandb else
+            TensorBoard(os.path.join(folder, "tensorboard")))
     last = -1, time.time()  # its step and its time
     try:
         for records in new_records(path):
             for record in records:
-                last = copy(record, sinks, *last)
+                last = copy(record, sink, *last)
             if records:
                 print(f"copied {len(records)} records, up to step {last[0]}", flush=True)
             if args.once:
@@ -119,7 +105,7 @@ def main():
     except KeyboardInterrupt:
         print()
     if args.once and last[0] < 0:
-        fail(3, f"{path}: expected at least one record, found none",
+        fail(BAD_INPUT, f"{path}: expected at least one record, found none",
              "give the --out directory of a run, or its log.jsonl")
 
 

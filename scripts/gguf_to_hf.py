@@ -11,33 +11,14 @@ import json
 import os
 import shutil
 import struct
-import sys
 
-from command import fail, load
+from command import BAD_INPUT, DISK, USAGE, Parser, fail, load
+from export_gguf import CONTROL, KEYS, swap
 
 gguf, numpy = load("gguf", "numpy")
-USAGE, BAD_INPUT, DISK = 2, 3, 4
 ONLY = "only SmolLM2 is known to convert"
-CONTROL = 3  # token_type of a special token
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-KEYS = """block_count context_length embedding_length feed_forward_length vocab_size rope.freq_base
-    attention.head_count attention.head_count_kv attention.key_length attention.value_length
-    attention.layer_norm_rms_epsilon rope.dimension_count""".split()  # others change the maths
-TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-
-
-def hf_name(name):
-    parts = name.split(".")
-    if len(parts) == 4 and parts[::3] == ["blk", "weight"] and parts[2] in LAYER_NAMES:
-        return "model.layers.%s.%s.weight" % (parts[1], LAYER_NAMES[parts[2]])
-    if len(parts) == 2 and parts[0] in TOP_NAMES and parts[1] == "weight":
-        return TOP_NAMES[parts[0]] + ".weight"
-    fail(BAD_INPUT, "expected the tensors of a Llama model, found %s" % name, ONLY)
+LAYER = """input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj
+    post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj""".split()
 
 
 class Model(gguf.GGUFReader):
@@ -61,24 +42,30 @@ def model_config(model, tied):
     if model.get("general.architecture") != "llama":
         fail(BAD_INPUT, "expected a Llama", ONLY)
     heads, hidden = model.get("llama.attention.head_count"), model.get("llama.embedding_length")
-    head_dim = model.get("llama.attention.key_length", hidden // heads)
-    for key in model.fields:
-        odd = key.endswith(("value_length", "dimension_count")) and model.get(key) != head_dim
-        if odd or key.startswith("llama.") and key[6:] not in KEYS:
+    c = {"num_key_value_heads": heads, "head_dim": hidden // heads, "rope_theta": 10000.0,
+         "vocab_size": len(model.get("tokenizer.ggml.tokens"))}
+    for key, name in KEYS.items():
+        c[name] = model.get("llama." + key, c.get(name))
+    for key in model.fields:  # others change the maths
+        if key.startswith("llama.") and model.get(key) != c.get(KEYS.get(key[6:])):
             fail(BAD_INPUT, "%s: expected what Llama has, found %s" % (key, model.get(key)), ONLY)
-    return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama",
-        "hidden_size": hidden, "intermediate_size": model.get("llama.feed_forward_length"),
-        "num_hidden_layers": model.get("llama.block_count"), "num_attention_heads": heads,
-        "num_key_value_heads": model.get("llama.attention.head_count_kv", heads),
-        "head_dim": head_dim, "vocab_size": len(model.get("tokenizer.ggml.tokens")),
-        "max_position_embeddings": model.get("llama.context_length"),
-        "rope_theta": model.get("llama.rope.freq_base", 10000.0), "rope_scaling": None,
-        # stored as a float32
-        "rms_norm_eps": float("%.6g" % model.get("llama.attention.layer_norm_rms_epsilon")),
-        "hidden_act": "silu", "initializer_range": hidden ** -0.5,
-        "tie_word_embeddings": tied, "torch_dtype": "bfloat16", **token_ids(model),
-    }
+    return {**c, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+            "rms_norm_eps": float("%.6g" % c["rms_norm_eps"]),  # stored as a float32
+            "rope_scaling": None, "initializer_range": hidden ** -0.5,
+            "tie_word_embeddings": tied, "torch_dtype": "bfloat16", **token_ids(model)}
+
+
+def hf_names(model, c):
+    """Hugging Face's name of each tensor of a Llama, by llama.cpp's."""
+    found = {t.name for t in model.tensors}
+    layers = range(min(c["num_hidden_layers"], len(found)))
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, len(layers))
+    names = {table.get_name(name) + ".weight": name + ".weight" for name in [
+        "model.embed_tokens", "model.norm"] + ["lm_head"] * (not c["tie_word_embeddings"]) + [
+        "model.layers.%d.%s" % (i, name) for i in layers for name in LAYER]}
+    for name in found ^ set(names):
+        fail(BAD_INPUT, "%s: expected the tensors of a Llama, found others" % name, ONLY)
+    return names
 
 
 def num_weights(c):
@@ -103,16 +90,13 @@ def tokenizer_files(model):
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
                   "use_regex": True}
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None,
+        "version": "1.0",
         "added_tokens": [{"id": i, "content": tokens[i], "single_word": False, "lstrip": False,
                           "rstrip": False, "normalized": False, "special": True} for i in special],
-        "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
             {"type": "Digits", "individual_digits": True}, byte_level]},
-        "post_processor": None, "decoder": {**byte_level, "add_prefix_space": True},
-        "model": {"type": "BPE", "dropout": None, "unk_token": None,
-                  "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
-                  "byte_fallback": False, "vocab": {t: i for i, t in enumerate(tokens)},
+        "decoder": {**byte_level, "add_prefix_space": True},
+        "model": {"type": "BPE", "vocab": {t: i for i, t in enumerate(tokens)},
                   "merges": model.get("tokenizer.ggml.merges")},
     }
     named = {name.replace("_id", ""): tokens[i] for name, i in token_ids(model).items()}
@@ -130,24 +114,19 @@ def weights(model, tensor, config):
     """The tensor as bf16 bytes, rounded to nearest even."""
     shape = [int(n) for n in reversed(tensor.shape)]
     values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
-    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(
-        tensor.name.split(".")[-2])
-    if heads:  # llama.cpp rotates adjacent pairs, Hugging Face the two halves of a head
-        values = values.reshape(config[heads], shape[0] // config[heads] // 2, 2, shape[1])
-        values = values.swapaxes(1, 2).reshape(shape)
+    if tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
+        values = swap(values, config["head_dim"] // 2, 2)
     if not numpy.isfinite(values).all():
         fail(BAD_INPUT, "%s: expected finite weights, found NaN or Inf" % tensor.name, ONLY)
-    bits = numpy.ascontiguousarray(values, dtype="<f4").view("<u4")
-    bits = bits + 0x7fff + (bits >> 16 & 1) >> 16
-    return bits.astype("<u2").tobytes()
+    return gguf.quants.quantize(values, gguf.GGMLQuantizationType.BF16).tobytes()
 
 
 def write_safetensors(model, config, path):
-    header, at = {"__metadata__": {"format": "pt"}}, 0
-    tensors = sorted(model.tensors, key=lambda t: hf_name(t.name))
+    header, at, names = {"__metadata__": {"format": "pt"}}, 0, hf_names(model, config)
+    tensors = sorted(model.tensors, key=lambda t: names[t.name])
     for tensor in tensors:
         size = 2 * int(tensor.n_elements)
-        header[hf_name(tensor.name)] = {"dtype": "BF16", "data_offsets": [at, at + size],
+        header[names[tensor.name]] = {"dtype": "BF16", "data_offsets": [at, at + size],
                                         "shape": [int(n) for n in reversed(tensor.shape)]}
         at += size
     text = json.dumps(header, separators=(",", ":")).encode("utf-8")
@@ -180,15 +159,15 @@ def convert(source, out):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] in (["-h"], ["--help"]):
-        sys.exit(print(__doc__.strip()))
-    if len(sys.argv) != 3:
-        fail(USAGE, "expected MODEL.gguf and DIR", "gguf_to_hf.py MODEL.gguf DIR")
+    parser = Parser()
+    parser.add_argument("source", metavar="MODEL.gguf")
+    parser.add_argument("out", metavar="DIR")
+    args = parser.parse_args()
     try:
-        convert(*sys.argv[1:])
+        convert(args.source, args.out)
     except OSError as e:
-        fail(BAD_INPUT if e.filename == sys.argv[1] else DISK, "%s: %s" % (
-            e.filename or sys.argv[2], e.strerror), "check the name, the space and the permissions")
+        fail(BAD_INPUT if e.filename == args.source else DISK, "%s: %s" % (
+            e.filename or args.out, e.strerror), "check the name, the space and the permissions")
     except Exception as e:  # of gguf and numpy, on a damaged file and on values that make no model
         fail(BAD_INPUT, "%s: expected a GGUF file of a Llama, found %s: %s" % (
-            sys.argv[1], type(e).__name__, " ".join(str(e).split())), "download it again; " + ONLY)
+            args.source, type(e).__name__, " ".join(str(e).split())), "download it again; " + ONLY)

@@ -26,8 +26,7 @@ else
 fi
 
 say 'train: each line ends with the time left (eta); Ctrl-C saves and stops'
-replace=--overwrite
-for word in "$@"; do case $word in --resume*) replace= ;; esac; done
+case " $*" in *' --resume'*) replace= ;; *) replace=--overwrite ;; esac
 ./train_llama --train data/demo --out out/demo $replace --prompt 'def ' "$@" || {
     status=$?
     [ $status -ne 75 ] ||

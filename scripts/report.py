@@ -1,63 +1,37 @@
 #!/usr/bin/env python3
-"""Writes report.html for a run, running or finished: one page that needs no network.
-
-usage: report.py RUN_DIR_OR_LOG [--out FILE.html]
-"""
+"""Writes report.html for a run, running or finished: one page that needs no network."""
 import json
 import math
 import os
 import shlex
-import sys
 import time
 from html import escape
 from types import SimpleNamespace
 
-from command import Parser, fail
+from command import BAD_INPUT, DISK, Parser, fail, warn
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 230, 46, 8, 10, 34  # of a chart
 # Okabe and Ito's colours, which colour-blind readers can tell apart; on light and on dark pages
-COLOURS = {"c0": ("#0072b2", "#56b4e9"), "c1": ("#c24e00", "#e69f00"),
-           "text": ("#1f2328", "#e6edf3"), "muted": ("#57606a", "#9ea7b1"),
-           "grid": ("#d8dee4", "#30363d"), "back": ("#ffffff", "#0d1117")}
-LIGHT, DARK = ("".join(f"--{name}: {pair[i]}; " for name, pair in COLOURS.items()) for i in (0, 1))
-STYLE = f""":root {{ {LIGHT} }}
-@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
-svg text {{ font: 11.5px system-ui, sans-serif; fill: var(--muted); }}
-.axis {{ stroke: var(--grid); }} .line {{ fill: none; stroke-width: 1.6; stroke-linejoin: round; }}
-.c0 {{ stroke: var(--c0); }} .c1 {{ stroke: var(--c1); }}
-.faint {{ stroke-width: 1; opacity: 0.3; }} .dashed {{ stroke-dasharray: 4 3; }}
-.dots {{ stroke-width: 6; stroke-linecap: round; }}
-""" + """:root { color-scheme: light dark; }
-body { background: var(--back); color: var(--text); font: 15px/1.45 system-ui, sans-serif;
-       max-width: 1240px; margin: 0 auto; padding: 16px; overflow-wrap: anywhere; }
-h1 { font-size: 1.5em; margin: 0; } h2 { font-size: 1.15em; margin: 1.8em 0 0.5em; }
-h3 { font-size: 1em; margin: 0; } figure { margin: 0; min-width: 0; }
+STYLE = """:root { color-scheme: light dark;
+  --c0: #0072b2; --c1: #c24e00; --muted: #57606a; --grid: #d8dee4; }
+@media (prefers-color-scheme: dark) {
+  :root { --c0: #56b4e9; --c1: #e69f00; --muted: #9ea7b1; --grid: #30363d; } }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 1240px; margin: 0 auto; padding: 16px;
+       overflow-wrap: anywhere; }
+figure { margin: 0; min-width: 0; } h3 { font-size: 1em; margin: 0; }
 .muted, figcaption { color: var(--muted); font-size: 0.87em; margin: 0.3em 0; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr));
         gap: 22px 28px; }
-svg { width: 100%; height: auto; display: block; } .cursor { stroke: var(--muted); }
-figcaption { min-height: 2.8em; } .key { margin-right: 12px; white-space: nowrap; }
-.key i { display: inline-block; width: 14px; height: 4px; margin: 0 5px 3px 0; }
+svg { width: 100%; height: auto; display: block; }
+svg text { font: 11.5px system-ui, sans-serif; fill: var(--muted); }
+.axis { stroke: var(--grid); } .line { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
+.c0 { stroke: var(--c0); } .c1 { stroke: var(--c1); }
+.faint { stroke-width: 1; opacity: 0.3; }
+.dots { stroke-width: 6; stroke-linecap: round; } circle { fill: transparent; }
 table { border-collapse: collapse; font-size: 0.93em; }
-td { padding: 3px 18px 3px 0; vertical-align: top; }
-td:first-child { color: var(--muted); white-space: nowrap; } summary { cursor: pointer; }
-pre { border-left: 3px solid var(--grid); padding-left: 12px; white-space: pre-wrap; }
+td { padding: 3px 18px 3px 0; vertical-align: top; white-space: pre-wrap; }
+td:first-child { color: var(--muted); white-space: nowrap; }
 """
-# The values under the pointer: each line's nearest point
-SCRIPT = """for (const f of document.querySelectorAll("figure")) {
-  const lines = JSON.parse(f.dataset.lines), svg = f.querySelector("svg");
-  const out = f.querySelector(".values"), cursor = f.querySelector(".cursor");
-  const note = out.textContent;
-  svg.onpointerleave = () => { out.textContent = note; cursor.setAttribute("d", ""); };
-  svg.onpointermove = e => {
-    const box = svg.getBoundingClientRect(), at = (e.clientX - box.left) / box.width * WIDTH;
-    const near = lines.map(l => l.points.reduce(
-      (best, p) => Math.abs(p[0] - at) < Math.abs(best[0] - at) ? p : best));
-    cursor.setAttribute("d", `M${near[0][0]} 0VHEIGHT`);
-    out.textContent = `step ${near[0][1]}: `
-      + lines.map((l, i) => `${l.name} ${near[i][2]}`).join(", ");
-  };
-}""".replace("WIDTH", str(WIDTH)).replace("HEIGHT", str(HEIGHT - BOTTOM))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -73,10 +47,9 @@ def is_loss(value):  # null: it was not finite
 
 # The fields that the report reads from each event; step records have none. Later versions may add
 # events.
-START = {"options": lambda v: isinstance(v, dict)}
 NUMBERS = "ms lr tokens_per_s real_tokens fill attention_pairs".split()
-FIELDS = {"start": START, "resume": START, "val": {"loss": is_loss},
-          "sample": {"text": lambda v: isinstance(v, str)},
+FIELDS = {**dict.fromkeys(("start", "resume"), {"options": lambda v: isinstance(v, dict)}),
+          "val": {"loss": is_loss}, "sample": {"text": lambda v: isinstance(v, str)},
           "None": {"loss": is_loss, "grad_norm": is_loss, **dict.fromkeys(NUMBERS, is_number),
                    "padded_pairs": lambda v: is_number(v) and v}}
 
@@ -94,9 +67,8 @@ def parse_record(line):
 
 
 def read_log(path):
-    """The contents of log.jsonl at `path`: steps, vals [(step, loss)], samples [(step, text)],
-    start, options and command (of the last start or resume), resumes (steps). Records of a resumed
-    run replace those after the step from which it resumes."""
+    """The records of log.jsonl at `path`: steps, vals, samples, start (or the last resume) and
+    resumes. Those of a resumed run replace those after the step from which it resumes."""
     records, starts, bad = {}, [], []
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
@@ -111,23 +83,19 @@ def read_log(path):
                     key = entry["step"], str(entry.get("event")), str(entry.get("number"))
                     records[key] = entry
     except OSError as e:
-        fail(3, f"{path}: cannot read: {e.strerror}",
+        fail(BAD_INPUT, f"{path}: cannot read: {e.strerror}",
              "give the --out directory of a run, or its log.jsonl")
     steps, vals, samples = ([records[key] for key in sorted(records) if key[1] == event]
                             for event in ("None", "val", "sample"))
     if not steps:
-        fail(3, f"{path}: expected at least one step, found none",
+        fail(BAD_INPUT, f"{path}: expected at least one step, found none",
              "let the run finish a step first")
     if bad:
-        print(f"warning: {path}: skipped what is not a record: line "
-              + ", ".join(map(str, bad[:5])) + (" and more" if bad[5:] else ""), file=sys.stderr)
-    start = starts[-1] if starts else {"options": {}}
-    words = start.get("command") if isinstance(start.get("command"), list) else []
-    return SimpleNamespace(path=path, steps=steps, start=start, options=start["options"],
-                           command=list(map(str, words)),
-                           vals=[(r["step"], r["loss"]) for r in vals],
-                           samples=[(r["step"], r["text"]) for r in samples],
-                           resumes=[s["step"] for s in starts if s["event"] == "resume"])
+        warn(f"{path}: skipped what is not a record: line "
+             + ", ".join(map(str, bad[:5])) + (" and more" if bad[5:] else ""))
+    return SimpleNamespace(path=path, steps=steps, vals=vals, samples=samples,
+                           start=starts[-1] if starts else {"options": {}},
+                           resumes=[s for s in starts if s["event"] == "resume"])
 
 
 # -------------------------------------------------------------------------------------------------
@@ -172,9 +140,9 @@ def svg_text(x, y, what, anchor="middle"):
 
 
 def chart_svg(lines, low, high, marks=()):
-    """Lines (classes, name, [(step, y)]): a colour c0 or c1, perhaps faint, dashed or dots. Values
-    outside low and high are cut off; marks (step, sign) are drawn at the top. Returns the picture
-    and, for the pointer, the points of the named lines."""
+    """Lines (classes, name, [(step, y)]): a colour c0 or c1, perhaps faint or dots. Values outside
+    low and high are cut off; marks (step, sign) are drawn at the top. A browser shows the values of
+    a named line under the pointer."""
     xs = [x for _, _, points in lines for x, _ in points] or [0]
     x0, x1 = (0 if min(xs) < max(xs) / 2 else min(xs)), max(max(xs), min(xs) + 1)
     pad = 0.04 * (high - low) or 0.04 * abs(high) or 0.5
@@ -187,7 +155,7 @@ def chart_svg(lines, low, high, marks=()):
     def py(y):  # at most one height away
         return round(bottom - min(max((y - low) / (high - low), -1), 2) * (bottom - TOP), 1)
 
-    svg, hover = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'], []
+    svg = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
     for y in ticks(low, high):
         svg += [f'<path class="axis" d="M{LEFT} {py(y)}H{right}"/>',
                 svg_text(LEFT - 6, py(y) + 4, short(y), "end")]
@@ -199,65 +167,43 @@ def chart_svg(lines, low, high, marks=()):
         pen = "h0M" if "dots" in kind else "L"
         path = pen.join(f"{px(x)} {py(y)}" for x, y in points) + pen[:-1]
         svg.append(f'<path class="line {kind}" d="M{path}"/>' if points else "")
-        if name and points:
-            hover.append({"name": name,
-                          "points": [(px(x), short(x), short(y)) for x, y in points]})
-    svg += ["</svg>", *(svg_text(px(x), TOP + 6, sign) for x, sign in marks),
-            '<path class="cursor"/></svg>']
-    return "".join(svg), hover
+        svg += [f'<circle cx="{px(x)}" cy="{py(y)}" r="5"><title>step {x}: {escape(name)} '
+                f'{short(y)}</title></circle>' for x, y in points if name]
+    svg += ["</svg>", *(svg_text(px(x), TOP + 6, sign) for x, sign in marks), "</svg>"]
+    return "".join(svg)
 
 
-def usual_steps(run):
-    """The steps that the scale must fit: after the warm-up, not skipped, no spike."""
-    warmup = run.options.get("warmup-steps")
-    first = max(warmup if is_number(warmup) else 0, len(run.steps) // 20)
-    return [s for s in run.steps
-            if s["step"] > first and not s.get("skipped") and not s.get("spike")] or run.steps
-
-
-def figure(run, title, curves, note="", low=None, high=None):
-    """A chart of curves (classes, name, key or function of a step), smoothed unless exact. "loss"
-    comes with validation and with unusual steps."""
-    lines, marks, shown = [], [], []
-    for k, (kind, name, key) in enumerate(curves):
-        def value(s):
-            y = key(s) if callable(key) else s.get(key)
-            return y if is_number(y) else None
-
-        drawn, colour = thin([(s["step"], value(s)) for s in run.steps]), f"c{k} {kind}"
-        if "exact" not in kind:
-            lines += [(colour + " faint", "", drawn)] * ("dashed" not in kind)
-            drawn = list(zip([x for x, _ in drawn], smooth([y for _, y in drawn])))
-        lines.append((colour, name, drawn))
-        shown += [value(s) for s in usual_steps(run) if value(s) is not None]
-        if key == "loss":
-            lines.append(("c1 dots", "validation", run.vals))
-            marks = [(s["step"], "\u00d7" if s.get("skipped") else "\u25be") for s in run.steps
-                     if s.get("skipped") or s.get("spike")]
-    svg, hover = chart_svg([line for line in lines if line[2]],
-                           min(shown, default=0) if low is None else low,
-                           max(shown, default=1) if high is None else high, marks)
-    keys = "".join(f'<span class="key"><i style="background: var(--{kind[:2]})"></i>'
-                   f"{escape(name)}</span> " for kind, name, _ in lines if name)
-    note += " \u00d7 skipped, \u25be spike." if marks else ""
-    return (f'<figure data-lines="{escape(json.dumps(hover))}"><h3>{title}</h3>{svg}'
-            f'<figcaption>{keys}<br><span class="values">{note}</span></figcaption></figure>')
+def figure(run, title, key, low=None, high=None, note=""):
+    """A chart of a key of the steps, smoothed but for the learning rate; the scale leaves out the
+    highest twentieth, of the start and of spikes. The loss comes with validation and unusual
+    steps."""
+    points = [(s["step"], s[key] if is_number(s.get(key)) else None) for s in run.steps]
+    shown, drawn = sorted(y for _, y in points if y is not None), thin(points)
+    lines, marks = [("c0", key, drawn)], ()
+    if key != "lr":
+        smoothed = zip([x for x, _ in drawn], smooth([y for _, y in drawn]))
+        lines = [("c0 faint", "", drawn), ("c0", key, list(smoothed))]
+        shown = shown[:len(shown) - len(shown) // 20]
+    if key == "loss":
+        lines.append(("c1 dots", "validation", [(v["step"], v["loss"]) for v in run.vals]))
+        marks = [(s["step"], "\u00d7" if s.get("skipped") else "\u25be") for s in run.steps
+                 if s.get("skipped") or s.get("spike")]
+    svg = chart_svg([line for line in lines if line[2]],
+                    min(shown, default=0) if low is None else low,
+                    max(shown, default=1) if high is None else high, marks)
+    return f"<figure><h3>{title}</h3>{svg}<figcaption>{note}</figcaption></figure>"
 
 
 def charts(run):
-    cut = "The axis fits the steps after the warm-up."
-    out = [figure(run, "Loss", [("", "loss", "loss")], cut),
-           figure(run, "Real tokens/s", [("", "tokens/s", "tokens_per_s")], low=0),
-           figure(run, "Gradient norm", [("", "norm", "grad_norm")], cut, low=0),
-           figure(run, "Learning rate", [("exact", "rate", "lr")], low=0),
-           figure(run, "Packing", [
-               ("", "% of the buffer is real tokens", lambda s: 100 * s["fill"]),
-               ("dashed", "attention pairs, % of padded rows",
-                lambda s: 100 * s["attention_pairs"] / s["padded_pairs"])], low=0, high=100)]
-    if "imbalance_measured" in run.steps[-1]:
-        out.append(figure(run, "Busiest rank / mean", [("", "1 is even", "imbalance_measured")],
-                          low=1))
-    return f'<div class="grid">{"".join(out)}</div>'
+    for s in run.steps:
+        s["percent"], s["pairs"] = 100 * s["fill"], 100 * s["attention_pairs"] / s["padded_pairs"]
+    wanted = (("Loss", "loss", None, None, "Dots: validation; \u00d7 skipped, \u25be spike"),
+              ("Real tokens/s", "tokens_per_s", 0), ("Gradient norm", "grad_norm", 0),
+              ("Learning rate", "lr", 0),
+              ("Real tokens, % of the buffer", "percent", 0, 100),
+              ("Attention pairs, % of padded rows", "pairs", 0, 100),
+              ("Busiest rank / mean", "imbalance_measured", 1, None, "1 is even"))
+    return "".join(figure(run, *what) for what in wanted if what[1] in run.steps[-1])
 
 
 # -------------------------------------------------------------------------------------------------
@@ -267,79 +213,56 @@ def first_to_last(values):
     return " to ".join("not finite" if v is None else f"{v:.3f}" for v in (values[0], values[-1]))
 
 
-def number_of(values, key):
-    return values.get(key) if is_number(values.get(key)) else 0
-
-
 def facts(run):
-    start, losses = run.start, [loss for _, loss in run.vals]
+    losses, length = [val["loss"] for val in run.vals], run.start["options"].get("max-seqlen")
     speeds = sorted(s["tokens_per_s"] for s in run.steps)
     lowest = min([v for v in losses if v is not None], default=math.inf)
-    data = start.get("data") if isinstance(start.get("data"), dict) else {}
-    length, began = number_of(run.options, "max-seqlen"), min(number_of(start, "time"), 1e11)
     padded, pairs, tokens = (max(1, sum(s[key] for s in run.steps))
                              for key in ("padded_pairs", "attention_pairs", "real_tokens"))
+    rows = f"{2 * padded / (length + 1) / tokens:.2f}" if is_number(length) else "unknown"
     return {
-        "steps": f"{run.steps[-1]['step']} of {run.options.get('steps', '?')}" + "".join(
-            f", resumed after {step}" for step in run.resumes[-5:]),
+        "steps": f"{run.steps[-1]['step']} of {run.start['options'].get('steps', '?')}" + "".join(
+            f", resumed after {resume['step']}" for resume in run.resumes[-5:]),
         "loss": first_to_last([s["loss"] for s in run.steps]),
-        "validation loss": (first_to_last(losses) + f", lowest {lowest:.4f}: perplexity "
-                            f"{math.exp(min(lowest, 99)):.4g}") if losses else "none",
+        "validation loss": first_to_last(losses) + f", lowest {lowest:.4f}" if losses else "none",
         "trained": f"{tokens:,} real tokens in {sum(s['ms'] for s in run.steps) / 6e4:.1f} minutes,"
                    f" median {speeds[len(speeds) // 2]:.0f} a second",
-        "packing": f"rows padded to {length:.0f} would have "
-                   f"{2 * padded / (length + 1) / tokens:.2f} times the tokens and "
+        "packing": f"rows padded to {length} would have {rows} times the tokens and "
                    f"{padded / pairs:.2f} times the attention pairs",
-        "memory": f"{number_of(start, 'device_mib') or math.nan:.1f} MiB on the device",
-        "data": "; ".join(f"{name} {d.get('documents')} documents, {d.get('tokens')} tokens"
-                          for name, d in data.items() if isinstance(d, dict)),
-        "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began)) if began else "?",
-        "host": f"{start.get('host', '?')}: {start.get('device', '?')}",
-        "program": f"unpad.c {start.get('version', '?')}",
-        "command": shlex.join(run.command) or "?",
     }
 
 
 def table(rows):
-    return "<table>" + "".join(f"<tr><td>{escape(key)}</td><td>{escape(text)}</td></tr>"
-                               for key, text in rows.items()) + "</table>"
+    return "<table>" + "".join(f"<tr><td>{escape(key)}</td><td>{escape(text_of(key, value))}</td>"
+                               "</tr>" for key, value in rows) + "</table>"
 
 
-def options(run):
-    """First the options that were given on the command line."""
-    given = {word[2:].split("=")[0] for word in run.command}
-    words = {"True": "on", "False": "off", "None": "none"}
-    texts = {key: words.get(str(v), str(v)) for key, v in run.options.items()}
-    first, rest = ({k: v for k, v in texts.items() if (k in given) == wanted}
-                   for wanted in (True, False))
-    return f"{table(first)}<details><summary>all others</summary>{table(rest)}</details>"
-
-
-def samples(run):
-    return "".join(f"<p class=muted>after step {step}</p><pre>{escape(text)}</pre>"
-                   for step, text in run.samples[-3:]) or "<p class=muted>none in the log</p>"
+def text_of(key, value):
+    if key == "time" and is_number(value):
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(value, 1e11)))
+    if isinstance(value, list):
+        return shlex.join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def page(run):
-    title, size = os.path.basename(os.path.dirname(os.path.abspath(run.path))), ""
-    what = " on ".join(os.path.basename(os.path.normpath(str(run.options.get(key) or "?")))
-                       for key in ("model", "train"))
-    if is_number(run.start.get("parameters")):
-        size = f", {run.start['parameters'] / 1e6:.4g} M parameters"
+    title = escape(os.path.basename(os.path.dirname(os.path.abspath(run.path))))
+    start = [(k, v) for k, v in run.start.items() if k not in ("event", "step", "options")]
+    samples = [(f"after step {s['step']}", s["text"]) for s in run.samples[-3:]]
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{escape(title)}</title><style>{STYLE}</style></head><body>
-<h1>{escape(title)}</h1><p class="muted">{escape(what)}{size}</p>
-{table(facts(run))}
-<h2>Training</h2><p class="muted">Faint: each step. Point at a chart for its values.</p>
-{charts(run)}<h2>Samples</h2>{samples(run)}<h2>Options</h2>{options(run)}
-<script>{SCRIPT}</script></body></html>
+<title>{title}</title><style>{STYLE}</style></head><body>
+<h1>{title}</h1>{table([*facts(run).items(), *start])}
+<h2>Training</h2><p class="muted">Faint: each step. Point at a line for its values. A scale may cut
+off the start and spikes.</p>
+<div class="grid">{charts(run)}</div><h2>Samples</h2>{table(samples)}
+<h2>Options</h2>{table(run.start["options"].items())}</body></html>
 """
 
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", help="the --out directory of a run, or its log.jsonl")
+    parser = Parser()
+    parser.add_argument("run", metavar="RUN", help="the directory of a run, or its log.jsonl")
     parser.add_argument("--out", help="the page (default: report.html next to the log)")
     args = parser.parse_args()
     path = os.path.join(args.run, "log.jsonl") if os.path.isdir(args.run) else args.run
@@ -350,10 +273,10 @@ def main():
             file.write(page(run))
         os.replace(file.name, out)
     except OSError as e:
-        fail(4, f"{out}: cannot write: {e.strerror}", "give --out FILE.html in another directory")
-    print(f"wrote {out}: {path}: {len(run.steps)} steps, loss "
-          + first_to_last([s["loss"] for s in run.steps])
-          + (f", validation {first_to_last([v for _, v in run.vals])}" if run.vals else ""))
+        fail(DISK, f"{out}: cannot write: {e.strerror}", "give --out FILE.html elsewhere")
+    found = facts(run)
+    print(f"wrote {out}: {path}: {len(run.steps)} steps, loss {found['loss']}, validation "
+          + found["validation loss"])
 
 
 if __name__ == "__main__":

@@ -17,27 +17,5 @@ python3 -c "import $(IFS=, && echo "${packages[*]}")" 2> /dev/null || [ -d build
 } || echo 'not fetched: the tests that need them are skipped'
 PATH=$PWD/build/python/bin:$PATH
 
-# make's lines with a counter; a sign of life every ten seconds
-count() {
-    local line status n=0
-    while true; do
-        if IFS= read -r -t 10 line; then
-            case $line in
-                'CC '* | 'CXX '* | 'NVCC '* | 'AR '* | 'LINK '*)
-                    printf '[%d/%d] ' $((n += 1)) "$1"
-                    ;;
-            esac
-            printf '%s\n' "$line"
-        else
-            status=$?
-            [ $status -gt 128 ] || return 0     # 1: the end
-            echo "        building, $SECONDS s"
-        fi
-    done
-}
-steps=$(make -n test-programs | grep -c "^printf '%-4s") || steps=0
-make -j"$(nproc)" test-programs 2>&1 | count "$steps" || {
-    echo "error: the build failed" >&2
-    exit 1
-}
+make -j"$(nproc)" test-programs
 make test

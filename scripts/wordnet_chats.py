@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """Makes chats about the meanings of words, from WordNet's files, as JSONL.
 
-usage: wordnet_chats.py WORDNET OUT.jsonl [--words N] [--leave-out WORD,WORD...]
-
 WORDNET is a directory with index.noun, data.noun and so on (Debian: wordnet-base,
 /usr/share/wordnet). There is one chat per word: its meanings, and an example of its use if there is
 one. The words are those that WordNet's authors counted in texts, in a fixed random order. The text
@@ -14,10 +12,10 @@ import os
 import random
 import re
 
-from command import Parser, fail
+from command import BAD_INPUT, Parser, fail
 
 PARTS = {"noun": "noun", "verb": "verb", "adj": "adjective", "adv": "adverb"}
-MAX_MEANINGS = 8
+MAX_WORDS, MAX_MEANINGS = 4000, 8
 
 
 def meanings(directory):
@@ -51,25 +49,24 @@ def chat(word, places, files):
 
 
 def main():
-    parser = Parser(description=__doc__.split("\n")[0])
+    parser = Parser()
     parser.add_argument("wordnet")
     parser.add_argument("out")
-    parser.add_argument("--words", type=int, default=4000)
     parser.add_argument("--leave-out", default="", help="words held out for questions")
     args = parser.parse_args()
     try:
         words = meanings(args.wordnet)
         files = {p: open(os.path.join(args.wordnet, "data." + p), "rb") for p in PARTS}
     except OSError as e:
-        fail(3, f"{e.filename}: expected WordNet's files, found: {e.strerror}",
+        fail(BAD_INPUT, f"{e.filename}: expected WordNet's files, found: {e.strerror}",
              "apt-get install wordnet-base, and give /usr/share/wordnet")
     chosen = sorted(set(words) - set(args.leave_out.split(",")))
     random.Random(1).shuffle(chosen)
     with open(args.out + ".partial", "w", encoding="utf-8") as out:
-        for word in chosen[:args.words]:
+        for word in chosen[:MAX_WORDS]:
             out.write(json.dumps(chat(word, words[word], files)) + "\n")
     os.replace(args.out + ".partial", args.out)
-    print("wrote %s: %d chats" % (args.out, len(chosen[:args.words])))
+    print("wrote %s: %d chats" % (args.out, len(chosen[:MAX_WORDS])))
 
 
 if __name__ == "__main__":

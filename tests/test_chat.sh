@@ -318,6 +318,6 @@ done
 same the_template_goes_along base/chat_template.jinja end.messages/final/chat_template.jinja
 expect no_template_of_a_model 3 'expected a chat template, found none' run openai.jsonl --model bpe --out none.jsonl
 mkdir stub && echo 'raise ImportError' > stub/jinja2.py
-PYTHONPATH=$work/stub expect without_jinja2 2 'needs the Python package jinja2' run openai.jsonl --out none.jsonl
+PYTHONPATH=$work/stub expect without_jinja2 2 'the Python package jinja2 is not installed' run openai.jsonl --out none.jsonl
 check nothing_is_written test -z "$(ls | grep none)"
 finish

@@ -77,9 +77,10 @@ for name in none datatrove_wide.ds.loss datatrove_wide.ds.index megatron.idx olm
     [ $name = none ] || check "only_what_${name}_belongs_to" test "$(ls beside/*.bin | wc -l)" -eq 1
 done
 sed 's/10\*\*8/2000/' "$root/data/convert.py" > small.py
+small() { PYTHONPATH=$root/scripts python3 small.py "$@" --out small --vocab-size 258 --boundary-token 0; }
 # in_small NAME FILE...: converts them, and small then has their documents and no others
 in_small() {
-    check "$1" python3 small.py "${@:2}" --out small --vocab-size 258 --boundary-token 0 --starts
+    check "$1" small "${@:2}" --starts
     check_python "$1_are_the_same" "${@:2}" << 'PY'
 import numpy as np
 found = sum((ids for ids, _ in shards.read("small")), [])
@@ -89,7 +90,7 @@ PY
 in_small many_shards third.npy second.npy
 check shards_are_many test -e small/train_00000_00010.bin
 in_small fewer_files second.npy
-full_disk() { (ulimit -f 4 && trap '' XFSZ && python3 small.py large.npy --out small --vocab-size 258 --boundary-token 0); }
+full_disk() { (ulimit -f 4 && trap '' XFSZ && small large.npy); }
 expect a_full_disk 4 'error: small' full_disk  # no shard is whole
 in_small after_a_full_disk second.npy
 # ---- what is refused ---------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ check_python cut_files_are_refused "$golden" "$root/data" << 'PY'
 golden, accepted = sys.argv[1], []
 sys.path.insert(0, sys.argv[2])
 import convert as c
-class Args: out, vocab_size, boundary_token, starts, split = "none", 130000, 50256, False, "train"
+class Args: out, vocab_size, boundary_token, starts = "none", 130000, 50256, False
 for file, parts in (("datatrove_wide.ds", ["", ".index", ".loss"]), ("llmq_mask.bin", [""]), ("numpy.npy", [""]),
                     ("megatron.bin", ["", "idx"]), ("olmo.npy", ["", "csv.gz"])):
     names = [file if not p else file + p if p[0] == "." else file.rsplit(".", 1)[0] + "." + p for p in parts]
@@ -119,8 +120,8 @@ for file, parts in (("datatrove_wide.ds", ["", ".index", ".loss"]), ("llmq_mask.
                 if n != len(whole[victim]):
                     c.read(file, Args)
                     accepted.append((victim, n, len(whole[victim])))
-            except c.ConvertError:
-                pass
+            except SystemExit as e:
+                assert e.code == 3, e.code
 assert not accepted, accepted
 PY
 finish

@@ -19,6 +19,7 @@ if __name__ == "__main__":
     again[3] = dict(again[3], spike=True, loss=987.5)
     again[5] = dict(again[5], loss=None, grad_norm=None, skipped=True)
     again.append({"event": "val", "step": 30, "loss": 3.5})
+    again += [{"event": "sample", "step": 30, "number": n, "text": "<b>%d" % n} for n in (1, 2)]
     again.append({"event": "of a later version", "step": 30})
     lines = [json.dumps(r) for r in first + again]
     lines[3:3] = ["garbage", '{"step": 3}', "[1]"]      # lines 4 to 6
@@ -38,8 +39,9 @@ has packing_is_measured 'rows padded to 64 would have 3\.08 times the tokens and
 check a_page_needs_no_network eval '! grep -nE "https?:|src=|@import|url\(" odd/report.html'
 check_python charts_have_points <<'PY'
 page = open("odd/report.html").read()
-figures = [json.loads(html.unescape(f)) for f in re.findall(r'<figure[^>]*data-lines="([^"]*)"', page)]
-assert len(figures) == 6 and all(line["points"] for figure in figures for line in figure)
+figures = page.split("<figure>")[1:]
+assert len(figures) == 7 and all("<title>step 30: " in figure for figure in figures)
+assert "<title>step 14: loss " in figures[0] and "&lt;b&gt;1</td>" in page and "&lt;b&gt;2</td>" in page
 PY
 lines_of '[log.start("start", 0), dict(log.step(1), loss=None, grad_norm=None)]' > diverged/log.jsonl
 outcome diverged_at_once 0 '1 steps, loss not finite' report diverged

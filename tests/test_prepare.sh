@@ -89,10 +89,10 @@ like hub hf:lines.jsonl
 like hub_config_and_split hf:lines.jsonl:part:test
 refused no_such_data_set 3 "hf:no/such: cannot read: Dataset 'no/such' doesn't exist on the Hub" hf:no/such
 refused hub_other_column 3 'hf:lines.jsonl:1: expected a string "body", found id, text' hf:lines.jsonl --text-key body
-PYTHONPATH=$work/missing refused without_datasets 2 'hf:lines.jsonl: needs the Python package datasets' hf:lines.jsonl
+PYTHONPATH=$work/missing refused without_datasets 2 'the Python package datasets is not installed' hf:lines.jsonl
 # ---- Parquet ---------------------------------------------------------------------------------------------
 printf 'PAR1 not really' > cut.parquet
-PYTHONPATH=$work/missing refused without_pyarrow 2 'cut.parquet: needs the Python package pyarrow' cut.parquet
+PYTHONPATH=$work/missing refused without_pyarrow 2 'the Python package pyarrow is not installed' cut.parquet
 if with_package parquet pyarrow; then
     python << 'PY'
 import pyarrow, pyarrow.parquet
@@ -134,7 +134,7 @@ refused no_answer 3 'no_answer.jsonl:1: expected a question of hellaswag with it
 refused minus_one 3 'minus_one.jsonl:1: expected an answer of 2 choices, found -1' minus_one.jsonl --bench piqa
 refused other_columns 3 "piqa.jsonl:1: expected a question of arc with its answer: KeyError: 'choices'" piqa.jsonl --bench arc
 refused other_benchmark 2 'invalid choice' piqa.jsonl --bench boolq
-refused bench_of_chats 2 'at most one of --bench, --chat' piqa.jsonl --bench piqa --chat
+refused bench_of_chats 2 'argument --chat: not allowed with argument --bench' piqa.jsonl --bench piqa --chat
 if with_package bench_of_parquet pyarrow; then
     python3 -c 'import json, pyarrow, pyarrow.parquet
 pyarrow.parquet.write_table(pyarrow.Table.from_pylist([json.loads(l) for l in open("arc.jsonl")]), "arc.parquet")'

@@ -8,7 +8,7 @@ cd "$root" || exit 1
 
 recipes=(scripts/run_8gpu.sh scripts/slurm.sbatch scripts/mpijob.yaml scripts/finetune_chat.sh
     scripts/continue_pretraining.sh scripts/mixture.sh scripts/train_until_done.sh
-    scripts/score.sh)
+    scripts/score.sh scripts/command.py)
 for f in scripts/*.sh scripts/slurm.sbatch; do
     expect "$(basename "$f")_parses" 0 '^$' bash -c 'bash -n "$1" && echo' sh "$f"
     check "$(basename "$f")_is_executable" test -x "$f"
