@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Whole training runs of a tiny model on the CUDA backend, emulated (build/emu/train_llama) or real
-# (TRAIN=...), against the CPU backend: the same losses, the same documents, checkpoints that resume
-# bit for bit and on the other backend. ONE_RUN=yes: only the first of them.
+# (TRAIN=...), of every type, against the CPU backend: the same losses, the same documents, checkpoints that
+# resume bit for bit and on the other backend. ONE_RUN=yes: only the first of them.
 . "$(dirname "$0")/lib.sh"
 cuda=${TRAIN:-$root/build/emu/train_llama} cpu=$root/build/cpu/train_llama
 export OMP_NUM_THREADS=2
@@ -33,6 +33,20 @@ check cpu_odd_2_steps "$cpu" "${common[@]/#tiny/odd}" --out cpu_odd --steps 2
 cpu_run=cpu_odd as_on_cpu odd --model odd --deterministic
 as_on_cpu sm80 --attention sm80         # the kernels for GPUs before Hopper
 adamw_launches=$launches
+
+# the other types: that they compute what transformers does is shown by the goldens
+while IFS='|' read -r type keys; do
+    cp -r tiny $type && edit $type/config.json "j.update(model_type='$type', $keys)"
+    check cpu_${type}_2_steps "$cpu" "${common[@]}" --model $type --out cpu_$type --steps 2
+    cpu_run=cpu_$type as_on_cpu $type --model $type --recompute on
+done << 'TYPES'
+qwen2|architectures=["Qwen2ForCausalLM"], sliding_window=64, use_sliding_window=False
+qwen3|architectures=["Qwen3ForCausalLM"], tie_word_embeddings=False
+mistral|architectures=["MistralForCausalLM"], sliding_window=96, rope_scaling=dict(rope_type="linear", factor=2)
+smollm3|architectures=["SmolLM3ForCausalLM"], no_rope_layers=[1, 0], rope_scaling=dict(rope_type="yarn", factor=4)
+TYPES
+cpu_run=cpu_smollm3 as_on_cpu smollm3_on_sm80 --model smollm3 --attention sm80
+has the_window_is_written_back '"sliding_window": 96' cpu_mistral/final/config.json
 
 # documents that begin alike: what they share once is what packed computes for each
 mkdir alike

@@ -38,29 +38,16 @@ all=(--val golden.bin --val-tokens 100000)
 val v64 "${all[@]}"
 has start_line_reports_all '^val .* 7 documents, 131 tokens' out.txt
 has start_line_says_all '^ *validation takes all of them$' out.txt
-val v131 --train golden.bin --val golden.bin --val-tokens 131 --micro-batch-tokens 131
-val v4096 --val golden.bin --micro-batch-tokens 4096 --layout rows --batch-tokens 8192
-for seed in 2 1; do val few$seed --val golden.bin --val-tokens 100 --seed $seed; done
+val few --val golden.bin --val-tokens 100
 has start_line_reports_how_many '^ *validation takes [3-6] documents, [0-9]* tokens of them$' out.txt
-# when: before, during and after training; a resumed run does not repeat them
+# when: before, during and after training
 check val_every_2 "${quiet[@]}" --val golden.bin --out every --steps 5 --val-every 2 --save-every 2 --keep 0
-cp -r every resumed && rm -r resumed/final resumed/step-0000000[45]
-check val_resumed "${quiet[@]}" --val golden.bin --out resumed --steps 5 --val-every 2 --resume
 check_python validation_is_as_reported "$golden" <<'PY'
-def set_of(run):
-    v = events(run, "val")[0]
-    assert v["step"] == 0, v
-    return v["docs"], v["real_tokens"], v["targets"]
+v = events("v64", "val")[0]
+assert (v["step"], v["docs"], v["real_tokens"], v["targets"]) == (0, 7, 131, 124), v
 expected = shards.golden(sys.argv[1])[1]           # transformers' loss
-for run in "v64", "v131", "v4096":
-    assert set_of(run) == (7, 131, 124), run
-    assert abs(events(run, "val")[0]["loss"] - expected) <= 1e-6 * expected, (run, expected)
-assert steps("v131")[0]["real_tokens"] == 131      # one micro-batch may be full
-docs, tokens, targets = set_of("few1")
-assert set_of("few2") == (docs, tokens, targets)   # for any seed
-assert 3 <= docs < 7 and tokens <= 100 and targets == tokens - docs, (docs, tokens, targets)
-for run in "every", "resumed":
-    assert [v["step"] for v in events(run, "val")] == [0, 2, 4, 5], run
+assert abs(v["loss"] - expected) <= 1e-6 * expected, (v, expected)
+assert [v["step"] for v in events("every", "val")] == [0, 2, 4, 5]
 PY
 outcome val_never 0 '^ *no validation$' "${quiet[@]}" --val golden.bin --out never --steps 2 --val-every 0
 lacks val_every_0_never_validates '"event": "val"|^val after' never/log.jsonl out.txt
@@ -70,15 +57,6 @@ outcome steps_0_only_validates 0 'val after step 0 . loss 6\.9080 . 7 docs . 124
 has steps_0_prints_samples '^--- sample 1' out.txt
 has steps_0_says_so 'nothing was trained, no checkpoint' out.txt
 check steps_0_does_not_change_the_run diff -r v64 aside
-# ---- divergence and loss spikes ------------------------------------------------------------------------
-# beyond fp32 in one step
-wild=("${quiet[@]}" --from-scratch --lr 1e30 --grad-clip 0 --warmup-steps 0 --val golden.bin)
-expect five_skips_end_the_run 7 'diverged: 5 steps in a row' "${wild[@]}" --out skips --steps 30 --val-every 4
-check_python five_skips_are_logged <<'PY'
-skipped = [l["skipped"] for l in steps("skips")]
-assert skipped[-5:] == [True] * 5 and not any(skipped[:-5]), skipped
-assert all(l["spike"] for l in steps("skips") if l["loss"] is None)
-PY
 # ---- weights with other names or shapes ------------------------------------------------------------------
 # other NAME CODE PATTERN ARGUMENTS...: the model `other`
 other() { expect "$1" "$2" "$3" "${quiet[@]/#model/other}" --out n --steps 1 "${@:4}"; }
@@ -96,6 +74,9 @@ printf '\0\0\300\177' | dd of=other/model.safetensors bs=1 seek=$(($(stat -c %s 
 other nan_weights 7 'other: expected finite weights'
 cp model/model.safetensors other && edit other/config.json 'j["intermediate_size"] = 48'
 other dry_run_checks_shapes 3 'wrong shape: model.layers.0.mlp.gate_proj' --dry-run
+# a window, which is full attention for what is no longer
+edit other/config.json 'j.update(model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=63)'
+other documents_beyond_the_window 3 'sliding_window: expected at least --max-seqlen 64, found 63'
 other dry_run_checks_weights 3 'error: empty' --model empty --dry-run
 check nothing_is_written_for_bad_weights test ! -e n
 # ---- the command line ------------------------------------------------------------------------------------
