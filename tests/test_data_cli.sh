@@ -34,16 +34,6 @@ open("llmc/train_00000.bin", "wb").write(struct.pack("<256i", 20240520, 1, token
 PY
 llmc=(llmc --boundary-token 256)
 trains unchecked_tokens_are_reported 0 'scanning for token 256, tokens unchecked' "${llmc[@]}" --steps 2 --out llmc.run
-
-# shards changed before --resume: as if rebuilt from other texts of the same lengths, or edited in place
-cp -r corpus remade && shards flip remade/train_00000.bin 1500 && shards seal remade/train_00000
-trains train_before_the_edit 0 '^done' corpus --steps 2 --out corpus.run
-mv corpus corpus.aside && mv remade corpus
-trains resume_on_rebuilt_shards 9 'error: .*data_fingerprint \(was' corpus --steps 4 --out corpus.run --resume
-rm -r corpus && mv corpus.aside corpus
-trains resume_on_the_same_shards 0 '^done' corpus --steps 4 --out corpus.run --resume
-shards flip llmc/train_00000.bin 20000
-trains resume_on_edited_llmc_shards 9 'error: .*token_fingerprint \(was' "${llmc[@]}" --steps 4 --out llmc.run --resume
 # ---- documents and tokens that are never trained on --------------------------------------------------
 # three documents of 12, 52 and 102 tokens including BOS and EOS
 mkdir lengths
