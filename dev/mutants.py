@@ -29,7 +29,7 @@ data/models/*               asan/test_config asan/test_safetensors asan/test_fuz
 data/shards/*               asan/test_documents asan/test_loader asan/test_fuzz test_data_cli.sh test_convert.sh
 data/texts/*                asan/test_documents asan/test_fuzz test_texts.sh test_chat.sh test_data_cli.sh
 data/runs/*                 asan/test_checkpoint asan/test_state asan/test_log asan/test_schedule test_cli.sh test_out_dir.sh
-data/use/*                  asan/test_samples asan/test_batch:scored test_generate.sh test_benchmark.sh test_replay.sh
+data/use/*                  asan/test_samples asan/test_batch:scored test_generate.sh test_benchmark.sh test_cli.sh
 kernels/comm/zero.*         cpu/test_zero asan/test_llama test_ranks.sh
 kernels/comm/nccl.cu        emu/test_cuda_nccl test_cuda_ranks.sh
 kernels/comm/*              test_ranks.sh test_ranks_failure.sh
