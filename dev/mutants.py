@@ -39,7 +39,7 @@ kernels/cuda/attention*     emu/test_ops:sm80 emu/test_ops:sm90 emu/test_ops:wor
 kernels/cuda/*              emu/test_ops test_cuda_modes.sh test_cuda_train.sh
 kernels/*.h                 asan/test_ops asan/test_llama test_lora.sh
 llama.h                     asan/test_llama test_ranks.sh test_lora.sh test_generate.sh
-train_llama.cu              test_cli.sh test_ranks.sh test_out_dir.sh test_samples_and_validation.sh
+train_llama.cu              test_cli.sh test_ranks.sh test_out_dir.sh test_generate.sh
 """
 # A global of each file, set before main: in the loops of kernels, emulated ones too, it costs a compare
 HEAD = """#ifndef MUTANT
