@@ -33,7 +33,7 @@ resumes() {
 resumes to_merge full half --lora-merge
 outcome a_dry_run_says_what_is_trained 0 '^lora +rank 8, scale 2, beside 14 linear layers .* 0.02 M' \
     "$train" "${run[@]}" --dry-run
-outcome an_alpha_is_taken 0 'rank 8, scale 1,' "$train" "${run[@]}" --lora-alpha 8 --dry-run
+outcome an_alpha_is_taken 0 'rank 12, scale 0.5,' "$train" "${run[@]}" --lora 12 --lora-alpha 6 --dry-run
 # ---- base plus adapters, and both merged: the same texts and losses ----------------------------------
 greedy=(--generate --prompt 'line 1' --temperature 0 --sample-tokens 40 --threads 1 --max-seqlen 96)
 text_of() { within "$train" "${greedy[@]}" "${@:2}" || bad "$1" 'failed'; grep -av ' tokens/s' out.txt > "$1"; }
