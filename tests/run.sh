@@ -12,7 +12,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 slow='ranks ops export cuda_ranks ranks_failure texts cli llama cuda_modes cuda_train ptx emu tensor_cores
-    convert chat probe faults out_dir lora zero prepare recipes power benchmark data_cli plan plot
+    convert chat faults out_dir lora zero prepare recipes power benchmark data_cli plan plot
     generate run'
 limit_s=${SUITE_LIMIT_S:-1800} jobs=${JOBS:-6}
 passed=0 failed=0 skipped=0 done=0 said_s=0
