@@ -160,7 +160,6 @@ expect another_attention 2 '--attention flash: expected kernels' "${run[@]}" --a
 expect longest_document_does_not_fit 2 'micro-batch-tokens 512: expected at least --max-seqlen 1024' "${run[@]}" --max-seqlen 1024
 expect a_longer_one_alone_raises_the_buffer 0 '^plan .* of 8192 tokens a step' "$train" --train corpus --max-seqlen 8192 --dry-run
 expect batch_is_not_a_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000
-expect out_holds_another_run 2 'found a run' "${run[@]}" --out a
 expect out_is_a_file 2 'hint: give another directory' "${resume[@]}" --out tiny/config.json
 # more memory than any machine has, of few tokens: a batch of 500 million takes a minute to plan
 expect too_big_for_the_machine 5 'tokens [0-9]+ fits|does not fit' "${run[@]/#tiny/smollm2-135m}" --out nothing \

@@ -51,7 +51,7 @@ for name in smollm2 llama3 qwen; do
 done
 printf '%s' "{{ 'ä' }} of its own file" > merges_llama3/chat_template.jinja
 # ---- read back by gguf ----------------------------------------------------------------------------
-# exported DIR TYPE: names, shapes, values, tokens and roles, against the directory
+# exported DIR TYPE: names, shapes, values, tokens and roles, against the directory; sizes and RoPE: llama.cpp below
 exported() {
     rm -f asked.gguf && export_as "$1" "$2" asked.gguf && python "$1" "$2" asked.gguf << 'PY'
 import gguf, numpy
@@ -70,12 +70,6 @@ for item in tokenizer["added_tokens"]:
     tokens[item["id"]], types[item["id"]] = item["content"], 3 if item["special"] else 4
 expected = {
     "general.architecture": arch, "general.file_type": {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}[kind],
-    arch + ".block_count": config["num_hidden_layers"], arch + ".embedding_length": config["hidden_size"],
-    arch + ".feed_forward_length": config["intermediate_size"],
-    arch + ".attention.head_count": config["num_attention_heads"],
-    arch + ".attention.head_count_kv": config["num_key_value_heads"] or config["num_attention_heads"],
-    arch + ".attention.key_length": d, arch + ".attention.value_length": d,
-    arch + ".rope.dimension_count": d, arch + ".rope.freq_base": config["rope_theta"],
     arch + ".context_length": config["max_position_embeddings"], arch + ".vocab_size": config["vocab_size"],
     "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types,
     "tokenizer.ggml.pre": {"merges_smollm2": "smollm", "merges_llama3": "llama-bpe",

@@ -151,6 +151,10 @@ expect too_long 2 'raise --max-seqlen' of tiny --prompt 'line 7' --max-seqlen 6
 outcome dry_run 0 '^ *workspace ' of tiny --prompt a --dry-run
 # ---- --eval --------------------------------------------------------------------------------------------
 check_python shards "$golden" << 'PY'
+import random
+rng = random.Random(1)
+for name, lengths in (("train", range(3, 61, 2)), ("uneven", (2, 40, 40, 30, 1))):
+    shards.write(name, [[1 + rng.randrange(63) for _ in range(n)] for n in lengths])
 documents, loss = shards.golden(sys.argv[1])
 shards.write("golden", documents)
 open("loss.txt", "w").write(repr(loss))
@@ -179,14 +183,8 @@ PY
 text eval eval_golden
 table eval 7 124 loss.txt
 writes eval_in_any_micro_batches eval.txt eval_golden --micro-batch-tokens 10     # which takes 96
-while read -r docs targets options; do
-    text "eval $options" eval_golden --max-seqlen 32 $options
-    table "eval $options" "$docs" "$targets"
-done << 'LONG'
-7 124 --micro-batch-tokens 32
-5 29 --long-docs drop
-7 91 --long-docs truncate
-LONG
+text eval_drops eval_golden --max-seqlen 32 --long-docs drop
+table eval_drops 5 29
 expect eval_refuses_long_documents 3 'expected at most 32' eval_golden --max-seqlen 32 --long-docs error
 expect eval_and_steps 2 '--eval and --steps' eval_golden --steps 3
 check eval_writes_nothing test ! -e out
@@ -197,12 +195,6 @@ if with_ranks eval_of_three_ranks "$release"; then
 fi
 # ---- samples and validation of runs: a loss equal to transformers' on exactly the documents reported --------
 cp -r "$golden" model
-check_python more_shards << 'PY'
-import random
-rng = random.Random(1)
-for name, lengths in (("train", range(3, 61, 2)), ("uneven", (2, 40, 40, 30, 1))):
-    shards.write(name, [[1 + rng.randrange(63) for _ in range(n)] for n in lengths])
-PY
 on_golden=("$train" --model model --train train.bin --max-seqlen 64 --micro-batch-tokens 64)
 quiet=("${on_golden[@]}" --num-samples 0)
 # a round begins again from the prompts: the same weights write the same texts

@@ -141,7 +141,6 @@ expect resume_on_more_ranks_than_micro_batches 2 'hint: start at most 2: a resum
     "${mpi[@]}" -n 3 "$train" --resume --out two --steps 2
 expect resume_on_one_rank 0 '^done' "$train" --resume --out two --steps 2
 expect compare_on_several_ranks 2 'one rank only' "${mpi[@]}" -n 2 "${run[@]}" --compare
-expect out_holds_another_run 2 'found a run' "${mpi[@]}" -n 2 "${run[@]}" --out d1
 # ---- one of several that MPI has not started must not train alone -----------------------------------
 expect mpi_finds_no_others 2 'started as one of 2, but MPI finds 1' \
     env OMPI_COMM_WORLD_SIZE=2 "${run[@]}" --out m
