@@ -13,12 +13,19 @@ echo '{"text": "plain"}' > text.jsonl
 export -f tokenize
 export train
 
-# The targets are those of transformers, except tokens across the boundary: by prepare.py and the trainer
-golden() {      # golden TOKENIZER FORM MODEL
-    check_python "golden_$1_$2" "$root/tests/golden/chat" "$root/data/prepare.py" "$@" << 'PY'
+tiny_model bpe 24 40 8 512
+cp "$root"/tests/golden/chat/tokenizer*.json bpe
+# The targets are those of transformers, except tokens across the boundary: by prepare.py and the trainer, without
+# sanitizers, which the smaller files below meet. turns: by rendering prefixes; marked: by {% generation %}.
+# SMOLLM2_DIR, the directory of get_model.sh smollm2-135m-instruct: by its tokenizer, too
+sanitized=$train train=$release
+for form in turns marked; do
+    for model in demo bpe ${SMOLLM2_DIR:+"$SMOLLM2_DIR"}; do
+        check_python "golden_${model##*/}_$form" "$root/tests/golden/chat" "$root/data/prepare.py" $model $form << 'PY'
 import subprocess
-golden_dir, prepare, tokenizer, form, model = sys.argv[1:]
+golden_dir, prepare, model, form = sys.argv[1:]
 golden, compared = json.load(open(golden_dir + "/golden.json")), 0
+tokenizer = {"demo": "byte", "bpe": "bpe"}.get(model, "smollm2")
 with open("samples.jsonl", "w") as f:
     f.writelines(json.dumps({"messages": m}) + "\n" for m in golden["samples"])
 for name, forms in golden["templates"].items():
@@ -44,18 +51,8 @@ for name, forms in golden["templates"].items():
     assert next(found, None) is None
 assert compared >= 9, compared
 PY
-}
-tiny_model bpe 24 40 8 512
-cp "$root"/tests/golden/chat/tokenizer*.json bpe
-# turns: by rendering prefixes; marked: by {% generation %}. Without sanitizers, which the smaller files below meet
-sanitized=$train train=$release
-for form in turns marked; do
-    golden byte $form demo
-    golden bpe $form bpe
-    [ -z "${SMOLLM2_DIR:-}" ] || golden smollm2 $form "$SMOLLM2_DIR"
+    done
 done
-[ -n "${SMOLLM2_DIR:-}" ] ||
-    skip golden_smollm2 'set SMOLLM2_DIR to the directory of get_model.sh smollm2-135m-instruct'
 # ---- chats that the trainer reads itself: ids and masks of transformers for the templates of models -------------
 check_python chats_are_those_of_transformers "$root/tests/golden/chat" "$train" << 'PY'
 import hashlib, shutil, subprocess
@@ -117,7 +114,6 @@ many = [{"prompt": "%d?" % i, "completions": [str(k) for k in range(3)]} for i i
 open("many.jsonl", "w").writelines(json.dumps(r) + "\n" for r in many)
 for name, records in ("apart", apart), ("several", several), ("same", same), ("both", [{"text": "plain"}, {"text": "plain", "instruction": "x"}]), ("ends", [{"messages": [user, answer, user]}]), *(("bad%d" % i, [b]) for i, b in enumerate(bad)):
     open(name + ".jsonl", "w").writelines(json.dumps(r) + "\n" for r in records)
-json.dump(same, open("same.json", "w"), indent=1)
 PY
 check kinds_of_chats tokenize demo same.jsonl same.out
 has kinds_are_counted '^records 2 of messages, 1 of conversations, 3 of prompt, 2 of instruction; chats by .* ChatML, .*answers$' out.txt
@@ -134,7 +130,6 @@ for split, least in ("train", 1000), ("val", 3):   # a record is on one side
     marks = [bits[0] for _, bits in shards.read("many.out/tokens", split)]
     assert len(marks) >= least and marks == [0, 1, 1] * (len(marks) // 3), (split, marks)
 PY
-check chats_in_an_array tokenize demo same.json array.out
 check on_every_turn tokenize demo same.jsonl all.out --train-on all
 check_python all_are_the_same_document << 'PY'
 text = b"<|im_start|>user\nAdd\n\n1 2<|im_end|>\n<|im_start|>assistant\n3<|im_end|>"

@@ -100,9 +100,6 @@ if with_terminals terminals; then
     text second of plain --temperature 0 --chat --prompt 'of the'
     check a_conversation_begins_as_a_chat cmp -n "$(stat -c %s first.txt)" first.txt conversation.txt
     differ a_conversation_remembers conversation.txt <(cat first.txt second.txt)
-    # system message 17 tokens, turn 24, end of the answer and of its line 2, turn 25
-    text kind_conversation terminal --model kind --chat
-    has a_conversation_is_the_template '^68 prompt tokens' err.txt
     # an answer that has ended its turn: the end of its line only
     text learned_conversation ask --model plain-run/final --chat
     has a_turn_ends_once '^50 prompt tokens' err.txt

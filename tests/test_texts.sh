@@ -358,16 +358,20 @@ expect epochs_of_a_mixture 0 '^epochs  2.[0-9]+ of .*tokens-1-9.jsonl in [0-9]+ 
     "${run[@]}" --train 9.jsonl:1,10.jsonl:2 --epochs 2 --val-every 0 --out mixed
 has the_other_is_repeated '^source .*tokens-2-10.jsonl.* [34].[0-9]+ epochs$' out.txt
 expect steps_and_epochs 2 'at most one' "${run[@]}" --train 9.jsonl --epochs 2 --steps 2
-# ---- a signal, several ranks; a full disk: tests/test_checkpoint.c -----------------------------------------------------------------
+# ---- a signal, several ranks; a full disk: tests/test_checkpoint.c ----------------------------------------
 python3 -S -c '
 for i in range(300000): print("{\"text\": \"a document of %d words, and some more of them, as it were: %d\"}" % (i, i * i))' > large.jsonl
-"${run[@]}" "${as_bpe[@]}" --train large.jsonl --out large --threads 1 --steps 0 --val-every 0 > out.txt 2>&1 &
-until [ -e large/tokens.unpad.tmp-$! ] || ! kill -0 $! 2> /dev/null; do sleep 0.02; done
-sleep 0.2
-kill $!
-start=$SECONDS
-wait $!
-check stopped_by_a_signal test "$? $(ls large | grep tokens) $((SECONDS - start < 3))" = '75  1'
+# one record, too, that alone takes long
+python3 -S -c 'print("{\"text\": \"%s\"}" % ("ab" * 12000000))' > long.jsonl
+for f in large long; do
+    "${run[@]}" "${as_bpe[@]}" --train $f.jsonl --out $f --threads 1 --steps 0 --val-every 0 > out.txt 2>&1 &
+    until [ -e $f/tokens.unpad.tmp-$! ] || ! kill -0 $! 2> /dev/null; do sleep 0.02; done
+    sleep 0.2
+    kill $!
+    start=$SECONDS
+    wait $!
+    check stopped_by_a_signal_$f test "$? $(ls $f | grep tokens) $((SECONDS - start < 3))" = '75  1'
+done
 if with_ranks two_ranks "$release"; then
     check two_ranks "${mpi[@]}" -n 2 "$release" "${small[@]}" --batch-tokens 512 --train lines.jsonl --out ranks \
         --model tiny --from-scratch --steps 1 --val-every 0
