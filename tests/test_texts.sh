@@ -358,7 +358,9 @@ expect epochs_of_a_mixture 0 '^epochs  2.[0-9]+ of .*tokens-1-9.jsonl in [0-9]+ 
     "${run[@]}" --train 9.jsonl:1,10.jsonl:2 --epochs 2 --val-every 0 --out mixed
 has the_other_is_repeated '^source .*tokens-2-10.jsonl.* [34].[0-9]+ epochs$' out.txt
 expect steps_and_epochs 2 'at most one' "${run[@]}" --train 9.jsonl --epochs 2 --steps 2
-# ---- a signal, several ranks; a full disk: tests/test_checkpoint.c ----------------------------------------
+# ---- a full disk, a signal, several ranks -----------------------------------------------------------------
+(ulimit -f 1; trap '' XFSZ; exec "${run[@]}" --train lines.jsonl --out disk --steps 0 --val-every 0) > out.txt 2>&1
+check full_disk test "$? $(ls disk | grep tokens)" = '4 '
 python3 -S -c '
 for i in range(300000): print("{\"text\": \"a document of %d words, and some more of them, as it were: %d\"}" % (i, i * i))' > large.jsonl
 # one record, too, that alone takes long
