@@ -61,8 +61,7 @@ part_check() {
 part_runs() {
     built $bin/train_llama build/cpu/train_llama $bin/test_cuda_nccl || return
     export TRAIN=$root/$bin/train_llama
-    check training 200 tests/test_cuda_train.sh
-    check other_models 100 tests/test_family.sh
+    check training 300 tests/test_cuda_train.sh
     check nccl 60 $bin/test_cuda_nccl
     [ "$(nvidia-smi -L | grep -c '^GPU ')" -lt 2 ] ||
         check ranks 200 env -u CUDA_VISIBLE_DEVICES RANKS=2 tests/test_cuda_ranks.sh

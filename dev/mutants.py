@@ -29,8 +29,8 @@ data/models/*               asan/test_config asan/test_safetensors asan/test_fuz
 data/shards/*               asan/test_documents asan/test_loader asan/test_fuzz test_data_cli.sh test_convert.sh
 data/texts/*                asan/test_documents asan/test_fuzz test_texts.sh test_chat.sh test_data_cli.sh
 data/runs/*                 asan/test_checkpoint asan/test_state asan/test_log asan/test_schedule test_cli.sh test_out_dir.sh
-data/use/*                  asan/test_samples asan/test_batch:scored test_generate.sh test_benchmark.sh test_replay.sh
-kernels/comm/zero.*         asan/test_llama test_ranks.sh
+data/use/*                  asan/test_samples asan/test_batch:scored test_generate.sh test_benchmark.sh test_cli.sh
+kernels/comm/zero.*         asan/test_llama test_ranks.sh test_cuda_ranks.sh
 kernels/comm/nccl.cu        emu/test_cuda_nccl test_cuda_ranks.sh
 kernels/comm/*              test_ranks.sh test_ranks_failure.sh
 kernels/cpu/attention*      asan/test_ops:forward_avx2 asan/test_ops:backward_avx2 asan/test_ops:work_lists asan/test_llama
@@ -39,7 +39,7 @@ kernels/cuda/attention*     emu/test_ops:sm80 emu/test_ops:sm90 emu/test_ops:wor
 kernels/cuda/*              emu/test_ops test_cuda_modes.sh test_cuda_train.sh
 kernels/*.h                 asan/test_ops asan/test_llama test_lora.sh
 llama.h                     asan/test_llama test_ranks.sh test_lora.sh test_generate.sh
-train_llama.cu              test_cli.sh test_ranks.sh test_out_dir.sh test_samples_and_validation.sh
+train_llama.cu              test_cli.sh test_ranks.sh test_out_dir.sh test_generate.sh
 """
 # A global of each file, set before main: in the loops of kernels, emulated ones too, it costs a compare
 HEAD = """#ifndef MUTANT

@@ -12,8 +12,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 slow='ranks ops export cuda_ranks ranks_failure texts cli llama cuda_modes cuda_train ptx emu tensor_cores
-    convert chat probe faults out_dir lora prepare family recipes power benchmark data_cli plan plot
-    mixture generate replay run'
+    convert chat faults out_dir lora prepare recipes power benchmark data_cli plan plot generate run'
 limit_s=${SUITE_LIMIT_S:-1800} jobs=${JOBS:-6}
 passed=0 failed=0 skipped=0 done=0 said_s=0
 top=$(mktemp -d "${TMPDIR:-/tmp}/unpad-run-XXXXXX") || exit 1

@@ -49,23 +49,6 @@ has contexts_are_cut 'context of 22 of 115 choices is cut from the left: --max-s
 # ---- packing and ranks -----------------------------------------------------------------------------------
 score small.txt model 24 --micro-batch-tokens 24
 same in_any_packing model.24.txt small.txt
-# questions after one header, whose choices begin alike too: each alone, and what they share once
-python << 'PY'
-with open("header.jsonl", "w") as f:
-    for i in range(9):
-        choices = [f" is {i + k} or {'so ' * k}" for k in range(4)]
-        f.write(json.dumps({"context": "one two three four five, " * 12 + f"what {i} " * (3 * i), "choices": choices, "answer": i % 4}) + "\n")
-PY
-for tokens in 512 8192; do files=header.jsonl score header$tokens.txt model 512 --micro-batch-tokens $tokens; done
-has shared_contexts_are_whole 'header.jsonl:9 . answer' header8192.txt
-check none_is_cut test ! -s warning.header8192.txt
-same shared_contexts_score_as_each_alone header512.txt header8192.txt
-sed 's/"context"/"text"/' header.jsonl > alike.jsonl
-for tokens in 512 8192; do
-    "$train" --model model --eval --val alike.jsonl --max-seqlen 512 --micro-batch-tokens $tokens | grep '^all ' > all$tokens.txt
-done
-has shared_documents_are_evaluated '^all +9 ' all8192.txt
-same they_have_the_loss_of_each_alone all512.txt all8192.txt
 if with_ranks on_three_ranks "$release"; then
     for n in 3 1; do
         run=("${mpi[@]}" -n $n "$release")

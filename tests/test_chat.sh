@@ -13,12 +13,19 @@ echo '{"text": "plain"}' > text.jsonl
 export -f tokenize
 export train
 
-# The targets are those of transformers, except tokens across the boundary: by prepare.py and the trainer
-golden() {      # golden TOKENIZER FORM MODEL
-    check_python "golden_$1_$2" "$root/tests/golden/chat" "$root/data/prepare.py" "$@" << 'PY'
+tiny_model bpe 24 40 8 512
+cp "$root"/tests/golden/chat/tokenizer*.json bpe
+# The targets are those of transformers, except tokens across the boundary: by prepare.py and the trainer, without
+# sanitizers, which the smaller files below meet. turns: by rendering prefixes; marked: by {% generation %}.
+# SMOLLM2_DIR, the directory of get_model.sh smollm2-135m-instruct: by its tokenizer, too
+sanitized=$train train=$release
+for form in turns marked; do
+    for model in demo bpe ${SMOLLM2_DIR:+"$SMOLLM2_DIR"}; do
+        check_python "golden_${model##*/}_$form" "$root/tests/golden/chat" "$root/data/prepare.py" $model $form << 'PY'
 import subprocess
-golden_dir, prepare, tokenizer, form, model = sys.argv[1:]
+golden_dir, prepare, model, form = sys.argv[1:]
 golden, compared = json.load(open(golden_dir + "/golden.json")), 0
+tokenizer = {"demo": "byte", "bpe": "bpe"}.get(model, "smollm2")
 with open("samples.jsonl", "w") as f:
     f.writelines(json.dumps({"messages": m}) + "\n" for m in golden["samples"])
 for name, forms in golden["templates"].items():
@@ -44,18 +51,8 @@ for name, forms in golden["templates"].items():
     assert next(found, None) is None
 assert compared >= 9, compared
 PY
-}
-tiny_model bpe 24 40 8 512
-cp "$root"/tests/golden/chat/tokenizer*.json bpe
-# turns: by rendering prefixes; marked: by {% generation %}. Without sanitizers, which the smaller files below meet
-sanitized=$train train=$release
-for form in turns marked; do
-    golden byte $form demo
-    golden bpe $form bpe
-    [ -z "${SMOLLM2_DIR:-}" ] || golden smollm2 $form "$SMOLLM2_DIR"
+    done
 done
-[ -n "${SMOLLM2_DIR:-}" ] ||
-    skip golden_smollm2 'set SMOLLM2_DIR to the directory of get_model.sh smollm2-135m-instruct'
 # ---- chats that the trainer reads itself: ids and masks of transformers for the templates of models -------------
 check_python chats_are_those_of_transformers "$root/tests/golden/chat" "$train" << 'PY'
 import hashlib, shutil, subprocess
@@ -104,12 +101,11 @@ same = [{"messages": [user, answer]}, {"conversations": [{"from": "human", "valu
         {"prompt": [user], "completion": [answer]}, {"instruction": "Add", "input": "1 2", "output": "3", "text": "not this"},
         {"instruction": "Add\n\n1 2", "input": "", "output": "3", "id": 1},
         {"messages": [dict(user, content=[{"type": "text", "text": "Add\n"}, {"type": "text", "text": "\n1 2"}]), answer]}]
-bad = [{"messages": [user, answer], "tools": [{}]}, {"messages": [{"role": "tool", "content": "x"}]}, {"messages": [user]},
+bad = [{"messages": [user]},
        {"messages": [user, dict(answer, content="a\0b")]}, {"messages": []}, {"messages": "x"}, {"question": "x"},
        {"messages": [user, dict(answer, weight=0)]}, {"prompt": [user, answer], "completion": [user]},
        {"messages": [user, answer], "tools": '[{"name": "add"}]'},
        {"instruction": "Add", "output": "3", "tools": [], "history": [["Hi", "Hello"]]},
-       {"messages": [user, dict(answer, weight="1")]}, {"messages": [user, dict(answer, tool_calls=[{"name": "add"}])]},
        {"prompt": "x", "completions": []}, {"prompt": "x", "completions": ["y", 3]},
        {"instruction": "Add", "input": "1\0 2", "output": "3"}]
 one = lambda completion, **more: dict({"prompt": "Add\n\n1 2", "completion": completion}, **more)
@@ -119,7 +115,6 @@ many = [{"prompt": "%d?" % i, "completions": [str(k) for k in range(3)]} for i i
 open("many.jsonl", "w").writelines(json.dumps(r) + "\n" for r in many)
 for name, records in ("apart", apart), ("several", several), ("same", same), ("both", [{"text": "plain"}, {"text": "plain", "instruction": "x"}]), ("ends", [{"messages": [user, answer, user]}]), *(("bad%d" % i, [b]) for i, b in enumerate(bad)):
     open(name + ".jsonl", "w").writelines(json.dumps(r) + "\n" for r in records)
-json.dump(same, open("same.json", "w"), indent=1)
 PY
 check kinds_of_chats tokenize demo same.jsonl same.out
 has kinds_are_counted '^records 2 of messages, 1 of conversations, 3 of prompt, 2 of instruction; chats by .* ChatML, .*answers$' out.txt
@@ -136,7 +131,6 @@ for split, least in ("train", 1000), ("val", 3):   # a record is on one side
     marks = [bits[0] for _, bits in shards.read("many.out/tokens", split)]
     assert len(marks) >= least and marks == [0, 1, 1] * (len(marks) // 3), (split, marks)
 PY
-check chats_in_an_array tokenize demo same.json array.out
 check on_every_turn tokenize demo same.jsonl all.out --train-on all
 check_python all_are_the_same_document << 'PY'
 text = b"<|im_start|>user\nAdd\n\n1 2<|im_end|>\n<|im_start|>assistant\n3<|im_end|>"
@@ -145,11 +139,10 @@ marked = len(text) - len(b"3<|im_end|>")
 assert found == [([256, *text, 10, 257], [0] * (marked + 1) + [1] * 11 + [0, 1])] * 8, found[0]
 assert [bits for _, bits in everything] == [[0] + [1] * (len(text) + 2)] * 8, everything[0]
 PY
-for i in '0 none of "tools"' '1 role "tool": expected system, user or assistant' '2 an answer that is trained' '3 without NULs' '4 a list of messages' \
-    '5 messages: expected a list, found a string' '6 expected text, messages, .*found question' '7 an answer that is trained' '8 an answer that' '9 none of "tools"' \
-    '10 none of "history"' '11 message 2: weight: expected a number' \
-    '12 message 2: expected none of "tool_calls"' '13 completions: expected a list' '14 completion 2: completion: expected a string or a list, found a number' \
-    '15 without NULs'; do
+for i in '0 an answer that is trained' '1 without NULs' '2 a list of messages' '3 messages: expected a list, found a string' \
+    '4 expected text, messages, .*found question' '5 an answer that is trained' '6 an answer that' '7 none of "tools"' \
+    '8 none of "history"' '9 completions: expected a list' '10 completion 2: completion: expected a string or a list, found a number' \
+    '11 without NULs'; do
     expect "bad_chat_${i%% *}" 3 "error: bad${i%% *}.jsonl:1: .*${i#* }" tokenize demo "bad${i%% *}.jsonl" refused
 done
 # ---- the table of keys: what each may hold, and what others mean by them ----------------------------------------
@@ -226,7 +219,7 @@ check rendered_calls run called.jsonl --out called.parts.jsonl --chat-template t
 expect a_call_in_quotes 3 'arguments: the template does not render' run key_text.jsonl --out none.jsonl --strict --chat-template tools.jinja
 check all_of_them test "$(wc -l < called.parts.jsonl)" -eq 4
 
-check every_turn_needs_no_answer tokenize demo bad2.jsonl turns.out --train-on all
+check every_turn_needs_no_answer tokenize demo bad0.jsonl turns.out --train-on all
 cp -r bpe foreign
 echo '{% for m in messages %}{{ m.content }}{% endfor %}' > foreign/chat_template.jinja
 expect an_unknown_template 3 'error: foreign/chat_template.jinja: expected the chat template of .*another' tokenize foreign same.jsonl refused
@@ -235,29 +228,15 @@ check texts_need_no_template tokenize foreign both.jsonl text.out
 check a_question_may_be_the_last tokenize demo ends.jsonl ends.out
 
 python << 'PY'
-import gzip
 chats = [[("user", "Hi"), ("assistant", "Hello \x1b[31m€!")],
          [("system", "S"), ("user", "2+2?"), ("assistant", "4"), ("user", "3+3?"), ("assistant", "6")]]
 openai = lambda chat: [{"role": r, "content": c} for r, c in chat]
-names = {"user": "human", "assistant": "gpt", "system": "system"}
-sharegpt = lambda chat: [{"from": names[r], "value": c} for r, c in chat]
 def put(name, records):
-    data = "".join(r if isinstance(r, str) else json.dumps(r) + "\n" for r in records).encode()
-    (gzip.open if name.endswith(".gz") else open)(name, "wb").write(data)
+    open(name, "w").writelines(r if isinstance(r, str) else json.dumps(r) + "\n" for r in records)
 put("openai.jsonl", [{"messages": openai(c)} for c in chats])
-put("sharegpt.jsonl.gz", [{"conversations": sharegpt(c), "id": 1} for c in chats])
-put("lists.jsonl", [{"messages": [{"role": r, "content": [{"type": "text", "text": c}]}
-                                  for r, c in chat]} for chat in chats])
-put("prompt.jsonl", [{"prompt": "Hi", "completion": chats[0][1][1]},
-                     {"prompt": openai(chats[1][:4]), "completion": openai(chats[1][4:])}])
-weight = openai(chats[1])
-weight[2]["weight"] = 0
-put("weight.jsonl", [{"messages": openai(chats[0])}, {"messages": weight}])
 good = {"messages": openai(chats[0])}
 put("bad.jsonl", [good, "\n", "{\"messages\": [\n", good, "[1]\n", {"text": "x"}, {"messages": []},
-                  {"messages": "x"}, {"messages": [3]}, {"messages": [{"role": "asistant"}]},
-                  {"messages": [{"role": "user", "content": 3}]}, {"messages": openai(chats[0][:1])},
-                  {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, {"prompt": "x"}, good])
+                  {"messages": "x"}, {"messages": [3]}, {"messages": openai(chats[0][:1])}, *[{"prompt": "x"}] * 4, good])
 open("latin.jinja", "wb").write(b"\xe9")
 templates = {
     "syntax": "{% for %}", "raises": "{{ raise_exception('no chats today') }}",
@@ -277,16 +256,16 @@ PY
 shown() { same "shown_$1" <(run --show 9 "$1" | grep -v -e '^$' -e '^<|im_start|>') "$2"; }      # shown FILE AS
 printf '%s\n' 'Hi<|im_end|>' '[[Hello \x1b[31m€!<|im_end|>]]' 'S<|im_end|>' '2+2?<|im_end|>' '[[4<|im_end|>]]' \
     '3+3?<|im_end|>' '[[6<|im_end|>]]' > wanted
-for form in openai.jsonl sharegpt.jsonl.gz lists.jsonl; do shown $form wanted; done
-sed 's/\[\[4<|im_end|>\]\]/4<|im_end|>/' wanted > last
-for form in prompt.jsonl weight.jsonl; do shown $form last; done
+shown openai.jsonl wanted
+for _ in $(seq 8); do printf '%s\n' Add '1 2<|im_end|>' '[[3<|im_end|>]]'; done > eight
+shown same.jsonl eight
 check macro eval "run openai.jsonl --chat-template macro.jinja --show 2 | grep -F 'user2+2?assistant<[[4]]>user'"
 check same_day eval "SOURCE_DATE_EPOCH=86400 TZ=UTC run openai.jsonl --chat-template today.jinja --show 1 |
     grep '1970-01-02{\"role\": \"user\", \"content\": \"Hi\"}'"
 check bad_lines run bad.jsonl --out good.jsonl
 for line in '3: expected JSON' '5: expected an object, found an array' '6: expected messages.* found text' \
     '7: expected a list' '8: messages: expected a list' '9: message 1: expected an object, found a number' \
-    '10: .*a role such as.*found "asistant"' '11: .*content: expected a string or a list, found a number' '12: no message of the assistant'; do
+    '10: no message of the assistant'; do
     has "bad_line_${line%%:*}" "^warning: left out: bad.jsonl:$line" out.txt
 done
 has bad_lines_are_counted '^warning: 11 records left out in all' out.txt

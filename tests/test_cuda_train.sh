@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Whole training runs of a tiny model on the CUDA backend, emulated (build/emu/train_llama) or real
-# (TRAIN=...), against the CPU backend: the same losses, the same documents, checkpoints that resume
-# bit for bit and on the other backend. ONE_RUN=yes: only the first of them.
+# (TRAIN=...), of every type, against the CPU backend: the same losses, the same documents, checkpoints that
+# resume bit for bit and on the other backend. ONE_RUN=yes: only the first of them. The probe of kernels.
 . "$(dirname "$0")/lib.sh"
 cuda=${TRAIN:-$root/build/emu/train_llama} cpu=$root/build/cpu/train_llama
 export OMP_NUM_THREADS=2
@@ -33,6 +33,20 @@ check cpu_odd_2_steps "$cpu" "${common[@]/#tiny/odd}" --out cpu_odd --steps 2
 cpu_run=cpu_odd as_on_cpu odd --model odd --deterministic
 as_on_cpu sm80 --attention sm80         # the kernels for GPUs before Hopper
 adamw_launches=$launches
+
+# the other types: that they compute what transformers does is shown by the goldens
+while IFS='|' read -r type keys; do
+    cp -r tiny $type && edit $type/config.json "j.update(model_type='$type', $keys)"
+    check cpu_${type}_2_steps "$cpu" "${common[@]}" --model $type --out cpu_$type --steps 2
+    cpu_run=cpu_$type as_on_cpu $type --model $type --recompute on
+done << 'TYPES'
+qwen2|architectures=["Qwen2ForCausalLM"], sliding_window=64, use_sliding_window=False
+qwen3|architectures=["Qwen3ForCausalLM"], tie_word_embeddings=False
+mistral|architectures=["MistralForCausalLM"], sliding_window=96, rope_scaling=dict(rope_type="linear", factor=2)
+smollm3|architectures=["SmolLM3ForCausalLM"], no_rope_layers=[1, 0], rope_scaling=dict(rope_type="yarn", factor=4)
+TYPES
+cpu_run=cpu_smollm3 as_on_cpu smollm3_on_sm80 --model smollm3 --attention sm80
+has the_window_is_written_back '"sliding_window": 96' cpu_mistral/final/config.json
 
 # documents that begin alike: what they share once is what packed computes for each
 mkdir alike
@@ -108,4 +122,41 @@ check check_packing "${named[@]}" --check-packing
 check compare "${named[@]}" --compare 1
 check sample "$cuda" --model packed/final --train corpus --max-seqlen 96 --micro-batch-tokens 256 \
     --out sampled --steps 0 --num-samples 2 --sample-tokens 4 --prompt line --val-every 0
+[[ $cuda = *emu* ]] || finish
+# ---- the probe of Hopper's attention at the start of a run: kernels that are wrong, crash or hang
+# (tests/run_fault.c) are replaced by sm_80's, with a warning, and the run continues
+uneven_texts texts 20 && prepare texts --out corpus20 --val-frac 0.1
+probed() {      # probed OPTION...
+    "${cuda}_faulty" --model tiny --from-scratch --train corpus20 --max-seqlen 200 --micro-batch-tokens 256 \
+        --batch-tokens 256 --val-every 0 --num-samples 0 --steps 1 "$@" < /dev/null
+}
+WRONG_ATTENTION=hang probed --out hang > hang.txt 2>&1 &     # half a minute, beside all others
+check older_kernels probed --attention sm80 --out older
+outcome right 0 'attention sm90' probed --out right
+lacks right_without_a_warning '^warning: the attention' out.txt
+differ sm90_has_other_bits {older,right}/step-00000001/model.safetensors
+EMU_EXCLUSIVE=$work/lock outcome no_gpu_left_to_probe 0 'attention sm90' probed --out left
+WRONG_ATTENTION=signal outcome probe_ended_by_a_signal 0 'attention sm90' probed --out ended
+WRONG_ATTENTION=crash outcome no_probe_where_nothing_is_trained 0 'attention sm90' probed --dry-run
+lacks nothing_is_said_of_it '^warning: the attention' out.txt
+CUDA_INJECTION64_PATH=x outcome no_other_path_under_a_profiler 0 \
+    '^warning: the attention kernels of sm90 run without having been probed: a profiler' probed --out watched
+same_state watched_has_the_bits_of_sm90 {right,watched}/step-00000001
+# wrong NAME WORDS: what the run with this fault says, and whose kernels it takes
+wrong() {
+    has "$1" "^warning: the attention kernels of sm90 $2 on this GPU; sm80's" "$1.txt"
+    same_state "$1_has_the_bits_of_sm80" {older,"$1"}/step-00000001
+}
+while read -r name words; do
+    WRONG_ATTENTION=$name probed --out "$name" > "$name.txt" 2>&1
+    wrong "$name" "$words"
+done << 'WRONG'
+result give other results than those of sm80
+gradient give other results than those of sm80
+crash fail
+WRONG
+WRONG_ATTENTION=crash outcome no_probe_of_sm80 0 'attention sm80' probed --attention sm80 --out other
+lacks sm80_without_a_warning '^warning: the attention' out.txt
+wait
+wrong hang 'do not return'
 finish

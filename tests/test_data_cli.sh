@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Data, end to end: damaged and changed shards, shards of another tokenizer, documents and tokens that
-# are never trained on.
+# are never trained on, mixtures.
 . "$(dirname "$0")/lib.sh"
 tiny_model tiny 24 40 8
 corpus 31 0.2
@@ -34,16 +34,6 @@ open("llmc/train_00000.bin", "wb").write(struct.pack("<256i", 20240520, 1, token
 PY
 llmc=(llmc --boundary-token 256)
 trains unchecked_tokens_are_reported 0 'scanning for token 256, tokens unchecked' "${llmc[@]}" --steps 2 --out llmc.run
-
-# shards changed before --resume: as if rebuilt from other texts of the same lengths, or edited in place
-cp -r corpus remade && shards flip remade/train_00000.bin 1500 && shards seal remade/train_00000
-trains train_before_the_edit 0 '^done' corpus --steps 2 --out corpus.run
-mv corpus corpus.aside && mv remade corpus
-trains resume_on_rebuilt_shards 9 'error: .*data_fingerprint \(was' corpus --steps 4 --out corpus.run --resume
-rm -r corpus && mv corpus.aside corpus
-trains resume_on_the_same_shards 0 '^done' corpus --steps 4 --out corpus.run --resume
-shards flip llmc/train_00000.bin 20000
-trains resume_on_edited_llmc_shards 9 'error: .*token_fingerprint \(was' "${llmc[@]}" --steps 4 --out llmc.run --resume
 # ---- documents and tokens that are never trained on --------------------------------------------------
 # three documents of 12, 52 and 102 tokens including BOS and EOS
 mkdir lengths
@@ -82,8 +72,8 @@ has none_is_said '^val     none' said.txt
 held a_validation_that_was_asked_for 3 'error: held: data: .* found none among 1' --overwrite --val held
 # ---- loss masks -------------------------------------------------------------------------------------
 rule='d % 4 > 0 and (i // 5 + d) % 3 == 0' rest='not (d % 4 > 0 and (i // 5 + d) % 3 == 0)'
-for name in masked unmasked empty; do cp -r corpus $name; done
-shards mask masked "$rule" && shards mask unmasked "$rest" && shards mask empty False
+for name in masked empty; do cp -r corpus $name; done
+shards mask masked "$rule" && shards mask empty False
 masked() { trains "$1" "$2" "$3" masked --batch-tokens 1024 --keep 0 --val-tokens 100000 "${@:4}"; }
 masked targets_are_counted 0 '^train +1 unpad.c shard, [0-9]+ documents, [0-9]+ tokens, [0-9]+ of them targets$' \
     --steps 4 --save-every 2 --val-every 4 --out masked.run
@@ -110,16 +100,6 @@ trained = data["tokens"] - data["tokens_left_out"]
 epochs, count = map(float, re.search(r"^epochs +([0-9.]+) in ([0-9]+) step", open("said.txt").read(), re.M).groups())
 epoch = count / epochs
 assert 0.99 * trained / 1024 < epoch < 0.93 * data["tokens"] / 1024, (epoch, data)
-PY
-# every target is in one of the two masks: the sums of the losses add up
-for name in corpus unmasked; do
-    masked "validation_of_$name" 0 '^val after step 0' --train $name --steps 1 --val-every 1 --out $name.val
-done
-check_python masked_losses_add_up << 'PY'
-(na, a), (nb, b), (n, all) = ((v["targets"], v["targets"] * v["loss"]) for v in (
-    events(run, "val")[0] for run in ("masked.run", "unmasked.val", "corpus.val")))
-assert na > 100 and nb > 100 and na + nb == n, (na, nb, n)
-assert abs(a + b - all) < 1e-6 * all and abs(a / na - all / n) > 1e-4 * all / n, (a, b, all)
 PY
 # --eval reads masks without the loader that training and validation use
 evaluates eval_under_a_mask 0 '^all ' masked
@@ -175,6 +155,58 @@ warned byte_shards_for_demo 0 '^model' demo
 with byte_shards_for_smollm2 0 '^warning: corpus: made for a vocabulary of 258, smollm2-135m has 49152: ' smollm2-135m
 has another_eos_of_a_built_in_model \
     '^warning: corpus: documents end with token 257, but eos_token_id of smollm2-135m is 0$' said.txt
+# ---- mixtures: shares, epochs and losses of each source ------------------------------------------------
+uneven_texts code 9
+prepare code --out code.bin --val-frac 0.2 && cp -r code.bin code:1
+seq 1 100 > one.txt
+printf short > short.txt
+prepare short.txt --out short.bin --val-frac 0
+mixed=("$train" "${options[@]}" --model same --micro-batch-tokens 256 --batch-tokens 1024 --keep 0 --schedule constant
+       --warmup-steps 0 --val-every 4 --deterministic)
+both=code.bin:3,corpus:6
+said texts_are_a_source 0 '^source  a/tokens-3-one.txt: 10 %, [0-9]+ tokens, .* [1-9][0-9]* drawn, [0-9]+\.(0[1-9]|[1-9][0-9]) epochs$' \
+    "${mixed[@]}" --train corpus:6,code:1:3,one.txt:1 --val $both --out a --steps 8 --save-every 4
+has a_name_may_end_in_a_number '^source  code:1: 30 %' said.txt
+check_python shares_and_losses_in_the_log << 'PY'
+steps, total = steps("a"), 0
+for s in steps:
+    total += s["real_tokens"]
+    tokens = [source["tokens"] for source in s["sources"]]
+    assert sum(tokens) == total and all(abs(t - w * total) <= 128 for t, w in zip(tokens, (0.6, 0.3, 0.1))), s
+assert [s["path"] for s in steps[0]["sources"]] == ["corpus", "code:1", "a/tokens-3-one.txt"]
+assert steps[-1]["sources"][2]["epochs"] > 1 > steps[-1]["sources"][0]["epochs"] > 0, steps[-1]
+parts, alls = events("a", "val_source"), events("a", "val")
+assert len(parts) == 2 * len(alls) == 6
+for a, two in zip(alls, zip(parts[::2], parts[1::2])):
+    for key in ("docs", "real_tokens", "targets"): assert sum(p[key] for p in two) == a[key]
+    assert abs(sum(p["loss"] * p["targets"] for p in two) / a["targets"] - a["loss"]) < 1e-5, (two, a)
+PY
+for c in corpus code.bin; do
+    check "${c}_alone" "${mixed[@]}" --train $c --out none --steps 0
+    check "loss_of_$c" grep -F "$(sed -n 's/^val after step 0 |/|/p' out.txt)" said.txt
+done
+cp -r a b && rm -r b/step-00000008 b/final
+check resumes "${mixed[@]}" --resume --out b
+check nothing_is_left_to_train "${mixed[@]}" --resume --out b
+lacks no_rate_of_no_steps 'nan' out.txt
+same_files the_same_bits_and_cursors {a,b}/step-00000008
+rm -r b/step-00000008
+expect other_weights 0 '^resume: --train .*/tokens-3-one.txt:0.1 -> .*/tokens-3-one.txt:0$' \
+    "${mixed[@]}" --resume --train corpus:1,code:1:3,one.txt:0 --out b --steps 10
+for other in code:1:3,corpus:6,b/tokens-3-one.txt:1 corpus,code:1,b/tokens-3-one.txt; do
+    expect "refuses_$other" 9 'found other values of data_fingerprint' "${mixed[@]}" --resume --out b --train $other
+done
+# modes, and what is refused
+for mode in '--compare 1' '--check-packing' '--dry-run --val-tokens 3000'; do
+    check "mixture $mode" "${mixed[@]}" --train $both --out none $mode
+done
+has each_source_validates_on_its_part '^ +validation takes [0-9]+ of [0-9]+ documents' out.txt      # 3000 of 3291 tokens
+expect a_space_after_the_comma 0 '^source  code.bin: 60 %' "${mixed[@]}" --train 'corpus:4, code.bin:6' --dry-run
+expect a_weight_is_missing 2 'a weight for each source, .* found code.bin$' "${mixed[@]}" --train corpus:6,code.bin --out none
+expect nothing_of_a_source_is_left 3 '^error: code.bin: data: .* found none among [0-9]+' "${mixed[@]}" --out none \
+    --train short.bin:1,code.bin:1 --val short.bin/train_00000.bin --long-docs drop --max-seqlen 12
+expect eval_has_no_weights 2 'expected no weights' "$train" --model a/final --eval --val one.txt:1,corpus:6
+check nothing_was_written test ! -e none
 # ---- ranks ---------------------------------------------------------------------------------------------
 if with_ranks ranks "$release"; then
     said another_tokenizer_allowed_on_two_ranks 0 '^warning: corpus: .*other/tokenizer.json' "${mpi[@]}" -n 2 \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # --generate: prompts from an argument, a file, a pipe and a terminal; a chat; what contradicts it.
-# --eval: transformers' loss on the documents of a golden model.
+# --eval: transformers' loss on the documents of a golden model. Samples and validation of runs; hints of options.
 . "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=2
 golden=$root/tests/golden/mha_untied
@@ -50,16 +50,6 @@ run "$train" --model tiny --from-scratch --train corpus --allow-other-tokenizer 
 sed -n 's/ (ended)$//; /^--- sample/,/^done/p' samples.txt | grep -av '^done' > found.txt
 for i in 1 2; do echo "--- sample $i after step 0" && printf 'line 7' && cat line.txt; done > expected.txt
 same samples_begin_with_the_prompt found.txt expected.txt
-# BOS before a prompt: as the post_processor adds it
-while IFS='|' read -r sed member tokens; do
-    rm -rf bos && cp -r tiny bos && sed -i "$sed" bos/tokenizer.json && sed -i "s/}$/$member}/" bos/tokenizer_config.json
-    text bos of bos --prompt 'line 7'
-    has "bos${sed:0:1}$member" "^$tokens prompt tokens" err.txt
-done << 'BOS'
-s/"post_processor": {/"unused": {/||5
-s/"post_processor": {/"unused": {/|, "add_bos_token": true|5
-|, "add_bos_token": false|6
-BOS
 printf '\xef\xbb\xbfline 7\r\nä\n\nof the\n' > prompts.txt
 text two greedy --prompt 'ä'
 text three greedy --prompt 'of the'
@@ -71,8 +61,6 @@ expect zeros_in_a_pipe 3 'standard input: .* a NUL byte' eval 'greedy --prompt -
 # ---- the text ------------------------------------------------------------------------------------------
 text half greedy --prompt 'line 7' --sample-tokens 5
 has max_new_tokens 'then 4 tokens' err.txt
-text seqlen greedy --prompt 'line 7' --max-seqlen 9
-has ends_at_max_seqlen 'then 2 tokens' err.txt
 hot() { of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200 "$@"; }
 text hot hot
 writes a_seed_repeats_the_text hot.txt hot
@@ -96,13 +84,10 @@ for model in plain bytes; do
     writes an_answer_ends_its_turn_$model <(echo ok) run "$train" --model $model-run/final --generate --temperature 0 \
         --sample-tokens 40 --chat --prompt hi
 done
-# generation ends at every end token: of a list in config.json, and of generation_config.json
-ended() {       # ended NAME TEXT SED_OF_CONFIG GENERATION_CONFIG
-    rm -rf ends && cp -r plain-run/final ends && sed -i "$3" ends/config.json && echo "$4" > ends/generation_config.json
-    writes "an_end_$1" <(echo "$2") run "$train" --model ends --generate --temperature 0 --sample-tokens 9 --prompt "$turn"
-}
-ended of_the_config ok 's/"eos_token_id": 257/"eos_token_id": [257, 107]/' '{}'
-ended of_generation_config o '' '{"eos_token_id": [257, 111]}'
+# generation ends at every end token of generation_config.json, too
+cp -r plain-run/final ends && echo '{"eos_token_id": [257, 111]}' > ends/generation_config.json
+writes an_end_of_generation_config <(echo o) run "$train" --model ends --generate --temperature 0 --sample-tokens 9 \
+    --prompt "$turn"
 
 talk() { in_terminal 80 "$1" "$train" --generate --temperature 0 --sample-tokens 12 "${@:2}"; }
 two_lines='"> ", b"line 7\n", "line 7\r\n", "!\r\n> ", b"of the\n", "of the\r\n", "!\r\n> ", b"\4"'
@@ -115,9 +100,6 @@ if with_terminals terminals; then
     text second of plain --temperature 0 --chat --prompt 'of the'
     check a_conversation_begins_as_a_chat cmp -n "$(stat -c %s first.txt)" first.txt conversation.txt
     differ a_conversation_remembers conversation.txt <(cat first.txt second.txt)
-    # system message 17 tokens, turn 24, end of the answer and of its line 2, turn 25
-    text kind_conversation terminal --model kind --chat
-    has a_conversation_is_the_template '^68 prompt tokens' err.txt
     # an answer that has ended its turn: the end of its line only
     text learned_conversation ask --model plain-run/final --chat
     has a_turn_ends_once '^50 prompt tokens' err.txt
@@ -166,6 +148,10 @@ expect too_long 2 'raise --max-seqlen' of tiny --prompt 'line 7' --max-seqlen 6
 outcome dry_run 0 '^ *workspace ' of tiny --prompt a --dry-run
 # ---- --eval --------------------------------------------------------------------------------------------
 check_python shards "$golden" << 'PY'
+import random
+rng = random.Random(1)
+for name, lengths in (("train", range(3, 61, 2)), ("uneven", (2, 40, 40, 30, 1))):
+    shards.write(name, [[1 + rng.randrange(63) for _ in range(n)] for n in lengths])
 documents, loss = shards.golden(sys.argv[1])
 shards.write("golden", documents)
 open("loss.txt", "w").write(repr(loss))
@@ -194,14 +180,8 @@ PY
 text eval eval_golden
 table eval 7 124 loss.txt
 writes eval_in_any_micro_batches eval.txt eval_golden --micro-batch-tokens 10     # which takes 96
-while read -r docs targets options; do
-    text "eval $options" eval_golden --max-seqlen 32 $options
-    table "eval $options" "$docs" "$targets"
-done << 'LONG'
-7 124 --micro-batch-tokens 32
-5 29 --long-docs drop
-7 91 --long-docs truncate
-LONG
+text eval_drops eval_golden --max-seqlen 32 --long-docs drop
+table eval_drops 5 29
 expect eval_refuses_long_documents 3 'expected at most 32' eval_golden --max-seqlen 32 --long-docs error
 expect eval_and_steps 2 '--eval and --steps' eval_golden --steps 3
 check eval_writes_nothing test ! -e out
@@ -210,4 +190,102 @@ if with_ranks eval_of_three_ranks "$release"; then
         --micro-batch-tokens 96
     table eval_ranks 7 124 loss.txt
 fi
+# ---- samples and validation of runs: a loss equal to transformers' on exactly the documents reported --------
+cp -r "$golden" model
+on_golden=("$train" --model model --train train.bin --max-seqlen 64 --micro-batch-tokens 64)
+quiet=("${on_golden[@]}" --num-samples 0)
+# a round begins again from the prompts: the same weights write the same texts
+check two_rounds "${on_golden[@]}" --val uneven.bin --out rounds --steps 2 --lr 0 --sample-every 1 --val-every 0 \
+    --num-samples 7 --sample-tokens 5 --temperature 0
+grep -a -A 1 '^--- sample .* after step 1' out.txt | sed 's/step 1/step 2/' > first.txt
+grep -a -A 1 '^--- sample .* after step 2' out.txt > second.txt
+check_python samples_begin_with_the_documents <<'PY'
+tokens, ends = struct.unpack("<113H", shards.load("uneven.bin")[1024:]), (0,) + shards.ends_of("uneven")
+texts = [[int(x) for x in re.findall(r"<(\d+)>", line)] for line in open("second.txt") if line[0] == "<"]
+for i, ids in enumerate(texts):
+    doc = tokens[ends[i % 5]:ends[i % 5 + 1]][:16]
+    assert tuple(ids[:len(doc)]) == doc and len(doc) < len(ids) <= len(doc) + 5, (i, ids)
+assert len(texts) == 7
+PY
+same every_round_begins_with_the_prompts first.txt second.txt
+# ---- validation: exactly the documents that the start line reports -------------------------------------
+# val OUT ARGUMENTS...: one training step; the validations are in its log
+val() { within "${quiet[@]}" --out "$1" --steps 1 "${@:2}" || bad "$1" "$(exit_code $?)"; }
+all=(--val golden.bin --val-tokens 100000)
+val v64 "${all[@]}"
+has start_line_reports_all '^val .* 7 documents, 131 tokens' out.txt
+has start_line_says_all '^ *validation takes ([0-9]+) of \1 documents, ([0-9]+) of \2 tokens$' out.txt
+val few --val golden.bin --val-tokens 100
+has start_line_reports_how_many '^ *validation takes [3-6] of [0-9]+ documents, [0-9]+ of [0-9]+ tokens$' out.txt
+# when: before, during and after training
+check val_every_2 "${quiet[@]}" --val golden.bin --out every --steps 5 --val-every 2 --save-every 2 --keep 0
+check_python validation_is_as_reported "$golden" <<'PY'
+v = events("v64", "val")[0]
+assert (v["step"], v["docs"], v["real_tokens"], v["targets"]) == (0, 7, 131, 124), v
+expected = shards.golden(sys.argv[1])[1]           # transformers' loss
+assert abs(v["loss"] - expected) <= 1e-6 * expected, (v, expected)
+assert [v["step"] for v in events("every", "val")] == [0, 2, 4, 5]
+PY
+outcome val_never 0 '^ *no validation$' "${quiet[@]}" --val golden.bin --out never --steps 2 --val-every 0
+lacks val_every_0_never_validates '"event": "val"|^val after' never/log.jsonl out.txt
+cp -r v64 aside
+outcome steps_0_only_validates 0 'val after step 0 . loss 6\.9080 . 7 docs . 124 targets' \
+    "${on_golden[@]}" --val golden.bin --out v64 --steps 0 --num-samples 1
+has steps_0_prints_samples '^--- sample 1' out.txt
+has steps_0_says_so 'nothing was trained, no checkpoint' out.txt
+check steps_0_does_not_change_the_run diff -r v64 aside
+# ---- weights with other names or shapes ------------------------------------------------------------------
+# other NAME CODE PATTERN ARGUMENTS...: the model `changed`
+other() { expect "$1" "$2" "$3" "${quiet[@]/#model/changed}" --out n --steps 1 "${@:4}"; }
+cp -r model changed
+for prefix in '' 'base_model.model.model.'; do
+    python "$prefix" << 'PY'
+put_tensors("changed/model.safetensors", {re.sub(r"^model\.", sys.argv[1], name): t
+                                        for name, t in tensors("model/model.safetensors").items()})
+PY
+    other "prefix_$prefix" 3 "changed: weights do not fit .* missing: model.embed_tokens.weight, .* unknown: ${prefix}embed"
+done
+cp model/model.safetensors changed
+printf '\0\0\300\177' | dd of=changed/model.safetensors bs=1 seek=$(($(stat -c %s changed/model.safetensors) - 4)) \
+    conv=notrunc status=none
+other nan_weights 7 'changed: expected finite weights'
+cp model/model.safetensors changed && edit changed/config.json 'j["intermediate_size"] = 48'
+other dry_run_checks_shapes 3 'wrong shape: model.layers.0.mlp.gate_proj' --dry-run
+# a window, which is full attention for what is no longer
+edit changed/config.json 'j.update(model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=63)'
+other documents_beyond_the_window 3 'sliding_window: expected at least --max-seqlen 64, found 63'
+other dry_run_checks_weights 3 'error: empty' --model empty --dry-run
+check nothing_is_written_for_bad_weights test ! -e n
+# ---- the command line ------------------------------------------------------------------------------------
+# other trainers' options have a hint, which names options that exist
+"$train" --help-all > help.txt
+for option in num_train_epochs max_steps num-iterations learning_rate lr_scheduler_type warmup_ratio output_dir base_model \
+    model_name_or_path tokenizer config max_seq_length sequence_len max_grad_norm eval_steps val_set_size batch-size micro_batch_size \
+    per_device_train_batch_size gradient_accumulation_steps device-batch-size dataset_name logging_steps use_peft lora_r \
+    lora_target_modules load_in_4bit wandb_project sample_packing flash_attention gradient_checkpointing assistant_only_loss \
+    train_on_inputs dtype bf16 max_new_tokens temp optim save_steps save_total_limit resume_from_checkpoint top_k -i; do
+    case $option in -*) ;; *) option=--$option ;; esac
+    "$release" $option 1 > out.txt 2>&1
+    [ $? -eq 2 ] && grep '^hint: ' out.txt | grep -v 'lists all options' > hint.txt || echo "$option"
+    for word in $(grep -oE -e '--[a-z][a-z0-9-]*' hint.txt); do
+        grep -qE -e "^  $word( |$)" help.txt || echo "$option: $word"
+    done
+done > unknown.txt
+check options_of_other_trainers_have_a_hint test ! -s unknown.txt
+outcome low_fill_is_reported 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro-batch-tokens' \
+    "${quiet[@]}" --dry-run
+has epochs_are_reported '^epochs  [0-9.]+ in [0-9]+ steps$' out.txt
+# ---- the report of a real log ------------------------------------------------------------------------------
+outcome report 0 '^wrote every/report.html: every/log.jsonl: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}$' \
+    python3 "$root/scripts/report.py" every
+has the_report_has_the_command '<td>command</td><td>.*train_llama.* --out every' every/report.html
+check_python smoothing_has_no_bias "$root" <<'PY'
+sys.path.insert(0, sys.argv[1] + "/scripts")
+from report import smooth
+for n in 1, 2, 7, 100, 1000:
+    ramp = [10.0 - i / n for i in range(n)]
+    assert all(abs(a - b) < 1e-9 for a, b in zip(ramp, smooth(ramp))), n
+assert max(abs(x) for x in smooth([(-1) ** i for i in range(400)])[100:300]) < 0.2
+assert smooth([1.0, None, 1.0]) == [1.0, 1.0, 1.0] and smooth([None]) == [None]
+PY
 finish

@@ -83,7 +83,7 @@ TEST(records_are_whole_on_a_full_disk) {
     CHECK(memcmp(both, lost, (size_t)size) == 0 && strcmp(both + size, lost) == 0);
 }
 
-// The contents of step records are tested by test_ranks.sh, test_data_cli.sh, test_mixture.sh
+// The contents of step records are tested by test_ranks.sh and test_data_cli.sh
 TEST(lines_of_steps) {
     static const struct {
         int64_t step, every;

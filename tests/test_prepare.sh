@@ -135,12 +135,6 @@ refused minus_one 3 'minus_one.jsonl:1: expected an answer of 2 choices, found -
 refused other_columns 3 "piqa.jsonl:1: expected a question of arc with its answer: KeyError: 'choices'" piqa.jsonl --bench arc
 refused other_benchmark 2 'invalid choice' piqa.jsonl --bench boolq
 refused bench_of_chats 2 'argument --chat: not allowed with argument --bench' piqa.jsonl --bench piqa --chat
-if with_package bench_of_parquet pyarrow; then
-    python3 -c 'import json, pyarrow, pyarrow.parquet
-pyarrow.parquet.write_table(pyarrow.Table.from_pylist([json.loads(l) for l in open("arc.jsonl")]), "arc.parquet")'
-    check bench_of_parquet run arc.parquet --bench arc --out question.jsonl
-    same questions_of_parquet question.jsonl <(sed -n 2p questions.expected)
-fi
 # ---- the demo's documents ----------------------------------------------------------------------------------
 mkdir code
 printf 'import os\nX = "\\d"\n@cache\ndef f(x):\n    return x  # \xc3\xa9\nclass A:\n    y = 1\n' > code/a.py

@@ -23,26 +23,25 @@ for n in 2 4; do
     same_state "deterministic_on_${n}_ranks" d1/step-00000008 d$n/step-00000008
 done
 same_losses deterministic_logs_are_equal 0 0 8 d1 d2 d4
-for n in 1 4; do ranks $n "${exact[@]}" --train giant.bin --val text.bin --out giant$n --steps 2; done
-same_state deterministic_giant giant{1,4}/step-00000002
 ranks 2 "${exact[@]}" --out e --resume=d1/step-00000004 --steps 6
 ranks 4 "${exact[@]}" --out e --resume --steps 8
 same_state resume_on_1_2_4_ranks d1/step-00000008 e/step-00000008
 # ---- Muon: no shard cuts a matrix; one moment of each, which AdamW does not take -----------------------
-for n in 1 3; do ranks $n "${exact[@]}" --optimizer muon --out mu$n --steps 4 --save-every 2; done
-ranks 2 "${exact[@]}" --optimizer muon --out mue --steps 4 --resume=mu3/step-00000002
-for d in mu3 mue; do same_state "muon_$d" mu1/step-00000004 $d/step-00000004; done
+for n in 1 3; do ranks $n "${exact[@]}" --optimizer muon --out mu$n --steps 4; done
+same_state muon_on_3_ranks {mu1,mu3}/step-00000004
 differ muon_is_not_adamw {mu1,d1}/final/model.safetensors
 expect muon_resumed_by_adamw 9 'tensor v.model.layers.0.self_attn.q_proj.weight .* found none' \
     "$train" --resume --out mu1 --steps 7 --optimizer adamw
 expect adamw_resumed_by_muon 9 'expected 26 tensors, found 40' \
     "$train" --resume --out d1 --steps 9 --optimizer muon
 
-# Moments in bf16, in checkpoints too: rounded by the seed, the step and the element, not by the rank
-for n in 1 3; do ranks $n "${exact[@]}" --moments bf16 --out bf$n --steps 4 --save-every 2; done
-mkdir bfe && cp -r bf3/step-00000002 bfe/
-ranks 2 "$train" --resume --out bfe --steps 4
-for d in bf3 bfe; do same_state "bf16_moments_$d" bf1/step-00000004 $d/step-00000004; done
+# biases, which a shard may cut
+sed 's/"llama"/"qwen2"/; s/Llama/Qwen2/' tiny/config.json > out.txt && mkdir qwen2 && cp out.txt qwen2/config.json
+for n in 1 3; do ranks $n "${exact[@]}" --model qwen2 --out q$n --steps 2; done
+same_state qwen2_on_3_ranks {q1,q3}/step-00000002
+
+# Moments in bf16, in checkpoints too; on several ranks: test_zero.c
+ranks 1 "${exact[@]}" --moments bf16 --out bf1 --steps 4
 check_python moments_are_stored_as_bf16 <<'PY'
 found = tensors("bf1/step-00000004/optimizer.safetensors")
 assert len(found) == 40 and {dtype for dtype, _, _ in found.values()} == {"BF16"}, found.keys()
@@ -52,9 +51,7 @@ check fp32_moments_become_bf16 "$train" --resume --out bf1 --steps 6 --moments b
 # ---- under a loss mask: documents, segments and micro-batches without a target ----------------------
 cp -r text.bin masked.bin && shards mask masked.bin 'd % 3 > 0 and i // 40 % 2'
 for n in 1 3; do ranks $n "${exact[@]}" --train masked.bin --out md$n --steps 8; done
-ranks 3 "${run[@]}" --train masked.bin --out mw3 --steps 8
 same_state masked_on_3_ranks {md1,md3}/step-00000008
-same_losses masked_losses_agree_to_1e-5 1e-5 inf 8 md1 mw3
 differ a_mask_changes_the_weights {md1,d1}/step-00000008/model.safetensors
 # ---- shared prefixes, next to texts without any: fewer micro-batches, the same bits on any number of ranks ----
 mkdir alike
@@ -70,10 +67,7 @@ same_state shared_on_3_ranks {sh1,sh3}/step-00000006
 same_state shared_resumed_on_2_ranks {sh1,shr}/step-00000006
 ranks 2 "${alike[@]}" --out shp --steps 6
 has packed_says_what_shared_saves '^shared prefixes: [2-6][0-9] % .*; --layout shared computes them once' out.txt
-ranks 2 "${run[@]}" "${alike[@]:$((${#exact[@]}))}" --layout shared --optimizer muon --recompute full --out shm --steps 6
-ranks 1 "${alike[@]}" --optimizer muon --out shmp --steps 6
 same_losses shared_has_the_losses_of_packed 1e-5 inf 6 sh1 shp
-same_losses shared_has_the_losses_of_packed_with_muon 1e-5 inf 6 shm shmp
 check_python shared_computes_less <<'PY'
 for s in steps("sh1"): assert 0.3 < s["computed_tokens"] / s["real_tokens"] < 0.85, s
 for s in steps("shp"): assert s["computed_tokens"] == s["real_tokens"], s
@@ -147,7 +141,6 @@ expect resume_on_more_ranks_than_micro_batches 2 'hint: start at most 2' \
     "${mpi[@]}" -n 3 "$train" --resume --out two --steps 2
 expect resume_on_one_rank 0 '^done' "$train" --resume --out two --steps 2
 expect compare_on_several_ranks 2 'one rank only' "${mpi[@]}" -n 2 "${run[@]}" --compare
-expect out_holds_another_run 2 'found a run' "${mpi[@]}" -n 2 "${run[@]}" --out d1
 # ---- one of several that MPI has not started must not train alone -----------------------------------
 expect mpi_finds_no_others 2 'started as one of 2, but MPI finds 1' \
     env OMPI_COMM_WORLD_SIZE=2 "${run[@]}" --out m

@@ -86,18 +86,6 @@ def load_dataset(name, config, split, streaming):
     assert (name, config, split) == ("allenai/ai2_arc", "ARC-Easy", "test")
     return [{"question": "?", "choices": {"text": ["dry", "wet"], "label": ["A", "B"]}, "answerKey": "B"}] * 3
 PY
-# dev/bench.py and dev/peers.py stop the trainer while others work; what ends them ends it too
-for signal in 15 9; do
-    mkdir -p "$work/measured"
-    TMPDIR=$work/measured PYTHONPATH=dev within python3 -c 'import bench, os, sys, time
-program, signal, tree = sys.argv[1:]
-p = bench.Program("ours", program, "--model", tree, "--from-scratch", "--train", tree + "/tiny", "--boundary-token", 0)
-try: p.step() and os.kill(os.getpid(), int(signal)) or time.sleep(9)
-finally: p.close()' "$train" $signal "$work/tree"
-    judge "ended_by_$signal" "$([ $? -ge 128 ] || echo 'by itself')"
-    limit_s=5 check "its_trainer_ends_by_$signal" await_gone "$work/measured"
-    [ $signal -eq 9 ] || check it_cleans_up test -z "$(ls "$work/measured")"
-done
 score=(in_tree scripts/score.sh chat arc --from-scratch)
 PYTHONPATH=$work/hub outcome scoring 0 '^bench . data/bench/arc.jsonl . acc [01]\.0000 .* 3 questions' "${score[@]}"
 outcome scoring_fetches_once 0 '^bench . data/bench/arc.jsonl' "${score[@]}"
