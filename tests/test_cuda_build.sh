@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # nvcc with the Makefile's settings, without a GPU: code for every architecture without register spills, PTX
 # for every other GPU, libraries that are found at run time. Hopper's attention: no serialised wgmma, no ignored
-# setmaxnreg, on which make BACKEND=cuda fails too; no stack.
+# setmaxnreg, on which make BACKEND=cuda fails too; no stack; in the hot loops the overlap of the source.
 . "$(dirname "$0")/lib.sh"
 unset CUDA_ARCHS
 evidence() { grep -E 'spill|error|warning|Error' "$work/out.txt" | tail -n 8; }
@@ -16,9 +16,17 @@ built() { make -s -C "$root" BACKEND=cuda "$@" build/cuda/train_llama && "$root/
 [ -z "${ARCHS:-}" ] || outcome builds_for_every_architecture 0 'cuda backend' built
 outcome builds_for_80_and_90a 0 'cuda backend' built CUDA_ARCHS='80 90a'
 objects=$root/build/cuda/80-90a/kernels/cuda
+# loops OBJECT: exponentials that run while a product is in flight, and at most 8 moves to uniform
+# registers, in each hot loop (hopper_loops.py)
+loops() {
+    cuobjdump -sass "$1" | python3 "$root/tests/hopper_loops.py" |
+        awk '{ print } $5 < 32 || $6 > 8 { wrong = 1 } END { exit wrong || NR < 2 }'
+}
 for name in attention_sm90 attention_backward_sm90; do
     lacks "${name}_has_no_stack" '[1-9][0-9]* bytes stack' "$objects/$name.o.log"
     has "${name}_is_not_empty" 'Used 1[26]8 registers' "$objects/$name.o.log"
+    if command -v cuobjdump > /dev/null; then check "${name}_overlaps" loops "$objects/$name.o"
+    else skip "${name}_overlaps" 'cuobjdump is not installed'; fi
 done
 
 # PTX for sm_80 with any CUDA_ARCHS and any version of nvcc
