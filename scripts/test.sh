@@ -17,5 +17,8 @@ python3 -c "import $(IFS=, && echo "${packages[*]}")" 2> /dev/null || [ -d build
 } || echo 'not fetched: the tests that need them are skipped'
 PATH=$PWD/build/python/bin:$PATH
 
-make -j"$(nproc)" test-programs
+# nvcc is silent for longer than some watchers wait
+(while sleep 10; do echo "        building, $SECONDS s"; done) &
+make -j"$(nproc)" test-programs || { kill $! && exit 1; }
+kill $!
 make test

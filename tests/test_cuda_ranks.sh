@@ -64,6 +64,13 @@ same_losses by_work_losses_agree_to_1e-5 1e-5 inf 4 w1 "${logs[@]}"
 same_losses losses_match_the_cpu_backend_to_bf16 0.00390625 inf 4 cpu "${logs[@]}"
 # if the order of a sum did not change its bits, the tests above would show nothing
 differ order_of_a_sum_changes_bits {w1,"${logs[-1]}"}/$end/model.safetensors
+# ---- a rank without a micro-batch: two documents of 30 tokens are one row of 64
+"$root/dev/bench.py" --write whole --lengths 10x30 > out.txt || bad shard "exit code $?"
+one_row=("${run[@]}" --train whole --boundary-token 0 --batch-tokens 128 --layout rows --fill 0.5 --val-every 0 --steps 2)
+within "${one_row[@]}" --out i1 || bad one_row "exit code $?"
+ranks 2 "${one_row[@]}" --out i2
+ranks 2 "${one_row[@]}" --deterministic --out i3
+same_losses a_rank_without_a_document_adds_nothing 0.00390625 0.00390625 2 i1 i2 i3
 # ---- overlap: the same bits, whichever stream lags -----------------------------------------------------
 if [ -n "$emulated" ]; then
     for slow in 1 2; do     # compute, communication

@@ -40,8 +40,11 @@ sed 's/"llama"/"qwen2"/; s/Llama/Qwen2/' tiny/config.json > out.txt && mkdir qwe
 for n in 1 3; do ranks $n "${exact[@]}" --model qwen2 --out q$n --steps 2; done
 same_state qwen2_on_3_ranks {q1,q3}/step-00000002
 
-# Moments in bf16, in checkpoints too; on several ranks: test_zero.c
-ranks 1 "${exact[@]}" --moments bf16 --out bf1 --steps 4
+# Moments in bf16, in checkpoints too: rounded by the seed, the step and the element, not by the rank
+for n in 1 3; do ranks $n "${exact[@]}" --moments bf16 --out bf$n --steps 4 --save-every 2; done
+mkdir bfe && cp -r bf3/step-00000002 bfe/
+ranks 2 "$train" --resume --out bfe --steps 4
+for d in bf3 bfe; do same_state "bf16_moments_$d" bf1/step-00000004 $d/step-00000004; done
 check_python moments_are_stored_as_bf16 <<'PY'
 found = tensors("bf1/step-00000004/optimizer.safetensors")
 assert len(found) == 40 and {dtype for dtype, _, _ in found.values()} == {"BF16"}, found.keys()
