@@ -42,8 +42,8 @@ void *cuda_allocate(const char *what, size_t bytes);
 
 // matmul.cu: takes cuBLASLt's handle and workspace; NULL, or one line that says what is missing.
 const char *matmul_init();
-// d = scale a b + beta addend, of num bf16 matrices stored one after another. d, a and b are by kind
-// out, weight, inp; dinp, weight, dout; dweight, inp, dout. addend may be d; NULL: zeros
+// d = scale a b + beta addend, of num bf16 matrices stored one after another. d, a and b are by
+// kind out, weight, inp; dinp, weight, dout; dweight, inp, dout. addend may be d; NULL: zeros
 enum MatmulKind { FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, NUM_KINDS };
 struct MatmulOperands {
     void *d;
