@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "loader.h"
-#include "mixture.h"
 
 bool data_summary(DataSummary *d, const Dataset *ds, const PlanSettings *s, Error *err) {
     const DocIndex index = dataset_doc_index(ds);

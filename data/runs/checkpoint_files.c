@@ -25,25 +25,16 @@ bool model_files_read(ModelFiles *f, bool tokenizer, const char **dirs, int num_
     const uint64_t max_bytes = 1 << 28;
     const int first = tokenizer ? GENERATION_CONFIG + 1 : GENERATION_CONFIG,
               last = tokenizer ? NUM_MODEL_FILES - 1 : GENERATION_CONFIG;
-    char path[IO_PATH_MAX];
     bool found = false;
     for (int d = 0; d < num_dirs && !found; d++) {
         for (int i = first; i <= last && path_is_dir(dirs[d]); i++) {
-            if (!path_join(path, dirs[d], names[i], err)) return false;
+            const char *path = PATH_IN(dirs[d], names[i]);
             if (!path_exists(path)) continue;
             f->text[i] = file_read_all(path, max_bytes, &f->size_bytes[i], "", err);
             if (!f->text[i]) return false;
             found = true;
         }
     }
-    return true;
-}
-
-static bool write_carried(const ModelFiles *f, Checkpoint *ck, Error *err) {
-    for (int i = GENERATION_CONFIG + 1; i < NUM_MODEL_FILES; i++)
-        if (f->text[i] &&
-            !checkpoint_write_file(ck, names[i], f->text[i], (size_t)f->size_bytes[i], err))
-            return false;
     return true;
 }
 
@@ -68,19 +59,22 @@ static const struct {
 
 bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtype dtype,
                        Checkpoint *ck, Error *err) {
-    return checkpoint_write_text(ck, "config.json", llama_config_text(config, dtypes[dtype].torch),
-                                 err) &&
-           write_generation_config(f, config, ck, err) && write_carried(f, ck, err);
+    char *text = llama_config_text(config, dtypes[dtype].torch);
+    bool ok = checkpoint_write_text(ck, "config.json", text, err) &&
+              write_generation_config(f, config, ck, err);
+    for (int i = GENERATION_CONFIG + 1; ok && i < NUM_MODEL_FILES; i++)
+        ok = !f->text[i] ||
+             checkpoint_write_file(ck, names[i], f->text[i], (size_t)f->size_bytes[i], err);
+    return ok;
 }
 
 // ---- Tensors ------------------------------------------------------------------------------------
 
 static bool write_tensors(Parameters p, const char *dtype, bool moments, const char *name,
                           Checkpoint *ck, Error *err) {
-    char path[IO_PATH_MAX];
     FileWriter w;
-    const bool room = ck && path_join(path, ck->dir, name, err);
-    if (!parameters_save(p, moments, dtype, room ? path : NULL, &w, err)) return false;
+    const char *path = ck ? PATH_IN(ck->dir, name) : NULL;
+    if (!parameters_save(p, moments, dtype, path, &w, err)) return false;
     checkpoint_register(ck, name, w.size_bytes, w.crc);
     return true;
 }
@@ -223,8 +217,7 @@ bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *pla
 
 bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, const Dataset *train,
                 Error *err) {
-    char path[IO_PATH_MAX];
-    if (!path_join(path, dir, FILE_NAME, err)) return false;
+    const char *path = PATH_IN(dir, FILE_NAME);
     json_auto_t *state = json_read(path, JSON_MAX_CONFIG, "--resume needs a step-* directory", err),
                 *same = plan_json(plan, train);
     return state && check_plan(state, same, path, err) && read_progress(state, s, err) &&

@@ -12,7 +12,6 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "../batches/mixture.h"
 
 // ---- log.jsonl ----------------------------------------------------------------------------------
 
@@ -21,18 +20,16 @@ static bool log_unshare(const char *path, Error *err) {
     struct stat st;
     uint64_t n;
     if (lstat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_nlink == 1) return true;
-    char *text = file_read_all(path, INT64_MAX, &n, "", err);
-    const bool ok = text && file_replace(path, text, n, err);
-    free(text);
-    return ok;
+    AUTO_FREE char *text = file_read_all(path, INT64_MAX, &n, "", err);
+    return text && file_replace(path, text, n, err);
 }
 
 // Keeps the lines that end within the first keep_bytes.
 static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
-    char *line = NULL;
+    AUTO_FREE char *line = NULL;
     size_t capacity = 0;
     int64_t found = 0, removed = 0;
-    FILE *file = io_read_own(log->path, err);
+    AUTO_CLOSE FILE *file = io_read_own(log->path, err);
     if (!file) return false;
     for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
         found += n;
@@ -41,10 +38,7 @@ static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
         else
             removed++;
     }
-    const bool ok = !ferror(file) || disk_error(err, log->path, "cannot read");
-    free(line);
-    fclose(file);
-    if (!ok) return false;
+    if (ferror(file)) return disk_error(err, log->path, "cannot read");
     if (removed > 0 && ftruncate(log->fd, (off_t)log->size_bytes) != 0)
         return disk_error(err, log->path, "cannot shorten");
     if (found < keep_bytes)
@@ -58,7 +52,7 @@ static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
 
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err) {
     *log = (RunLog){0};
-    if (!path_join(log->path, dir, "log.jsonl", err) || !log_unshare(log->path, err)) return false;
+    if (!log_unshare(path_in(log->path, dir, "log.jsonl"), err)) return false;
     log->fd = io_open_own(log->path, O_RDWR | O_CREAT | (keep_bytes < 0 ? O_TRUNC : 0), err);
     if (log->fd < 0) return false;
     log->open = true;
@@ -72,7 +66,7 @@ bool log_sync(const RunLog *log, Error *err) {
 void log_write(RunLog *log, json_t *record) {
     Error err = {0};
     if (!log->open) return json_decref(record);
-    char *text = json_write(record, 0);
+    AUTO_FREE char *text = json_write(record, 0);
     const size_t n = strlen(text);
     if (lseek(log->fd, (off_t)log->size_bytes, SEEK_SET) >= 0 && io_write_all(log->fd, text, n)) {
         log->size_bytes += (int64_t)n;
@@ -86,7 +80,6 @@ void log_write(RunLog *log, json_t *record) {
         const int cut = ftruncate(log->fd, (off_t)log->size_bytes);
         (void)cut;  // when it fails, the next record overwrites the fragment
     }
-    free(text);
 }
 
 // Seconds since 1970

@@ -108,18 +108,12 @@ void text_print(TextPrinter *p, const int32_t *ids, int64_t n, bool is_end) {
 
 // Candidates by -p, whose bits are in the order of the values; equal ones by id, so that the order
 // is the same on every machine.
-static int64_t key_of(float p) {
+typedef union {
+    float value;
     uint32_t bits;
-    memcpy(&bits, &p, sizeof bits);
-    return -(int64_t)bits;
-}
-
-static float probability(HeapItem item) {
-    const uint32_t bits = (uint32_t)-item.key;
-    float p;
-    memcpy(&p, &bits, sizeof p);
-    return p;
-}
+} Float;
+static int64_t key_of(float p) { return -(int64_t)(Float){.value = p}.bits; }
+static float probability(HeapItem i) { return (Float){.bits = (uint32_t)-i.key}.value; }
 
 // The i-th likeliest of V candidates, by a heapsort that goes only so far: most draws are among the
 // first few. The candidates that it has popped lie after the heap, the likeliest last.
@@ -288,13 +282,11 @@ void texts_write(TextWriter *w, ModelFace model, int64_t step) {
     const size_t most = w->num_texts < MAX_GROUP ? (size_t)w->num_texts : MAX_GROUP;
     w->model = model;
     w->step = step;
-    w->logits = host_calloc(most * V, sizeof(float), "texts");
-    w->candidates = host_calloc(V, sizeof(HeapItem), "texts");
+    AUTO_FREE float *logits = w->logits = host_calloc(most * V, sizeof(float), "texts");
+    AUTO_FREE HeapItem *items = w->candidates = host_calloc(V, sizeof(HeapItem), "texts");
     if (!w->batch.tokens) batch_init(&w->batch, model.cache_tokens, model.cache_tokens);
     for (int first = 0; first < w->num_texts; first += w->group_size) {
         group_take(w, w->texts + first, w->num_texts - first);
         group_write(w);
     }
-    free(w->logits);
-    free(w->candidates);
 }
