@@ -89,7 +89,7 @@ masked targets_are_counted 0 '^train +1 unpad.c shard, [0-9]+ documents, [0-9]+ 
     --steps 4 --save-every 2 --val-every 4 --out masked.run
 has documents_without_a_target_are_counted \
     '^ +[0-9]+ documents longer than 128 tokens split, [0-9]+ documents without a target: [0-9]+ of [0-9]+ tokens \(' said.txt
-has trained_tokens_in_the_step_line '^step +4/4 .* tok/s \([0-9]+ targets/s\) \| fill ' said.txt
+has trained_tokens_in_the_step_line '^step +4/4 .* tok/s \([0-9]+ targets/s\) \| lr ' said.txt
 has trained_tokens_at_the_end '^trained 4 steps, [0-9]+ tokens, [0-9]+ of them targets, in ' said.txt
 has left_out_at_the_end '^left out: .* documents without a target: .* never trained' said.txt
 check_python trained_tokens_in_the_log << 'PY'

@@ -58,14 +58,6 @@ static void plan_reserve(StepPlan *p, int64_t num_segments, int64_t num_micro) {
     p->num_micro = (int32_t)num_micro;
 }
 
-static void plan_reserve_packing(StepPlan *p) {
-    const size_t n = (size_t)p->num_stream;
-    array_grow(p->units, &p->unit_capacity, n, owner);
-    array_grow(p->ids, &p->id_capacity, 3 * n, owner);
-    p->ids_order = p->ids + n;
-    p->shared = p->ids_order + n;
-}
-
 // Equally long ones stay in their order.
 static int longest_first(const void *a, const void *b) {
     const PlanUnit *x = a, *y = b;
@@ -122,19 +114,6 @@ static bool place_units(StepPlan *p, const PlanSettings *s, int32_t num_micro) {
     return true;
 }
 
-// Each segment is a unit.
-static bool plan_pack(StepPlan *p, const PlanSettings *s) {
-    plan_reserve_packing(p);
-    p->num_units = p->num_stream;
-    for (int64_t i = 0; i < p->num_stream; i++) {
-        p->ids[i] = (int32_t)i;
-        p->units[i] = (PlanUnit){i, i + 1, p->stream[i].length, plan_work(p->stream[i].length), 0};
-    }
-    return place_units(p, s, s->num_micro);
-}
-
-// ---- Shared prefixes ----------------------------------------------------------------------------
-
 // The work of a segment after the prefix that it borrows
 static int64_t own_work(int32_t length, int32_t shared_len) {
     return plan_work(length) - plan_work(shared_len);
@@ -169,6 +148,23 @@ static void make_units(StepPlan *p, int64_t most, int64_t room) {
     p->num_units = u - p->units;
 }
 
+// Packs the step before anything is shared: each segment is a unit.
+static bool plan_pack(StepPlan *p, const PlanSettings *s) {
+    const size_t n = (size_t)p->num_stream;
+    array_grow(p->units, &p->unit_capacity, n, owner);
+    array_grow(p->ids, &p->id_capacity, 3 * n, owner);
+    p->ids_order = p->ids + n;
+    p->shared = p->ids_order + n;
+    for (int32_t i = 0; i < p->num_stream; i++) {
+        p->ids[i] = i;
+        p->shared[i] = 0;
+    }
+    make_units(p, 0, 0);
+    return place_units(p, s, s->num_micro);
+}
+
+// ---- Shared prefixes ----------------------------------------------------------------------------
+
 // Lets segments borrow inside each micro-batch. False: one has too many rows.
 static bool share_in_micros(StepPlan *p, const PlanSettings *s) {
     p->computed_tokens = 0;
@@ -195,7 +191,6 @@ static bool share_in_micros(StepPlan *p, const PlanSettings *s) {
 static bool plan_layout_shared(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                                Error *err) {
     if (!prefixes_read(&p->prefixes, index, p->stream, p->num_stream, err)) return false;
-    for (int64_t i = 0; i < p->num_stream; i++) p->ids[i] = (int32_t)i;
     const int64_t saved = prefixes_share(&p->prefixes, p->ids, p->shared, p->num_stream),
                   rows = p->real_tokens - saved, room = s->micro_batch_tokens;
     if (saved == 0) return true;

@@ -140,32 +140,28 @@ static double lr_of(const StepReport *r) { return (double)learning_rate(r->o, r-
 
 enum { LINE_BYTES = 320 };
 
-// whole: as in a file; else what matters most comes first.
+// What matters most comes first: a narrow terminal cuts off the end.
 static void step_text(char text[LINE_BYTES], const RunTotals *t, const StepReport *r,
-                      const StepPlan *p, bool whole) {
+                      const StepPlan *p) {
     const StepBalance *b = &r->balance;
-    const double tokens = per_second(p->real_tokens, r), targets = per_second(p->num_targets, r);
     const char *mark = r->skipped ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "";
     char trained[48] = "", balance[64] = "", left[24];
     const double ms = t->mean_ms + t->pauses_ms / (double)t->steps;
     duration_text(left, ms * 1e-3 * (double)(r->o->steps - r->step));
-    if (p->masked) snprintf(trained, sizeof trained, " (%.0f targets/s)", targets);
+    if (p->masked)
+        snprintf(trained, sizeof trained, " (%.0f targets/s)", per_second(p->num_targets, r));
     if (b->measured > 0 && b->planned > 0)
         snprintf(balance, sizeof balance, " | imbalance %.3f (%.3f)", b->planned, b->measured);
     else if (b->measured > 0)
         snprintf(balance, sizeof balance, " | imbalance (%.3f)", b->measured);
-    const size_t n = (size_t)snprintf(text, LINE_BYTES, "step %5ld/%ld | loss %.4f", r->step,
-                                      r->o->steps, plain_nan(r->loss));
-    if (whole)
-        snprintf(text + n, LINE_BYTES - n,
-                 " | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s%s | fill %.1f %% | %ld doc%s | "
-                 "pairs %.1f %%%s | eta %s%s",
-                 plain_nan(r->grad_norm), lr_of(r), r->ms, tokens, trained, 100 * fill_of(p),
-                 p->num_stream, text_plural(p->num_stream),
-                 100.0 * (double)p->attention_pairs / (double)p->padded_pairs, balance, left, mark);
-    else
-        snprintf(text + n, LINE_BYTES - n, "%s | eta %s | %.0f tok/s | lr %.2e | norm %.3f", mark,
-                 left, tokens, lr_of(r), plain_nan(r->grad_norm));
+    snprintf(
+        text, LINE_BYTES,
+        "step %5ld/%ld | loss %.4f%s | eta %s | %.0f tok/s%s | lr %.2e | norm %.3f | %.0f ms | "
+        "fill %.1f %% | %ld doc%s | pairs %.1f %%%s",
+        r->step, r->o->steps, plain_nan(r->loss), mark, left, per_second(p->real_tokens, r),
+        trained, lr_of(r), plain_nan(r->grad_norm), r->ms, 100 * fill_of(p), p->num_stream,
+        text_plural(p->num_stream), 100.0 * (double)p->attention_pairs / (double)p->padded_pairs,
+        balance);
 }
 
 static void show_step(const RunTotals *t, const StepReport *r, const StepPlan *p) {
@@ -176,8 +172,7 @@ static void show_step(const RunTotals *t, const StepReport *r, const StepPlan *p
                stays = due || r->skipped || r->spike;
     char text[LINE_BYTES], *last;
     if (!stays && (columns == 0 || every == 0)) return;
-    step_text(text, t, r, p, true);
-    if (columns > 0 && strlen(text) >= columns) step_text(text, t, r, p, false);
+    step_text(text, t, r, p);
     while (columns > 0 && strlen(text) >= columns && (last = strrchr(text, '|'))) last[-1] = 0;
     line_erase(stdout);
     printf("%s%s", text, stays ? "\n" : "");

@@ -282,11 +282,13 @@ void texts_write(TextWriter *w, ModelFace model, int64_t step) {
     const size_t most = w->num_texts < MAX_GROUP ? (size_t)w->num_texts : MAX_GROUP;
     w->model = model;
     w->step = step;
-    AUTO_FREE float *logits = w->logits = host_calloc(most * V, sizeof(float), "texts");
-    AUTO_FREE HeapItem *items = w->candidates = host_calloc(V, sizeof(HeapItem), "texts");
+    w->logits = host_calloc(most * V, sizeof(float), "texts");
+    w->candidates = host_calloc(V, sizeof(HeapItem), "texts");
     if (!w->batch.tokens) batch_init(&w->batch, model.cache_tokens, model.cache_tokens);
     for (int first = 0; first < w->num_texts; first += w->group_size) {
         group_take(w, w->texts + first, w->num_texts - first);
         group_write(w);
     }
+    free(w->logits);
+    free(w->candidates);
 }
