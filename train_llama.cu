@@ -297,7 +297,11 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     print_model(m, o, weights);
     data_summary_print(&d->train_summary, "train   ");
     data_summary_print(&d->val_summary, "val     ");
-    if (d->has_val) print_validation_set(o->val_every == 0 ? NULL : &d->val_set, &d->val);
+    if (d->has_val && o->val_every == 0)
+        printf("        no validation\n");
+    else if (d->has_val)
+        printf("        validation takes %ld of %ld documents, %ld of %ld tokens\n",
+               d->val_set.docs, d->val.num_docs, d->val_set.tokens, d->val.num_tokens);
     must(plan_print(plan, (Layout)o->layout, &d->train_summary, run->state.cursor, &err));
     if (o->steps > 0 && !o->compare && !o->check_packing) run_options_print(o);
     print_ranks(m);
@@ -522,15 +526,6 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     leave_if_diverged(run, &scalars);
 }
 
-// Formats now what a signal handler, which must not format, may print.
-static void say_at_signals(int64_t saved_step) {
-    static char quits[64];
-    snprintf(quits, sizeof quits, "quit: steps after %ld are lost\n", saved_step);
-    if (is_rank_0())
-        signals_say("\nstopping after this step, then saving; press again to quit without saving\n",
-                    quits);
-}
-
 static void train(Run *run) {
     static Loader loader;
     RunTotals totals = {0};
@@ -542,8 +537,10 @@ static void train(Run *run) {
         printf("step %ld of --steps %ld is reached: nothing to train\n", first, run->o->steps);
     must(loader_start(&loader, &d->train, &d->loader_settings, run->state.cursor, &err));
     if (!run->resume->dir[0]) validate(run, 0);
+    if (is_rank_0())
+        signals_say("\nstopping after this step, then saving; press again to quit without saving\n",
+                    "quit: the steps after the last checkpoint are lost\n");
     while (run->state.cursor.step < run->o->steps && !stop_requested(run)) {
-        say_at_signals(run->last_saved > first ? run->last_saved : first);
         train_one_step(run, &loader, &totals);
         const double start_ms = now_ms();
         end_save(run, false, false);
@@ -561,7 +558,6 @@ static void train(Run *run) {
 }
 
 static void finish(Run *run, const DeviceRoom *room) {
-    data_summary_print_left_out(&run->data->train_summary);
     if (run->stopped_by) {
         printf("stopped by signal %d; %s --resume --out %s continues from step %ld\n",
                run->stopped_by, run->argv[0], run->o->out, run->state.cursor.step);

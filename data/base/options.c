@@ -14,6 +14,7 @@
 // ---- Lists of words -----------------------------------------------------------------------------
 
 enum { WORD_MAX = OPTION_TEXT_MAX };
+enum { FILE_MAX_BYTES = 1 << 26 };  // of a file of options: more than any command line gives
 
 // Copies the next word of "a|b|c" or "a, b, c", cut off if it is too long, and moves *list past it;
 // false at the end.
@@ -248,7 +249,7 @@ static bool line_argument(const char *line, char *out, Error *err) {
 bool options_read(OptionSet *set, const char *path, OptionGiver giver, const char *hint,
                   Error *err) {
     char where[IO_PATH_MAX + 20];
-    AUTO_FREE char *text = file_read_all(path, JSON_MAX_CONFIG, NULL, hint, err);
+    AUTO_FREE char *text = file_read_all(path, FILE_MAX_BYTES, NULL, hint, err);
     if (!text) return false;
     char *at = options_memory(set, 5 * (strlen(text) + 1));
     char *rest = text + mark_bytes(text);
@@ -425,19 +426,9 @@ void options_print_changes(const OptionSet *now, const OptionSet *was, const cha
     }
 }
 
-// "name value", where texts are quoted
-static void write_line(const Option *o, const char *value, FILE *out) {
-    json_auto_t *text = json_text(value);
-    AUTO_FREE char *quoted = is_text(o) ? json_dumps(text, JSON_ENCODE_ANY) : NULL;
-    if (o->kind == OPTION_FLAG)
-        fprintf(out, "%s%s\n", strcmp(value, "false") == 0 ? "no-" : "", o->name);
-    else
-        fprintf(out, "%s %s\n", o->name, quoted ?: value);
-}
-
 static const char mark[] = "# Written by train_llama at each start of this run\n";
 
-char *options_file(const OptionSet *set, const char *except, bool resolved, Error *err) {
+char *options_file(const OptionSet *set, const char *except, bool resolved) {
     char buffer[OPTION_TEXT_MAX], *text;
     size_t size;
     FILE *out = host_stream(&text, &size, "options");
@@ -445,18 +436,20 @@ char *options_file(const OptionSet *set, const char *except, bool resolved, Erro
     for (const Option *o = set->table; o->name; o++) {
         if (!is_option(o) || index_of_word(except, o->name) >= 0) continue;
         const char *value = resolved ? option_text(set, o, buffer) : given(set, o)->text;
-        if (value) write_line(o, value, out);
+        if (!value) continue;
+        json_auto_t *json = json_text(value);
+        AUTO_FREE char *quoted = is_text(o) ? json_dumps(json, JSON_ENCODE_ANY) : NULL;
+        if (o->kind == OPTION_FLAG)
+            fprintf(out, "%s%s\n", strcmp(value, "false") == 0 ? "no-" : "", o->name);
+        else
+            fprintf(out, "%s %s\n", o->name, quoted ?: value);
     }
     fclose(out);
-    if (size <= JSON_MAX_CONFIG) return text;
-    free(text);
-    error_set(err, EXIT_USAGE, "give shorter options", "options: expected at most %d bytes",
-              JSON_MAX_CONFIG);
-    return NULL;
+    return text;
 }
 
 bool options_write(const char *text, const char *path, Error *err) {
-    AUTO_FREE char *found = file_read_all(path, JSON_MAX_CONFIG, NULL, "", &(Error){0});
+    AUTO_FREE char *found = file_read_all(path, FILE_MAX_BYTES, NULL, "", &(Error){0});
     const bool ours = !path_exists(path) || (found && strncmp(found, mark, strlen(mark)) == 0);
     if (!ours) warning("%s: expected a file that a run wrote, found another: kept", path);
     return !ours || file_replace(path, text, strlen(text), err);

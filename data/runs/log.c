@@ -237,14 +237,6 @@ void print_trained(const RunTotals *t, bool masked) {
            duration_text(pauses, t->pauses_ms * 1e-3));
 }
 
-void print_validation_set(const ValidationSet *set, const Dataset *ds) {
-    if (!set)
-        printf("        no validation\n");
-    else
-        printf("        validation takes %ld of %ld documents, %ld of %ld tokens\n", set->docs,
-               ds->num_docs, set->tokens, ds->num_tokens);
-}
-
 void report_validation(RunLog *log, int64_t step, double loss_sum, const ValidationSet *set,
                        const char *source) {
     const double loss = loss_sum / (double)set->targets;

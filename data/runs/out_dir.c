@@ -81,19 +81,9 @@ bool out_dir_last_step(const char *out, int64_t *last, Error *err) {
                      "%s: expected the log of a run, found another file", path);
 }
 
-static bool nothing_to_resume(const char *out, int64_t last_step, Error *err) {
-    char hint[sizeof err->hint];
-    snprintf(hint, sizeof hint, "--options %.150s/options --out %.150s --overwrite starts it again",
-             out, out);
-    if (last_step < 0)
-        return error_set(err, EXIT_BAD_INPUT, "check --out; --train starts a run there",
-                         "%s: no run here", out);
-    return error_set(err, EXIT_BAD_INPUT, hint, "%s: a run without a checkpoint, %ld step%s", out,
-                     last_step, text_plural(last_step));
-}
-
 bool out_dir_start_from_scratch(const char *out, bool train_given, int64_t save_every, Error *err) {
     const bool finished = path_exists(PATH_IN(out, "final"));
+    char hint[sizeof err->hint];
     int64_t last;
     if (!out_dir_last_step(out, &last, err)) return false;
     // A run survives fewer failed saves, and begins none before the last one has ended.
@@ -102,7 +92,14 @@ bool out_dir_start_from_scratch(const char *out, bool train_given, int64_t save_
                          "restore the step-* directories; --overwrite starts over",
                          "%s: expected a checkpoint beside %s, found none", out,
                          finished ? "final/" : "log.jsonl, whose run saved some");
-    if (!train_given) return nothing_to_resume(out, last, err);
+    if (!train_given && last < 0)
+        return error_set(err, EXIT_BAD_INPUT, "check --out; --train starts a run there",
+                         "%s: no run here", out);
+    snprintf(hint, sizeof hint, "--options %.150s/options --out %.150s --overwrite starts it again",
+             out, out);
+    if (!train_given)
+        return error_set(err, EXIT_BAD_INPUT, hint, "%s: a run without a checkpoint, %ld step%s",
+                         out, last, text_plural(last));
     warning("%s: no checkpoint to resume from: training starts from scratch", out);
     return true;
 }

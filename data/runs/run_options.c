@@ -246,16 +246,16 @@ void run_options_parse(Options *o, int argc, char **argv, const char *version, i
 
 // ---- The file of options ------------------------------------------------------------------------
 
-char *run_options_file(const Options *o, bool all, Error *err) {
+char *run_options_file(const Options *o, bool all) {
     char except[320];
     snprintf(except, sizeof except, "%s|%s", options_of_a_start,
              o->epochs > 0 ? "steps" : "epochs");  // they exclude each other
-    return options_file(&o->set, except, all, err);
+    return options_file(&o->set, except, all);
 }
 
 bool run_options_write(const Options *o, bool all, Error *err) {
-    AUTO_FREE char *text = run_options_file(o, all, err);
-    return text && options_write(text, PATH_IN(o->out, "options"), err);
+    AUTO_FREE char *text = run_options_file(o, all);
+    return options_write(text, PATH_IN(o->out, "options"), err);
 }
 
 bool run_options_read(Options *was, const char *dir, Error *err) {
