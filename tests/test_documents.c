@@ -3,6 +3,7 @@
 
 #include "../data/base/hash.h"
 #include "../data/base/signals.h"
+#include "../data/shards/dataset.h"
 #include "../data/shards/shard.h"
 #include "../data/shards/shard_writer.h"
 #include "../data/texts/documents.h"

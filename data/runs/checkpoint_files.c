@@ -1,7 +1,6 @@
 #include "checkpoint_files.h"
 
 #include <float.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../base/json.h"
@@ -105,7 +104,7 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
     Parameters rest = p;
     char name[64] = "model.safetensors";
     if (p.file) return write_tensors(p, dtypes[dtype].safetensors, false, p.file, ck, err);
-    json_t *map = json_object();
+    json_auto_t *map = json_object();
     uint64_t elements = 0;
     int files = 0;
     bool ok = true;
@@ -117,12 +116,10 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
             json_object_set_new(map, file.list[k].name, json_string(name));
         ok = write_tensors(file, dtypes[dtype].safetensors, false, name, ok ? ck : NULL, err);
     }
-    char *index = json_write(json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
-                                       (int64_t)(elements * element_bytes), "weight_map", map),
-                             JSON_INDENT(2));
-    if (ok && files > 1) return checkpoint_write_text(ck, index_name, index, err);
-    free(index);
-    return ok;
+    if (!ok || files <= 1) return ok;
+    json_t *index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size",
+                              (int64_t)(elements * element_bytes), "weight_map", map);
+    return checkpoint_write_text(ck, index_name, json_write(index, JSON_INDENT(2)), err);
 }
 
 // ---- The state of a run -------------------------------------------------------------------------

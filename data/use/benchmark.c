@@ -1,7 +1,6 @@
 #include "benchmark.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistr.h>
 

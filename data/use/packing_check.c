@@ -1,7 +1,6 @@
 #include "packing_check.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../base/file.h"
