@@ -18,7 +18,6 @@
 #include "data/base/clock.h"
 #include "data/base/file.h"
 #include "data/base/signals.h"
-#include "data/batches/mixture.h"
 #include "data/use/benchmark.h"
 #include "data/runs/checkpoint_files.h"
 #include "data/use/conversation.h"
@@ -38,7 +37,7 @@
 
 enum { MAX_SKIPS = 5 };
 enum { SAVE_NOW = -1 };  // in RankNote.signal
-static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
+static const AdamW adamw = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .t = 1};  // lr 0
 
 // ---- A run: types that its parts below share ----------------------------------------------------
 
@@ -162,52 +161,35 @@ static void check_ranks_agree(const Run *run, const LlamaConfig *config) {
     const Data *d = run->data;
     const ResumePoint *at = run->resume;
     RankFields own = {0};
-    char manifest[IO_PATH_MAX];
     const uint64_t train[2] = {d->train.fingerprint, d->train.token_fingerprint},
                    val[2] = {d->val.fingerprint, d->val.token_fingerprint};
     if (comm_num_ranks() == 1) return;
-    char *model = llama_config_text(config, "float32");
+    AUTO_FREE char *model = llama_config_text(config, "float32");
     rank_field_text(&own, "model", model);
-    free(model);
     rank_field(&own, "training data", train, sizeof train);
     rank_field(&own, "validation data", val, sizeof val);
     rank_field(&own, "benchmarks", &run->bench.fingerprint, sizeof run->bench.fingerprint);
     rank_field_text(&own, "checkpoint", at->dir);
-    if (at->dir[0]) {  // its manifest has the checksums of all its files, which are verified
-        must(path_join(manifest, at->dir, "manifest.json", &err));
-        rank_field_file(&own, "files of the checkpoint", manifest);
-    }
+    if (at->dir[0])  // its manifest has the checksums of all its files, which are verified
+        rank_field_file(&own, "files of the checkpoint", PATH_IN(at->dir, "manifest.json"));
     rank_fields_agree(&own, "the same", "give every rank the same files");
 }
 
-static void rank_field_weights(RankFields *f, const LlamaModel *m) {
+// Replicas must be identical: with ZeRO-1 one rank's differing weights would spread to all ranks at
+// the first update, and a checkpoint of replicas that have diverged is not worth saving.
+static void check_replicas(const Run *run, const char *what, const char *hint) {
+    const LlamaModel *m = run->model;
+    const TrainingState *s = &run->state;
+    RankFields own = {0};
+    if (comm_num_ranks() == 1) return;
+    zero_await_weights(&run->model->zero, llama_head_bucket(&m->config));  // the last
     const uint32_t crc = zero_weights_crc(&m->zero, m->num_weights, m->settings.io_chunk);
-    rank_field(f, "weights", &crc, sizeof crc);
-    rank_field_device(f, "codes of NF4", m->nf4.codes, m->num_nf4 / 2);
-    rank_field_device(f, "scales of NF4", m->nf4.absmax, m->num_nf4 / NF4_BLOCK * sizeof(float));
-}
-
-// With ZeRO-1 one rank's differing weights would spread to all ranks at the first update.
-static void check_ranks_start_alike(const LlamaModel *m) {
-    RankFields own = {0};
-    if (comm_num_ranks() == 1) return;
-    rank_field_weights(&own, m);
-    rank_fields_agree(&own, "the same weights", "give every rank the same files and C library");
-}
-
-// Replicas must be identical: a checkpoint of replicas that have diverged is not worth saving.
-static void check_ranks_still_agree(const Run *run) {
-    RankFields own = {0};
-    if (comm_num_ranks() == 1) return;
-    comm_phase("compare", -1);
-    zero_await_weights(&run->model->zero, llama_head_bucket(&run->model->config));  // the last
-    rank_field(&own, "data position", &run->state.cursor, sizeof run->state.cursor);
-    rank_field(&own, "skipped steps", &run->state.skips_in_a_row, sizeof run->state.skips_in_a_row);
-    rank_field_weights(&own, run->model);
-    rank_fields_agree(
-        &own, "identical replicas after the same steps",
-        "--resume continues from the last checkpoint, when they were still identical; "
-        "check that machine's memory");
+    rank_field(&own, "data position", &s->cursor, sizeof s->cursor);
+    rank_field(&own, "skipped steps", &s->skips_in_a_row, sizeof s->skips_in_a_row);
+    rank_field(&own, "weights", &crc, sizeof crc);
+    rank_field_device(&own, "codes of NF4", m->nf4.codes, m->num_nf4 / 2);
+    rank_field_device(&own, "scales of NF4", m->nf4.absmax, m->num_nf4 / NF4_BLOCK * sizeof(float));
+    rank_fields_agree(&own, what, hint);
 }
 
 // ---- The model's memory: planned, printed and checked before anything is allocated --------------
@@ -315,7 +297,11 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     print_model(m, o, weights);
     data_summary_print(&d->train_summary, "train   ");
     data_summary_print(&d->val_summary, "val     ");
-    if (d->has_val) print_validation_set(o->val_every == 0 ? NULL : &d->val_set, &d->val);
+    if (d->has_val && o->val_every == 0)
+        printf("        no validation\n");
+    else if (d->has_val)
+        printf("        validation takes %ld of %ld documents, %ld of %ld tokens\n",
+               d->val_set.docs, d->val.num_docs, d->val_set.tokens, d->val.num_tokens);
     must(plan_print(plan, (Layout)o->layout, &d->train_summary, run->state.cursor, &err));
     if (o->steps > 0 && !o->compare && !o->check_packing) run_options_print(o);
     print_ranks(m);
@@ -387,7 +373,10 @@ static void end_save(Run *run, bool wait, bool last) {
 // call it.
 static void start_save(Run *run, bool last) {
     end_save(run, true, false);
-    check_ranks_still_agree(run);
+    comm_phase("compare", -1);
+    check_replicas(run, "identical replicas after the same steps",
+                   "--resume continues from the last checkpoint, when they were still identical; "
+                   "check that machine's memory");
     run->state.log_bytes = run->log.size_bytes;
     comm_phase("save", run->state.cursor.step);
     run->save_due_ms = now_ms() + SAVE_MINUTES * 60e3;
@@ -397,15 +386,6 @@ static void start_save(Run *run, bool last) {
 }
 
 // ---- The loop -----------------------------------------------------------------------------------
-
-static AdamW adamw_of_step(const Options *o, int64_t step) {
-    return (AdamW){.lr = learning_rate(o, step),
-                   .beta1 = ADAMW_BETA1,
-                   .beta2 = ADAMW_BETA2,
-                   .eps = ADAMW_EPS,
-                   .weight_decay = o->weight_decay,
-                   .t = step + 1};
-}
 
 // Reads the notes that came with the losses: how long each rank's micro-batches took, whether one
 // rank has received a signal, which stops all ranks after the same step, and whether rank 0 saves.
@@ -512,7 +492,10 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     if (!data) error_exit(&err);
     const StepPlan *plan = &data->plan;
     const double read_ms = now_ms() - start_ms;
-    const AdamW hyper = adamw_of_step(o, step);
+    AdamW hyper = adamw;
+    hyper.lr = learning_rate(o, step);
+    hyper.weight_decay = o->weight_decay;
+    hyper.t = step + 1;
     if (every(step + 1, o->replay_every))
         must(packing_replay(llama_face(run->model), llama_parameters(run->model), data, step + 1,
                             &err));
@@ -543,15 +526,6 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     leave_if_diverged(run, &scalars);
 }
 
-// Formats now what a signal handler, which must not format, may print.
-static void say_at_signals(int64_t saved_step) {
-    static char quits[64];
-    snprintf(quits, sizeof quits, "quit: steps after %ld are lost\n", saved_step);
-    if (is_rank_0())
-        signals_say("\nstopping after this step, then saving; press again to quit without saving\n",
-                    quits);
-}
-
 static void train(Run *run) {
     static Loader loader;
     RunTotals totals = {0};
@@ -563,8 +537,10 @@ static void train(Run *run) {
         printf("step %ld of --steps %ld is reached: nothing to train\n", first, run->o->steps);
     must(loader_start(&loader, &d->train, &d->loader_settings, run->state.cursor, &err));
     if (!run->resume->dir[0]) validate(run, 0);
+    if (is_rank_0())
+        signals_say("\nstopping after this step, then saving; press again to quit without saving\n",
+                    "quit: the steps after the last checkpoint are lost\n");
     while (run->state.cursor.step < run->o->steps && !stop_requested(run)) {
-        say_at_signals(run->last_saved > first ? run->last_saved : first);
         train_one_step(run, &loader, &totals);
         const double start_ms = now_ms();
         end_save(run, false, false);
@@ -582,7 +558,6 @@ static void train(Run *run) {
 }
 
 static void finish(Run *run, const DeviceRoom *room) {
-    data_summary_print_left_out(&run->data->train_summary);
     if (run->stopped_by) {
         printf("stopped by signal %d; %s --resume --out %s continues from step %ld\n",
                run->stopped_by, run->argv[0], run->o->out, run->state.cursor.step);
@@ -641,19 +616,16 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
 // weights unchanged
 static double time_steps(LlamaModel *m, const StepData *data, const Options *o, const char *name,
                          StepScalars *scalars) {
-    const AdamW frozen = {.beta1 = ADAMW_BETA1, .beta2 = ADAMW_BETA2, .eps = ADAMW_EPS, .t = 1};
     const int n = o->compare;
-    double *ms = host_calloc((size_t)n, sizeof *ms, "timings");
+    AUTO_FREE double *ms = host_calloc((size_t)n, sizeof *ms, "timings");
     for (int i = -1; i < n; i++) {
         line_show(stderr, "%s: step %d of %d ...", name, i + 2, n + 1);
         const double start_ms = now_ms();
-        *scalars = llama_train_step(m, data, frozen, o->grad_clip);
+        *scalars = llama_train_step(m, data, adamw, o->grad_clip);
         if (i >= 0) ms[i] = now_ms() - start_ms;
     }
     line_erase(stderr);
-    const double median = median_ms(ms, n);
-    free(ms);
-    return median;
+    return median_ms(ms, n);
 }
 
 // One row of the table: its own model, sized for this layout's largest micro-batch, so that the
@@ -881,7 +853,7 @@ int main(int argc, char **argv) {
                   "%s: expected the weights that the adapters were trained beside, found others",
                   o->model);
     run.state.frozen_crc = model.frozen_crc;
-    check_ranks_start_alike(&model);
+    check_replicas(&run, "the same weights", "give every rank the same files and C library");
     if (o->check_packing)
         check_packing(&model, &data, o->check_packing);
     else if (o->steps > 0)

@@ -6,6 +6,7 @@
 
 #include "../data/base/dir.h"
 #include "../data/base/error.h"
+#include "../data/base/memory.h"
 #include "test.h"
 
 static struct {
@@ -38,10 +39,6 @@ static inline const char *scratch(const char *name) {
     snprintf(paths[next], sizeof paths[next], "%s/%s", scratch_root.dir, name);
     return paths[next];
 }
-
-// free(text) at the end of the block: AUTO_FREE char *text = ...
-#define AUTO_FREE __attribute__((cleanup(scratch_free)))
-static inline void scratch_free(void *pointer) { free(*(void **)pointer); }
 
 // Replaces the file.
 static inline void put_file(const char *path, const void *data, size_t n) {

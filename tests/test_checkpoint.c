@@ -59,7 +59,7 @@ static int64_t newest(void) {
     MUST(checkpoint_list(&steps, scratch("out"), &err));
     for (int i = 0; i < steps.n; i++) {
         why = (Error){0};
-        MUST(checkpoint_step_path(path, scratch("out"), steps.list[i], &err));
+        checkpoint_step_path(path, scratch("out"), steps.list[i]);
         damaged_seen += !checkpoint_verify(path, &found, &why) || found != steps.list[i];
         CHECK(!why.code || why.what[0]);
     }

@@ -90,14 +90,15 @@ TEST(lines_of_steps) {
         bool pauses, skipped, spike;
         const char *part;  // of the line; NULL: it has none
     } cases[] = {
-        {2, 1, false, false, false, "step     2/4 | loss 2.5000 | norm 0.500 | lr"},
-        {2, 1, false, false, false, "| 500 ms | 180 tok/s (90 targets/s) | fill 90.0 % | 2 docs |"},
-        {2, 1, false, false, false, "| pairs 25.0 % | imbalance 1.125 (1.250) | eta 2:04\n"},
+        {2, 1, false, false, false, "step     2/4 | loss 2.5000 | eta 2:04 | 180 tok/s"},
+        {2, 1, false, false, false, "s (90 targets/s) | lr 0.00e+00 | norm 0.500 | 500 ms"},
+        {2, 1, false, false, false,
+         "ms | fill 90.0 % | 2 docs | pairs 25.0 % | imbalance 1.125 (1.250)\n"},
         {3, 2, false, false, false, NULL},
         {3, 2, true, false, false, "step     3/4"},
         {2, 0, true, false, false, NULL},
-        {3, 0, false, true, false, "| eta 1:02 | SKIPPED: not finite\n"},
-        {3, 0, false, false, true, "| eta 1:02 | SPIKE\n"},
+        {3, 0, false, true, false, "| loss 2.5000 | SKIPPED: not finite | eta 1:02"},
+        {3, 0, false, false, true, "| loss 2.5000 | SPIKE | eta 1:02"},
     };
     Sources one;
     MUST(sources_parse(&one, "a", &err));

@@ -5,7 +5,6 @@
 #include "../data/base/hash.h"
 #include "../data/base/memory.h"
 #include "../data/base/sum_tree.h"
-#include "../data/batches/mixture.h"
 #include "../data/batches/plan.h"
 #include "test.h"
 

@@ -87,7 +87,7 @@ same_state by_work_has_the_same_bits_in_every_run {w4,again}/step-00000008
 differ order_of_a_sum_changes_bits {w4,d1}/step-00000008/model.safetensors
 # ---- balance, predicted and measured: 6 micro-batches on 4 ranks, of which two have two and two have one.
 # The median of the steps: a machine that is busy may make one or another look even.
-expect balance 0 'fill .* \| imbalance [0-9.]{5} \([0-9.]{5}\) \| eta' "${mpi[@]}" -n 4 "${run[@]}" --out balance \
+expect balance 0 'fill .* \| imbalance [0-9.]{5} \([0-9.]{5}\)$' "${mpi[@]}" -n 4 "${run[@]}" --out balance \
     --micro-batch-tokens 1024 --batch-tokens 6144 --steps 6
 check_python the_log_has_the_balance << 'PY'
 first, *rest = steps("balance")

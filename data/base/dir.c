@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -83,8 +82,7 @@ bool file_replace(const char *path, const void *data, uint64_t n, Error *err) {
     char partial[IO_PATH_MAX];
     if (!path_printf(partial, err, "%s" FILE_REPLACED, path)) return false;
     unlink(partial);  // of a run that was killed
-    if (!file_create(partial, data, n, err)) return false;
-    if (io_rename(partial, path, err)) return true;
+    if (file_create(partial, data, n, err) && io_rename(partial, path, err)) return true;
     unlink(partial);
     return false;
 }
@@ -98,10 +96,8 @@ bool dir_free_name(char name[IO_PATH_MAX], const char *path, const char *mark, E
 }
 
 bool dir_probe(const char *dir, Error *err) {
-    char path[IO_PATH_MAX];
-    if (!path_join(path, dir, ".probe" FILE_REPLACED, err) ||
-        !file_replace(path, "probe\n", strlen("probe\n"), err))
-        return false;
+    const char *path = PATH_IN(dir, ".probe" FILE_REPLACED);
+    if (!file_replace(path, "probe\n", strlen("probe\n"), err)) return false;
     const bool ok = dir_sync(dir, err);
     return (unlink(path) == 0 || disk_error(err, path, "cannot remove")) && ok;
 }
@@ -127,10 +123,10 @@ static bool lock_in_time(int fd) {
 }
 
 bool dir_lock(DirLock *lock, const char *dir, Error *err) {
-    char path[IO_PATH_MAX], owner[256], host[128] = "?";
+    const char *path = PATH_IN(dir, ".lock");
+    char owner[256], host[128] = "?";
     struct stat st;
     lock->fd = lock->dir_fd = -1;
-    if (!path_join(path, dir, ".lock", err)) return false;
     const int fd = io_open_own(path, O_RDWR | O_CREAT, err);
     if (fd < 0) return false;
     const bool locked = lock_in_time(fd), taken = !locked && errno == EWOULDBLOCK;

@@ -66,20 +66,17 @@ bool file_open(File *f, const char *path, const char *hint, Error *err) {
     f->path = path;
     f->size_bytes = 0;
     f->fd = io_open(path, O_RDONLY | O_NONBLOCK, 0);  // O_NONBLOCK: a FIFO must not hang us
-    if (f->fd < 0 || fstat(f->fd, &st) != 0) {
+    const bool seen = f->fd >= 0 && fstat(f->fd, &st) == 0;
+    if (seen && S_ISREG(st.st_mode)) return f->size_bytes = (uint64_t)st.st_size, true;
+    if (seen)
+        error_set(err, EXIT_BAD_INPUT, "save it as a file: no pipe or directory is read",
+                  "%s: expected a regular file", path);
+    else
         error_set(err, EXIT_BAD_INPUT,
                   hint[0] || errno != ENOENT ? hint : "check the path, relative to this directory",
                   "%s: cannot open: %s", path, strerror(errno));
-        file_close(f);
-        return false;
-    }
-    if (!S_ISREG(st.st_mode)) {
-        file_close(f);
-        return error_set(err, EXIT_BAD_INPUT, "save it as a file: no pipe or directory is read",
-                         "%s: expected a regular file", path);
-    }
-    f->size_bytes = (uint64_t)st.st_size;
-    return true;
+    file_close(f);
+    return false;
 }
 
 void file_close(File *f) {
@@ -114,28 +111,24 @@ bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Erro
 }
 
 char *file_read_all(const char *path, uint64_t most, uint64_t *n, const char *hint, Error *err) {
-    File f;
+    OPEN_FILE f;
     if (!file_open(&f, path, hint, err)) return NULL;
-    char *text = NULL;
     if (n) *n = f.size_bytes;
-    bool ok = f.size_bytes <= most ||
-              error_set(err, EXIT_BAD_INPUT, hint, "%s: expected at most %lu bytes, found %lu",
-                        path, most, f.size_bytes);
-    if (ok) text = host_calloc(f.size_bytes + 1, 1, path);
-    ok = ok && file_read_at(&f, text, f.size_bytes, 0, err);
-    if (ok && !n && strlen(text) < f.size_bytes)
-        ok = bad_input(err, "%s: expected text, found a NUL byte at %zu", path, strlen(text));
-    file_close(&f);
-    if (ok) return text;
+    if (f.size_bytes > most)
+        error_set(err, EXIT_BAD_INPUT, hint, "%s: expected at most %lu bytes, found %lu", path,
+                  most, f.size_bytes);
+    char *text = err->code ? NULL : host_calloc(f.size_bytes + 1, 1, path);
+    if (text && file_read_at(&f, text, f.size_bytes, 0, err) && !n && strlen(text) < f.size_bytes)
+        bad_input(err, "%s: expected text, found a NUL byte at %zu", path, strlen(text));
+    if (!err->code) return text;
     free(text);
     return NULL;
 }
 
 bool file_sha256(const char *path, unsigned char digest[32], Error *err) {
     uint64_t n;
-    char *bytes = file_read_all(path, (uint64_t)1 << 30, &n, "", err);
+    AUTO_FREE char *bytes = file_read_all(path, (uint64_t)1 << 30, &n, "", err);
     if (bytes) sha256(bytes, n, digest);
-    free(bytes);
     return bytes != NULL;
 }
 

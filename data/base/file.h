@@ -34,8 +34,9 @@ FILE *io_read_own(const char *path, Error *err);  // to read; NULL on error
 // Opens a regular file for reading; path must outlive *f. Failures are EXIT_BAD_INPUT with `hint`.
 bool file_open(File *f, const char *path, const char *hint, Error *err);
 
-// Safe on a closed file.
+// Safe on a closed file. OPEN_FILE f: closed at the end of its block, once file_open was called
 void file_close(File *f);
+#define OPEN_FILE __attribute__((cleanup(file_close))) File
 
 // Reads exactly n bytes at `offset`. A range beyond the end is EXIT_BAD_INPUT, a failed read
 // EXIT_DISK.

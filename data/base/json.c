@@ -67,11 +67,8 @@ json_t *json_parse(const char *text, size_t n, const char *path, Error *err) {
 
 json_t *json_read(const char *path, uint64_t max_bytes, const char *hint, Error *err) {
     uint64_t n = 0;
-    char *text = file_read_all(path, max_bytes, &n, hint, err);
-    if (!text) return NULL;
-    json_t *root = json_parse(text, (size_t)n, path, err);
-    free(text);
-    return root;
+    AUTO_FREE char *text = file_read_all(path, max_bytes, &n, hint, err);
+    return text ? json_parse(text, (size_t)n, path, err) : NULL;
 }
 
 // ---- Getters ------------------------------------------------------------------------------------
@@ -147,27 +144,23 @@ json_t *json_float(double value) {
 json_t *json_text(const char *s) {
     if (!s) return json_null();
     const size_t n = strlen(s);
-    unsigned char *valid = host_calloc(n, 3, "JSON");
+    AUTO_FREE unsigned char *valid = host_calloc(n, 3, "JSON");
     const size_t size = utf8_replace((const unsigned char *)s, n, valid);
-    json_t *item = json_stringn((const char *)valid, size);
-    free(valid);
-    return item;
+    return json_stringn((const char *)valid, size);
 }
 
 char *json_write(json_t *root, size_t flags) {
     enum { SHORT = 15, EXACT = 17 };  // digits; 15 avoid 0.10000000000000001
     assert(root);                     // NULL: json_pack got a wrong format or bad UTF-8
-    char *text = json_dumps(root, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(SHORT));
-    json_t *back = json_loads(text, JSON_DECODE_ANY, NULL);
+    AUTO_FREE char *text = json_dumps(root, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(SHORT));
+    json_auto_t *back = json_loads(text, JSON_DECODE_ANY, NULL);
     if (!json_equal(root, back)) {
         free(text);
         text = json_dumps(root, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(EXACT));
     }
-    json_decref(back);
     json_decref(root);
     const size_t n = strlen(text);
     char *line = memcpy(host_calloc(n + 2, 1, "JSON"), text, n);
     line[n] = '\n';
-    free(text);
     return line;
 }

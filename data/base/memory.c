@@ -22,11 +22,10 @@ static size_t number_in(const char *dir, const char *name, const char *key, size
     size_t n = otherwise;
     bool found = false;
     snprintf(path, sizeof path, "%s/%s", dir, name);
-    FILE *f = fopen(path, "r");
+    AUTO_CLOSE FILE *f = fopen(path, "r");
     while (f && !found && fgets(line, sizeof line, f))
         if ((found = strncmp(line, key, strlen(key)) == 0))
             sscanf(line + strlen(key), "%zu", &n);  // or "max"
-    if (f) fclose(f);
     return n;
 }
 
@@ -34,7 +33,7 @@ static size_t number_in(const char *dir, const char *name, const char *key, size
 size_t cgroup_memory_free(const char *self, const char *root) {
     char line[2048], dir[4096];
     size_t least = SIZE_MAX;
-    FILE *f = fopen(self, "r");
+    AUTO_CLOSE FILE *f = fopen(self, "r");
     while (f && fgets(line, sizeof line, f)) {
         const bool v1 = strstr(line, ":memory:") != NULL;
         if (!v1 && strncmp(line, "0::", 3) != 0) continue;
@@ -55,7 +54,6 @@ size_t cgroup_memory_free(const char *self, const char *root) {
             if (most < SIZE_MAX && left < least) least = left;
         }
     }
-    if (f) fclose(f);
     return least;
 }
 

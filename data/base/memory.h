@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 // False when the result does not fit into 64 bits.
 static inline bool checked_mul(uint64_t a, uint64_t b, uint64_t *out) {
@@ -24,6 +25,15 @@ size_t host_memory_free(void);
 // Bytes that the limits of the control groups named in `self` (/proc/self/cgroup) still allow, of
 // version 1 or 2 below `root` (/sys/fs/cgroup); the page cache counts as free. SIZE_MAX: no limit.
 size_t cgroup_memory_free(const char *self, const char *root);
+
+// AUTO_FREE char *text = ..., AUTO_CLOSE FILE *stream = ...: freed, or closed, at the end of its
+// block
+static inline void free_at(void *pointer) { free(*(void **)pointer); }
+#define AUTO_FREE __attribute__((cleanup(free_at)))
+static inline void close_at(FILE **stream) {
+    if (*stream) fclose(*stream);
+}
+#define AUTO_CLOSE __attribute__((cleanup(close_at)))
 
 // A copy of the text; a stream into a text (*text, freed by the caller after fclose). Exit 5 too.
 char *host_copy(const char *text, const char *what_for);

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "dir.h"
 #include "file.h"
@@ -14,6 +13,7 @@
 // ---- Lists of words -----------------------------------------------------------------------------
 
 enum { WORD_MAX = OPTION_TEXT_MAX };
+enum { FILE_MAX_BYTES = 1 << 26 };  // of a file of options: more than any command line gives
 
 // Copies the next word of "a|b|c" or "a, b, c", cut off if it is too long, and moves *list past it;
 // false at the end.
@@ -248,10 +248,10 @@ static bool line_argument(const char *line, char *out, Error *err) {
 bool options_read(OptionSet *set, const char *path, OptionGiver giver, const char *hint,
                   Error *err) {
     char where[IO_PATH_MAX + 20];
-    char *text = file_read_all(path, JSON_MAX_CONFIG, NULL, hint, err), *rest = text;
+    AUTO_FREE char *text = file_read_all(path, FILE_MAX_BYTES, NULL, hint, err);
     if (!text) return false;
     char *at = options_memory(set, 5 * (strlen(text) + 1));
-    rest += mark_bytes(text);
+    char *rest = text + mark_bytes(text);
     for (int number = 1, i = 0; rest && !err->code; number++, i = 0) {
         if (line_argument(strsep(&rest, "\n"), at, err)) {
             if (strncmp(at, "--options", 9) == 0)
@@ -264,7 +264,6 @@ bool options_read(OptionSet *set, const char *path, OptionGiver giver, const cha
         if (err->code) error_prefix(err, where);
         if (err->code) err->code = EXIT_BAD_INPUT;
     }
-    free(text);
     return !err->code;
 }
 
@@ -420,27 +419,15 @@ void options_print_changes(const OptionSet *now, const OptionSet *was, const cha
     for (const Option *o = now->table; o->name; o++) {
         if (!is_option(o) || index_of_word(except, o->name) >= 0) continue;
         if (!given(was, o)->by && !is_text(o)) continue;  // it was added since
-        const char *from = option_text(was, o, buffers[0]), *to = option_text(now, o, buffers[1]);
-        if (!from) from = "(none)";
-        if (!to) to = "(none)";
+        const char *from = option_text(was, o, buffers[0]) ?: "(none)",
+                   *to = option_text(now, o, buffers[1]) ?: "(none)";
         if (strcmp(from, to) != 0) fprintf(out, "resume: --%s %s -> %s\n", o->name, from, to);
     }
 }
 
-// "name value", where texts are quoted
-static void write_line(const Option *o, const char *value, FILE *out) {
-    json_auto_t *text = json_text(value);
-    char *quoted = is_text(o) ? json_dumps(text, JSON_ENCODE_ANY) : NULL;
-    if (o->kind == OPTION_FLAG)
-        fprintf(out, "%s%s\n", strcmp(value, "false") == 0 ? "no-" : "", o->name);
-    else
-        fprintf(out, "%s %s\n", o->name, quoted ? quoted : value);
-    free(quoted);
-}
-
 static const char mark[] = "# Written by train_llama at each start of this run\n";
 
-char *options_file(const OptionSet *set, const char *except, bool resolved, Error *err) {
+char *options_file(const OptionSet *set, const char *except, bool resolved) {
     char buffer[OPTION_TEXT_MAX], *text;
     size_t size;
     FILE *out = host_stream(&text, &size, "options");
@@ -448,20 +435,21 @@ char *options_file(const OptionSet *set, const char *except, bool resolved, Erro
     for (const Option *o = set->table; o->name; o++) {
         if (!is_option(o) || index_of_word(except, o->name) >= 0) continue;
         const char *value = resolved ? option_text(set, o, buffer) : given(set, o)->text;
-        if (value) write_line(o, value, out);
+        if (!value) continue;
+        json_auto_t *json = json_text(value);
+        AUTO_FREE char *quoted = is_text(o) ? json_dumps(json, JSON_ENCODE_ANY) : NULL;
+        if (o->kind == OPTION_FLAG)
+            fprintf(out, "%s%s\n", strcmp(value, "false") == 0 ? "no-" : "", o->name);
+        else
+            fprintf(out, "%s %s\n", o->name, quoted ?: value);
     }
     fclose(out);
-    if (size <= JSON_MAX_CONFIG) return text;
-    free(text);
-    error_set(err, EXIT_USAGE, "give shorter options", "options: expected at most %d bytes",
-              JSON_MAX_CONFIG);
-    return NULL;
+    return text;
 }
 
 bool options_write(const char *text, const char *path, Error *err) {
-    char *found = file_read_all(path, JSON_MAX_CONFIG, NULL, "", &(Error){0});
+    AUTO_FREE char *found = file_read_all(path, FILE_MAX_BYTES, NULL, "", &(Error){0});
     const bool ours = !path_exists(path) || (found && strncmp(found, mark, strlen(mark)) == 0);
-    free(found);
     if (!ours) warning("%s: expected a file that a run wrote, found another: kept", path);
     return !ours || file_replace(path, text, strlen(text), err);
 }

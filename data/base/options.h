@@ -123,9 +123,8 @@ void options_print_changes(const OptionSet *now, const OptionSet *was, const cha
                            FILE *out);
 
 // A file for options_read, without the options named in `except`: those that were given, as they
-// were, or if resolved the values of all. The caller frees it. NULL with EXIT_USAGE where it would
-// be longer than a file may be.
-char *options_file(const OptionSet *set, const char *except, bool resolved, Error *err);
+// were, or if resolved the values of all. The caller frees it.
+char *options_file(const OptionSet *set, const char *except, bool resolved);
 
 // Writes such a text, unless a file is there that begins otherwise: that is kept, with a warning.
 // Failures are EXIT_DISK.

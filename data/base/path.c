@@ -20,6 +20,11 @@ bool path_join(char out[IO_PATH_MAX], const char *dir, const char *name, Error *
     return path_printf(out, err, "%s%s%s", dir, slash ? "/" : "", name);
 }
 
+const char *path_in(char out[IO_PATH_MAX], const char *dir, const char *name) {
+    must(path_join(out, dir, name, &err));
+    return out;
+}
+
 bool path_inside(char out[IO_PATH_MAX], const char *path, const char *name, Error *err) {
     return path_is_dir(path) ? path_join(out, path, name, err) : path_printf(out, err, "%s", path);
 }

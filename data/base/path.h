@@ -14,6 +14,11 @@ __attribute__((format(printf, 3, 4))) bool path_printf(char out[IO_PATH_MAX], Er
 // "dir/name", without a second slash where dir ends in one.
 bool path_join(char out[IO_PATH_MAX], const char *dir, const char *name, Error *err);
 
+// The same, in a buffer of the block that calls it, for a file that the program itself names: one
+// that is too long ends the program.
+const char *path_in(char out[IO_PATH_MAX], const char *dir, const char *name);
+#define PATH_IN(dir_, name_) path_in((char[IO_PATH_MAX]){0}, dir_, name_)
+
 // "path/name" where path is a directory, else path itself.
 bool path_inside(char out[IO_PATH_MAX], const char *path, const char *name, Error *err);
 

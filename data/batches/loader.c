@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "../base/memory.h"
-#include "mixture.h"
 
 // ---- One step -----------------------------------------------------------------------------------
 
@@ -56,13 +55,6 @@ void step_data_free(StepData *d) {
     *d = (StepData){0};
 }
 
-static void step_data_reserve(StepData *d, int32_t n, int32_t micro_batch_tokens) {
-    size_t slots = (size_t)d->num_allocated;
-    array_grow(d->micro, &slots, (size_t)n, "batches");
-    while (d->num_allocated < n)
-        batch_init(&d->micro[d->num_allocated++], micro_batch_tokens, micro_batch_tokens);
-}
-
 bool segment_read(DocView *view, Dataset *ds, const Segment *c, double weight_scale,
                   int32_t *tokens, Error *err) {
     const int32_t n = c->length - 1 + c->has_next;
@@ -102,21 +94,18 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
             return false;
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
     assert(batch_is_valid(b, ds->vocab_size));
-    d->local_tokens += b->total_tokens;
     return true;
 }
 
 bool step_data_documents(Batch *docs, StepData *d, Dataset *ds, const LoaderSettings *s,
                          Error *err) {
-    const int64_t *start = &d->plan.micro_start[d->own_micros[0]], local_tokens = d->local_tokens;
+    const int64_t *start = &d->plan.micro_start[d->own_micros[0]];
     LoaderSettings packed = *s;
     int32_t tokens = 0;
     packed.layout = LAYOUT_PACKED;
     for (int64_t i = start[0]; i < start[1]; i++) tokens += d->plan.segments[i].length;
     batch_init(docs, tokens, (int32_t)(start[1] - start[0]));
-    const bool ok = step_data_read(d, docs, ds, &packed, d->own_micros[0], err);
-    d->local_tokens = local_tokens;
-    return ok;
+    return step_data_read(d, docs, ds, &packed, d->own_micros[0], err);
 }
 
 bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanState state,
@@ -129,42 +118,39 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
     const int32_t num_leaves = s->deterministic_reduction ? s->plan.num_micro : 0;
     out->num_micro = plan_rank_micros(&out->plan, num_leaves, s->rank, s->num_ranks,
                                       out->own_micros, &out->imbalance);
-    step_data_reserve(out, out->num_micro, s->plan.micro_batch_tokens);
+    const int32_t rows = s->plan.micro_batch_tokens;
+    size_t slots = (size_t)out->num_allocated;
+    array_grow(out->micro, &slots, (size_t)out->num_micro, "batches");
+    while (out->num_allocated < out->num_micro)
+        batch_init(&out->micro[out->num_allocated++], rows, rows);
     out->local_tokens = 0;
-    for (int32_t i = 0; i < out->num_micro; i++)
+    for (int32_t i = 0; i < out->num_micro; i++) {
         if (!step_data_read(out, &out->micro[i], ds, s, out->own_micros[i], err)) return false;
+        out->local_tokens += out->micro[i].total_tokens;
+    }
     return true;
 }
 
 // ---- The thread ---------------------------------------------------------------------------------
 
 static void *loader_run(void *argument) {
-    Loader *l = (Loader *)argument;
-    for (int slot = 0;; slot = 1 - slot) {
-        pthread_mutex_lock(&l->lock);
-        while (!l->stop && l->filled[slot]) pthread_cond_wait(&l->changed, &l->lock);
-        const bool stop = l->stop;
-        pthread_mutex_unlock(&l->lock);
-        if (stop) return NULL;
-        Error err = {0};
-        const bool ok = loader_load_step(&l->slots[slot], l->dataset, &l->settings, l->next, &err);
-        l->next = l->slots[slot].plan.cursor_after;
-        pthread_mutex_lock(&l->lock);
-        if (ok)
-            l->filled[slot] = true;
-        else
-            l->error = err;
-        pthread_cond_broadcast(&l->changed);
-        pthread_mutex_unlock(&l->lock);
-        if (!ok) return NULL;
+    Loader *l = argument;
+    for (int slot = 0; !l->error.code; slot = 1 - slot) {
+        while (sem_wait(&l->empty) != 0) continue;
+        if (l->stop) break;
+        StepData *data = &l->slots[slot];
+        l->failed[slot] = !loader_load_step(data, l->dataset, &l->settings, l->next, &l->error);
+        l->next = data->plan.cursor_after;
+        sem_post(&l->full);
     }
+    return NULL;
 }
 
 bool loader_start(Loader *l, Dataset *ds, const LoaderSettings *s, PlanState state, Error *err) {
     *l = (Loader){.dataset = ds, .settings = *s, .next = state, .current = -1};
     if (!plan_settings_check(&s->plan, err)) return false;
-    pthread_mutex_init(&l->lock, NULL);
-    pthread_cond_init(&l->changed, NULL);
+    sem_init(&l->empty, 0, 2);
+    sem_init(&l->full, 0, 0);
     sigset_t all, before;  // only the main thread handles signals
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -176,27 +162,23 @@ bool loader_start(Loader *l, Dataset *ds, const LoaderSettings *s, PlanState sta
 }
 
 const StepData *loader_next(Loader *l, Error *err) {
-    const int slot = l->current < 0 ? 0 : 1 - l->current;
-    pthread_mutex_lock(&l->lock);
-    if (l->current >= 0) l->filled[l->current] = false;
-    l->current = slot;
-    pthread_cond_broadcast(&l->changed);
-    while (!l->filled[slot] && l->error.code == 0) pthread_cond_wait(&l->changed, &l->lock);
-    const bool ok = l->filled[slot];
-    if (!ok) *err = l->error;
-    pthread_mutex_unlock(&l->lock);
-    return ok ? &l->slots[slot] : NULL;
+    if (l->current >= 0) sem_post(&l->empty);
+    l->current = l->current < 0 ? 0 : 1 - l->current;
+    while (sem_wait(&l->full) != 0) continue;  // interrupted by a signal
+    if (!l->failed[l->current]) return &l->slots[l->current];
+    *err = l->error;
+    l->failed[1 - l->current] = true;
+    sem_post(&l->full);  // another call fails, too
+    return NULL;
 }
 
 void loader_stop(Loader *l) {
     if (!l->running) return;
-    pthread_mutex_lock(&l->lock);
     l->stop = true;
-    pthread_cond_broadcast(&l->changed);
-    pthread_mutex_unlock(&l->lock);
+    sem_post(&l->empty);
     pthread_join(l->thread, NULL);
-    pthread_mutex_destroy(&l->lock);
-    pthread_cond_destroy(&l->changed);
+    sem_destroy(&l->empty);
+    sem_destroy(&l->full);
     step_data_free(&l->slots[0]);
     step_data_free(&l->slots[1]);
     *l = (Loader){0};

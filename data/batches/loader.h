@@ -7,6 +7,7 @@
 #pragma once
 
 #include <pthread.h>
+#include <semaphore.h>
 
 #include "../shards/dataset.h"
 #include "plan.h"
@@ -38,13 +39,13 @@ typedef struct {
     LoaderSettings settings;
     PlanState next;  // of the step that the thread loads next
     StepData slots[2];
-    bool filled[2];  // by the thread; emptied by loader_next
-    int current;     // the slot that the trainer uses; -1 before the first step
-    bool stop, running;
-    Error error;  // why the thread ended
+    sem_t empty, full;  // slots that the thread may fill, and those that wait for the trainer
+    int current;        // the slot that the trainer uses; -1 before the first step
+    bool failed[2];     // by slot
+    Error error;        // why the thread ended
+    bool running;
+    _Atomic bool stop;
     pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
 } Loader;
 
 // The lengths of a data set, for plan_step; *ds must outlive it.

@@ -8,7 +8,6 @@
 #include "../base/heap.h"
 #include "../base/memory.h"
 #include "../base/sum_tree.h"
-#include "mixture.h"
 
 static const char owner[] = "the step plan";
 
@@ -57,14 +56,6 @@ static void plan_reserve(StepPlan *p, int64_t num_segments, int64_t num_micro) {
     p->room = p->micro_work + n;
     p->num_segments = num_segments;
     p->num_micro = (int32_t)num_micro;
-}
-
-static void plan_reserve_packing(StepPlan *p) {
-    const size_t n = (size_t)p->num_stream;
-    array_grow(p->units, &p->unit_capacity, n, owner);
-    array_grow(p->ids, &p->id_capacity, 3 * n, owner);
-    p->ids_order = p->ids + n;
-    p->shared = p->ids_order + n;
 }
 
 // Equally long ones stay in their order.
@@ -123,19 +114,6 @@ static bool place_units(StepPlan *p, const PlanSettings *s, int32_t num_micro) {
     return true;
 }
 
-// Each segment is a unit.
-static bool plan_pack(StepPlan *p, const PlanSettings *s) {
-    plan_reserve_packing(p);
-    p->num_units = p->num_stream;
-    for (int64_t i = 0; i < p->num_stream; i++) {
-        p->ids[i] = (int32_t)i;
-        p->units[i] = (PlanUnit){i, i + 1, p->stream[i].length, plan_work(p->stream[i].length), 0};
-    }
-    return place_units(p, s, s->num_micro);
-}
-
-// ---- Shared prefixes ----------------------------------------------------------------------------
-
 // The work of a segment after the prefix that it borrows
 static int64_t own_work(int32_t length, int32_t shared_len) {
     return plan_work(length) - plan_work(shared_len);
@@ -170,6 +148,23 @@ static void make_units(StepPlan *p, int64_t most, int64_t room) {
     p->num_units = u - p->units;
 }
 
+// Packs the step before anything is shared: each segment is a unit.
+static bool plan_pack(StepPlan *p, const PlanSettings *s) {
+    const size_t n = (size_t)p->num_stream;
+    array_grow(p->units, &p->unit_capacity, n, owner);
+    array_grow(p->ids, &p->id_capacity, 3 * n, owner);
+    p->ids_order = p->ids + n;
+    p->shared = p->ids_order + n;
+    for (int32_t i = 0; i < p->num_stream; i++) {
+        p->ids[i] = i;
+        p->shared[i] = 0;
+    }
+    make_units(p, 0, 0);
+    return place_units(p, s, s->num_micro);
+}
+
+// ---- Shared prefixes ----------------------------------------------------------------------------
+
 // Lets segments borrow inside each micro-batch. False: one has too many rows.
 static bool share_in_micros(StepPlan *p, const PlanSettings *s) {
     p->computed_tokens = 0;
@@ -196,7 +191,6 @@ static bool share_in_micros(StepPlan *p, const PlanSettings *s) {
 static bool plan_layout_shared(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                                Error *err) {
     if (!prefixes_read(&p->prefixes, index, p->stream, p->num_stream, err)) return false;
-    for (int64_t i = 0; i < p->num_stream; i++) p->ids[i] = (int32_t)i;
     const int64_t saved = prefixes_share(&p->prefixes, p->ids, p->shared, p->num_stream),
                   rows = p->real_tokens - saved, room = s->micro_batch_tokens;
     if (saved == 0) return true;
@@ -212,24 +206,13 @@ static bool plan_layout_shared(StepPlan *p, const DocIndex *index, const PlanSet
     return fits;
 }
 
-// One segment in each row of max_seqlen tokens, as many rows in a micro-batch as it holds.
-static void plan_layout_padded(StepPlan *p, const PlanSettings *s) {
-    const int64_t rows = s->micro_batch_tokens / s->max_seqlen;
-    assert(rows > 0);  // plan_settings_check
-    const int64_t num_micro = (p->num_stream + rows - 1) / rows;
-    plan_reserve(p, p->num_stream, num_micro);
-    memcpy(p->segments, p->stream, (size_t)p->num_stream * sizeof(Segment));
-    for (int64_t m = 0; m <= num_micro; m++)
-        p->micro_start[m] = m < num_micro ? m * rows : p->num_stream;
-    for (int64_t m = 0; m < num_micro; m++)
-        p->micro_work[m] = (p->micro_start[m + 1] - p->micro_start[m]) * plan_work(s->max_seqlen);
-}
-
-// The stream in rows of max_seqlen tokens; a segment that crosses the end of a micro-batch is cut
-// there.
-static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
-    const int64_t room = (int64_t)(s->micro_batch_tokens / s->max_seqlen) * s->max_seqlen;
-    const int64_t num_micro = (p->real_tokens + room - 1) / room;
+// The stream in rows of max_seqlen tokens, as many in a micro-batch as it holds. padded: each
+// segment in a row of its own; else one that crosses the end of a micro-batch is cut there.
+static void plan_layout_rows(StepPlan *p, const PlanSettings *s, bool padded) {
+    const int64_t room = (int64_t)(s->micro_batch_tokens / s->max_seqlen) * s->max_seqlen,
+                  tokens = padded ? p->num_stream * s->max_seqlen : p->real_tokens,
+                  num_micro = (tokens + room - 1) / room;
+    assert(room > 0);  // plan_settings_check
     plan_reserve(p, p->num_stream + num_micro, num_micro);
     p->num_segments = p->num_micro = 0;
     int64_t left = 0;  // room in the micro-batch being filled
@@ -244,13 +227,13 @@ static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
             p->segments[p->num_segments++] =
                 (Segment){whole.doc, whole.tok_off + done, n, n < rest || whole.has_next, 0, false};
             done += n;
-            left -= n;
+            left -= padded ? s->max_seqlen : n;
         }
     }
     p->micro_start[p->num_micro] = p->num_segments;
     for (int32_t m = 0; m < p->num_micro; m++) {
-        const int64_t tokens = m + 1 < p->num_micro ? room : room - left;
-        const int64_t rows = (tokens + s->max_seqlen - 1) / s->max_seqlen;
+        const int64_t used = m + 1 < p->num_micro ? room : room - left;
+        const int64_t rows = (used + s->max_seqlen - 1) / s->max_seqlen;
         p->micro_work[m] = rows * plan_work(s->max_seqlen);
     }
 }
@@ -260,9 +243,10 @@ static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
 // Fills p->stream with the longest prefix of at most max_segments segments and plan_goal tokens, or
 // as many segments as fit whatever their lengths are; a record that ends later is left to the next
 // step, but not the first. One-token segments, which have no target, are left out if they would be
-// the whole step.
+// the whole step. is_set: it ends with the first epoch, and with a document or in the first one.
 static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSettings *s,
-                             const PlanState *state, int64_t max_segments, Error *err) {
+                             const PlanState *state, int64_t max_segments, bool is_set,
+                             Error *err) {
     const int64_t goal = plan_goal(s), rows = s->micro_batch_tokens / s->max_seqlen,
                   sure = s->set_tokens > 0 ? 1 : s->num_micro * rows;
     int64_t whole = 0;  // segments of whole records
@@ -272,6 +256,11 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
     while (p->num_stream < max_segments) {
         Segment segment;
         if (!mixture_draw(index, s, &at, &segment, &counts, err)) return false;
+        const int64_t n = p->num_stream, doc = n > 0 ? p->stream[n - 1].doc : -1;
+        const bool ended = is_set && at.sources[0].epoch > 0;
+        if (ended || (is_set && n > 0 && (segment.doc != doc || doc == p->stream[0].doc)))
+            whole = n;
+        if (ended) break;
         if (p->num_stream >= sure && p->real_tokens + segment.length > goal) {
             if (p->num_targets > 0 || s->set_tokens > 0 || stream_targets(index, &segment) == 0)
                 break;
@@ -281,7 +270,8 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
         p->stream[p->num_stream++] = segment;
         p->real_tokens += segment.length;
         p->num_targets += stream_targets(index, &segment);
-        if (p->num_targets > 0 && (!segment.more || s->set_tokens > 0)) whole = p->num_stream;
+        if (p->num_targets > 0 && !is_set && (!segment.more || s->set_tokens > 0))
+            whole = p->num_stream;
         if (whole == 0 || whole == p->num_stream) p->cursor_after = at;
     }
     for (; whole > 0 && p->num_stream > whole; p->num_stream--) {
@@ -308,7 +298,7 @@ static bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *
                         const PlanState *state, Error *err) {
     int64_t most = INT32_MAX;
     do {
-        if (!plan_take_prefix(p, index, s, state, most, err)) return false;
+        if (!plan_take_prefix(p, index, s, state, most, false, err)) return false;
         most = p->num_stream - 1;
     } while (!plan_pack(p, s));
     return true;
@@ -343,8 +333,8 @@ bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Lay
                          "data: a step of %ld documents has no token to predict", plan->num_stream);
     plan->computed_tokens = plan->real_tokens;
     if (layout == LAYOUT_SHARED && !plan_layout_shared(plan, index, s, err)) return false;
-    if (layout == LAYOUT_PADDED || layout == LAYOUT_REPAD) plan_layout_padded(plan, s);
-    if (layout == LAYOUT_ROWS) plan_layout_rows(plan, s);
+    const bool padded = layout == LAYOUT_PADDED || layout == LAYOUT_REPAD;
+    if (padded || layout == LAYOUT_ROWS) plan_layout_rows(plan, s, padded);
     plan_count(plan, s);
     return true;
 }
@@ -384,35 +374,18 @@ bool plan_count_epochs(const DocIndex *index, const PlanSettings *s, PlanState a
 
 // ---- A fixed set of documents -------------------------------------------------------------------
 
-// *tokens: the total of the documents that plan_fix_set takes.
-static bool plan_first_documents(const DocIndex *index, const PlanSettings *s, int64_t most_tokens,
-                                 int64_t *tokens, Error *err) {
-    SourceCursor at = {0};
-    LongCounts counts = {0};
-    Segment segment = {0};
-    int64_t first = -1, doc = -1;  // the first document, and the last segment's
-    *tokens = 0;
-    for (int64_t so_far = 0;;) {
-        if (!stream_next_segment(index, s, &at, &segment, &counts, err)) return false;
-        if (at.epoch > 0 || segment.doc != doc || doc == first) *tokens = so_far;
-        if (at.epoch > 0 || (so_far > 0 && so_far + segment.length > most_tokens)) return true;
-        so_far += segment.length;
-        doc = segment.doc;
-        if (first < 0) first = doc;
-    }
-}
-
 bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens, Error *err) {
     StepPlan plan = {0};
     const PlanState start = {0};
     s->num_micro = 1;
-    if (!plan_settings_check(s, err) ||
-        !plan_first_documents(index, s, most_tokens, &s->set_tokens, err))
-        return false;
+    s->set_tokens = most_tokens;
+    bool ok = plan_settings_check(s, err) &&
+              plan_take_prefix(&plan, index, s, &start, INT64_MAX, true, err);
+    s->set_tokens = plan.real_tokens;
     // when a segment finds no room, any two micro-batches together hold more than fits into one, so
     // this ends before twice the least number
     const int64_t least = (s->set_tokens + s->micro_batch_tokens - 1) / s->micro_batch_tokens;
-    bool ok = true;
+    plan.real_tokens = 0;
     for (int64_t n = least; ok && plan.real_tokens < s->set_tokens; n += 1 + n / 32) {
         s->num_micro = n < INT32_MAX ? (int32_t)n : INT32_MAX;
         ok = plan_step(&plan, index, s, LAYOUT_PACKED, &start, err);
@@ -426,7 +399,8 @@ bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens, E
 // In order[i], for every i, the next micro-batch, and in rank_of its rank.
 static void assign_by_work(const StepPlan *p, int32_t num_ranks, int64_t *load, int32_t *order,
                            int32_t *rank_of) {
-    HeapItem *items = host_calloc((size_t)(p->num_micro + num_ranks), sizeof *items, owner);
+    AUTO_FREE HeapItem *items =
+        host_calloc((size_t)(p->num_micro + num_ranks), sizeof *items, owner);
     Heap heaviest = {items, 0}, idlest = {items + p->num_micro, 0};
     for (int32_t m = 0; m < p->num_micro; m++) heap_push(&heaviest, -p->micro_work[m], m);
     for (int32_t i = 0; i < p->num_micro; i++) {
@@ -437,7 +411,6 @@ static void assign_by_work(const StepPlan *p, int32_t num_ranks, int64_t *load, 
         rank_of[m] = to;
         load[to] += p->micro_work[m];
     }
-    free(items);
 }
 
 static void assign_blocks(const StepPlan *p, int32_t num_leaves, int32_t num_ranks, int64_t *load,
@@ -456,8 +429,10 @@ static void assign_blocks(const StepPlan *p, int32_t num_leaves, int32_t num_ran
 int32_t plan_rank_micros(const StepPlan *p, int32_t num_leaves, int32_t rank, int32_t num_ranks,
                          int32_t *out, double *imbalance) {
     assert(rank >= 0 && rank < num_ranks && num_leaves >= 0);
-    int64_t *load = host_calloc((size_t)num_ranks, sizeof *load, owner), sum = 0, most = 0;
-    int32_t *rank_of = host_calloc((size_t)p->num_micro, sizeof *rank_of, owner), n = 0;
+    AUTO_FREE int64_t *load = host_calloc((size_t)num_ranks, sizeof *load, owner);
+    AUTO_FREE int32_t *rank_of = host_calloc((size_t)p->num_micro, sizeof *rank_of, owner);
+    int64_t sum = 0, most = 0;
+    int32_t n = 0;
     if (num_leaves > 0)
         assign_blocks(p, num_leaves, num_ranks, load, out, rank_of);
     else
@@ -469,7 +444,5 @@ int32_t plan_rank_micros(const StepPlan *p, int32_t num_leaves, int32_t rank, in
         if (load[r] > most) most = load[r];
     }
     *imbalance = sum > 0 ? (double)most * num_ranks / (double)sum : 0;
-    free(rank_of);
-    free(load);
     return n;
 }

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "loader.h"
-#include "mixture.h"
 
 bool data_summary(DataSummary *d, const Dataset *ds, const PlanSettings *s, Error *err) {
     const DocIndex index = dataset_doc_index(ds);
@@ -84,15 +83,6 @@ bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, 
             "set --micro-batch-tokens to several times --max-seqlen (%d)\n",
             100 * fill, steps, text_plural(steps), s->max_seqlen);
     return true;
-}
-
-void data_summary_print_left_out(const DataSummary *d) {
-    char text[512];
-    const int64_t empty = d->dataset->num_empty;
-    summary_text(d, text, sizeof text);
-    // a last token alone is nothing to worry about
-    if (d->counts.tokens_left_out * 1000 >= d->dataset->num_tokens) printf("left out: %s\n", text);
-    if (empty > 0) printf("left out: %ld empty document%s\n", empty, text_plural(empty));
 }
 
 json_t *data_summary_json(const DataSummary *d) {

@@ -1,5 +1,5 @@
-// The size of a data set, and how much of it is never trained: printed at the start and at the end,
-// and in the start event of log.jsonl.
+// The size of a data set, and how much of it is never trained: printed at the start, and in the
+// start event of log.jsonl.
 #pragma once
 
 #include <jansson.h>
@@ -22,9 +22,6 @@ void data_summary_print(const DataSummary *d, const char *label);
 // The lines about the steps from `at` on: their size and cost, poor fill.
 bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
                 Error *err);
-
-// At the end of a run: the documents and tokens that were left out, if any.
-void data_summary_print_left_out(const DataSummary *d);
 
 // For the log; null without a data set.
 json_t *data_summary_json(const DataSummary *d);

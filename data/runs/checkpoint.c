@@ -18,10 +18,10 @@
 
 // ---- Names --------------------------------------------------------------------------------------
 
-bool checkpoint_step_path(char path[IO_PATH_MAX], const char *out_dir, int64_t step, Error *err) {
+const char *checkpoint_step_path(char path[IO_PATH_MAX], const char *out_dir, int64_t step) {
     char name[32];
     snprintf(name, sizeof name, "step-%08ld", step);
-    return path_join(path, out_dir, name, err);
+    return path_in(path, out_dir, name);
 }
 
 bool checkpoint_parse_step(const char *name, int64_t *step) {
@@ -57,19 +57,16 @@ static void write_tail(char text[TAIL_BYTES + 1], uint32_t crc) {
 }
 
 static bool manifest_write(const Checkpoint *ck, Error *err) {
-    char path[IO_PATH_MAX], tail[TAIL_BYTES + 1];
-    char *text = json_write(
+    char tail[TAIL_BYTES + 1];
+    AUTO_FREE char *text = json_write(
         json_pack("{s:s, s:I, s:O}", "format", format_name, "step", ck->step, "files", ck->files),
         JSON_INDENT(2));
     const size_t n = strlen(text) - strlen("\n}\n");  // the tail closes the object
     FileWriter w;
     write_tail(tail, crc32c(0, text, n));
-    const bool ok =
-        path_join(path, ck->dir, ck->step < 0 ? shards_manifest_name : manifest_name, err) &&
-        writer_open(&w, path, err) && writer_write(&w, text, n, err) &&
-        writer_write(&w, tail, TAIL_BYTES, err) && writer_close(&w, err);
-    free(text);
-    return ok;
+    const char *name = ck->step < 0 ? shards_manifest_name : manifest_name;
+    return writer_open(&w, PATH_IN(ck->dir, name), err) && writer_write(&w, text, n, err) &&
+           writer_write(&w, tail, TAIL_BYTES, err) && writer_close(&w, err);
 }
 
 static bool verify_contents(const File *f, uint64_t size_bytes, const char *crc_text, Error *err) {
@@ -90,43 +87,34 @@ static bool verify_contents(const File *f, uint64_t size_bytes, const char *crc_
 }
 
 static bool verify_file(const char *dir, const json_t *entry, Error *err) {
-    File f;
-    char path[IO_PATH_MAX];
+    OPEN_FILE f = {.fd = -1};
     const char *name = NULL, *crc = NULL;
     int64_t size_bytes = 0;
     if (!json_get_string(entry, "name", &name, true, err) ||
         !json_get_int64(entry, "size_bytes", 0, (int64_t)1 << 52, &size_bytes, true, err) ||
         !json_get_string(entry, "crc32c", &crc, true, err) || !path_is_plain_name(name))
         return bad_input(err, "files: expected name, size_bytes and crc32c");
-    if (!path_join(path, dir, name, err)) return false;
-    if (!file_open(&f, path, "the checkpoint is incomplete", err)) return false;
-    bool ok = verify_contents(&f, (uint64_t)size_bytes, crc, err);
-    file_close(&f);
-    return ok;
+    return file_open(&f, PATH_IN(dir, name), "the checkpoint is incomplete", err) &&
+           verify_contents(&f, (uint64_t)size_bytes, crc, err);
 }
 
 // *was_read: a NULL is the manifest's fault.
 static json_t *read_manifest(const char *path, bool *was_read, Error *err) {
     char tail[TAIL_BYTES + 1];
     uint64_t n = 0;
-    json_t *root = NULL;
-    char *text = file_read_all(path, JSON_MAX_CONFIG, &n, "the checkpoint is incomplete", err);
+    const char *hint = "the checkpoint is incomplete";
+    AUTO_FREE char *text = file_read_all(path, JSON_MAX_CONFIG, &n, hint, err);
+    *was_read = text != NULL;
     if (!text) return NULL;
-    *was_read = true;
     const size_t length = strlen(text), body = length > TAIL_BYTES ? length - TAIL_BYTES : 0;
     write_tail(tail, crc32c(0, text, body));
-    if (length != n || strcmp(text + body, tail) != 0)
-        bad_input(err, "%s: CRC32C: expected its last line to match the rest", path);
-    else
-        root = json_parse(text, (size_t)n, path, err);
-    free(text);
-    return root;
+    if (length == n && strcmp(text + body, tail) == 0) return json_parse(text, n, path, err);
+    bad_input(err, "%s: CRC32C: expected its last line to match the rest", path);
+    return NULL;
 }
 
 bool checkpoint_verify(const char *dir, int64_t *step, Error *err) {
-    char path[IO_PATH_MAX];
-    if (!path_join(path, dir, manifest_name, err)) return false;
-    json_auto_t *root = read_manifest(path, &(bool){0}, err);
+    json_auto_t *root = read_manifest(PATH_IN(dir, manifest_name), &(bool){0}, err);
     const json_t *files = json_member(root, "files"), *entry;
     const char *format = NULL;
     int64_t found = -1;
@@ -177,11 +165,9 @@ static bool has_file(const json_t *files, const json_t *wanted) {
 }
 
 bool checkpoint_verify_model(const char *dir, Error *err) {
-    char path[IO_PATH_MAX];
     size_t i;
     const json_t *entry;
-    if (!path_join(path, dir, manifest_name, err)) return false;
-    json_auto_t *root = read_manifest(path, &(bool){0}, &(Error){0}),
+    json_auto_t *root = read_manifest(PATH_IN(dir, manifest_name), &(bool){0}, &(Error){0}),
                 *found = root ? list_files(dir, err) : NULL;
     json_array_foreach(json_object_get(root, "files"), i, entry) {
         if (has_file(found, entry) && !verify_file(dir, entry, err)) return false;
@@ -192,16 +178,14 @@ bool checkpoint_verify_model(const char *dir, Error *err) {
 static bool is_link(const char *path) { return readlink(path, (char[1]){0}, 1) >= 0; }
 
 bool checkpoint_is_ours(const char *dir, Error *err) {
-    char path[IO_PATH_MAX];
+    const char *path = PATH_IN(dir, manifest_name), *shards = PATH_IN(dir, shards_manifest_name);
     bool exists, was_read = false;
     size_t i;
     Error why = {0};
     const json_t *found;
     if (is_link(dir)) return true;
-    if (!path_join(path, dir, manifest_name, err) || !path_find(path, &exists, err)) return false;
-    if (!exists &&
-        (!path_join(path, dir, shards_manifest_name, err) || !path_find(path, &exists, err)))
-        return false;
+    if (!path_find(path, &exists, err)) return false;
+    if (!exists && !path_find(path = shards, &exists, err)) return false;
     json_auto_t *root = exists ? read_manifest(path, &was_read, &why) : NULL;
     if (exists && !was_read) *err = why;
     json_auto_t *files = err->code ? NULL : list_files(dir, err);
@@ -230,11 +214,12 @@ bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const c
                       Error *err) {
     ck->step = step;
     ck->files = NULL;
-    if (!path_printf(ck->out_dir, err, "%s", out_dir) ||
-        !(name ? path_join(ck->publish, out_dir, name, err)
-               : checkpoint_step_path(ck->publish, out_dir, step, err)) ||
-        !dir_free_name(ck->dir, ck->publish, TEMPORARY, err))
-        return false;
+    if (!path_printf(ck->out_dir, err, "%s", out_dir)) return false;
+    if (name)
+        path_in(ck->publish, out_dir, name);
+    else
+        checkpoint_step_path(ck->publish, out_dir, step);
+    if (!dir_free_name(ck->dir, ck->publish, TEMPORARY, err)) return false;
     if (mkdir(ck->dir, 0777) != 0) return disk_error(err, ck->dir, "cannot create the directory");
     ck->files = json_array();
     return true;
@@ -249,8 +234,7 @@ void checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, 
 
 bool checkpoint_write_file(Checkpoint *ck, const char *file, const void *data, size_t n,
                            Error *err) {
-    char path[IO_PATH_MAX];
-    if (!path_join(path, ck->dir, file, err) || !file_create(path, data, n, err)) return false;
+    if (!file_create(PATH_IN(ck->dir, file), data, n, err)) return false;
     checkpoint_register(ck, file, n, crc32c(0, data, n));
     return true;
 }
@@ -262,9 +246,8 @@ bool checkpoint_register_all(Checkpoint *ck, Error *err) {
 }
 
 bool checkpoint_write_text(Checkpoint *ck, const char *file, char *text, Error *err) {
-    const bool ok = checkpoint_write_file(ck, file, text, strlen(text), err);
-    free(text);
-    return ok;
+    AUTO_FREE char *own = text;
+    return checkpoint_write_file(ck, file, own, strlen(own), err);
 }
 
 // ---- Publishing ---------------------------------------------------------------------------------
@@ -331,16 +314,16 @@ bool checkpoint_list(Steps *steps, const char *out_dir, Error *err) {
 // Leftovers of killed runs: unfinished directories are removed; so is one that was being replaced,
 // unless its successor is missing: then it gets its name back.
 static bool recover_entry(const char *out_dir, const char *name, Error *err) {
-    char path[IO_PATH_MAX], whole[IO_PATH_MAX], base[256];
+    const char *path = PATH_IN(out_dir, name);
+    char base[256];
     bool has_successor;
     const bool is_old = is_leftover(name, REPLACED, base),
                is_temp = is_leftover(name, TEMPORARY, base),
                is_file = path_ends_with(name, FILE_REPLACED);
     if (!is_old && !is_temp && !is_file) return true;
-    if (!path_join(path, out_dir, name, err)) return false;
     if (is_file) return unlink(path) == 0 || disk_error(err, path, "cannot remove");
-    if (!path_join(whole, out_dir, base, err) || !path_find(whole, &has_successor, err))
-        return false;
+    const char *whole = PATH_IN(out_dir, base);
+    if (!path_find(whole, &has_successor, err)) return false;
     if (is_old && !has_successor) return io_rename(path, whole, err);
     return dir_remove_tree(path, err);
 }
@@ -361,15 +344,15 @@ static bool remove_one(const char *path, Error *err) {
 }
 
 bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err) {
-    char dir[IO_PATH_MAX], path[IO_PATH_MAX];
+    char dir[IO_PATH_MAX];
     STEPS steps = {0};
     int kept = 0;
     bool ok = checkpoint_list(&steps, out_dir, err);
     for (int i = 0; ok && keep > 0 && i < steps.n; i++) {
         Error why = {0};
-        ok = checkpoint_step_path(dir, out_dir, steps.list[i], err) &&
-             path_join(path, dir, manifest_name, err);
-        if (!ok || steps.list[i] > step || !path_exists(path) || kept++ < keep) continue;
+        checkpoint_step_path(dir, out_dir, steps.list[i]);
+        if (steps.list[i] > step || !path_exists(PATH_IN(dir, manifest_name)) || kept++ < keep)
+            continue;
         if (checkpoint_is_ours(dir, &why))
             ok = remove_one(dir, err);
         else if (why.code != EXIT_USAGE)
@@ -384,10 +367,10 @@ bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err) {
 static bool for_all(const char *out_dir, bool (*call)(const char *path, Error *err), Error *err) {
     STEPS steps = {0};
     char path[IO_PATH_MAX];
-    bool ok = checkpoint_list(&steps, out_dir, err) && path_join(path, out_dir, "final", err) &&
-              (!path_exists(path) || call(path, err));
+    bool ok = checkpoint_list(&steps, out_dir, err) &&
+              (!path_exists(path_in(path, out_dir, "final")) || call(path, err));
     while (ok && steps.n-- > 0)
-        ok = checkpoint_step_path(path, out_dir, steps.list[steps.n], err) && call(path, err);
+        ok = call(checkpoint_step_path(path, out_dir, steps.list[steps.n]), err);
     return ok;
 }
 
@@ -410,8 +393,8 @@ bool checkpoint_find_newest(const char *out, char path[IO_PATH_MAX], int64_t *st
     for (int i = 0; *step < 0 && i < steps.n; i++) {
         const int64_t expected = steps.list[i];
         Error why = {0};
-        if (!checkpoint_step_path(path, out, expected, err)) return false;
-        if (checkpoint_verify(path, &found, &why) && found != expected)
+        if (checkpoint_verify(checkpoint_step_path(path, out, expected), &found, &why) &&
+            found != expected)
             error_set(&why, EXIT_BAD_INPUT, "was the directory renamed?",
                       "%s: manifest.json: expected step %ld, found %ld", path, expected, found);
         if (!why.code)

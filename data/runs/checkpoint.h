@@ -25,8 +25,8 @@ typedef struct {
     json_t *files;  // of the manifest; NULL: nothing is being written
 } Checkpoint;
 
-// <out_dir>/step-00000100
-bool checkpoint_step_path(char path[IO_PATH_MAX], const char *out_dir, int64_t step, Error *err);
+// <out_dir>/step-00000100; exits as path_in does
+const char *checkpoint_step_path(char path[IO_PATH_MAX], const char *out_dir, int64_t step);
 
 // "step-00000100" -> 100; false for anything that would not be printed that way.
 bool checkpoint_parse_step(const char *name, int64_t *step);

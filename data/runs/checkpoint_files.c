@@ -1,7 +1,6 @@
 #include "checkpoint_files.h"
 
 #include <float.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../base/json.h"
@@ -25,25 +24,16 @@ bool model_files_read(ModelFiles *f, bool tokenizer, const char **dirs, int num_
     const uint64_t max_bytes = 1 << 28;
     const int first = tokenizer ? GENERATION_CONFIG + 1 : GENERATION_CONFIG,
               last = tokenizer ? NUM_MODEL_FILES - 1 : GENERATION_CONFIG;
-    char path[IO_PATH_MAX];
     bool found = false;
     for (int d = 0; d < num_dirs && !found; d++) {
         for (int i = first; i <= last && path_is_dir(dirs[d]); i++) {
-            if (!path_join(path, dirs[d], names[i], err)) return false;
+            const char *path = PATH_IN(dirs[d], names[i]);
             if (!path_exists(path)) continue;
             f->text[i] = file_read_all(path, max_bytes, &f->size_bytes[i], "", err);
             if (!f->text[i]) return false;
             found = true;
         }
     }
-    return true;
-}
-
-static bool write_carried(const ModelFiles *f, Checkpoint *ck, Error *err) {
-    for (int i = GENERATION_CONFIG + 1; i < NUM_MODEL_FILES; i++)
-        if (f->text[i] &&
-            !checkpoint_write_file(ck, names[i], f->text[i], (size_t)f->size_bytes[i], err))
-            return false;
     return true;
 }
 
@@ -68,19 +58,22 @@ static const struct {
 
 bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtype dtype,
                        Checkpoint *ck, Error *err) {
-    return checkpoint_write_text(ck, "config.json", llama_config_text(config, dtypes[dtype].torch),
-                                 err) &&
-           write_generation_config(f, config, ck, err) && write_carried(f, ck, err);
+    char *text = llama_config_text(config, dtypes[dtype].torch);
+    bool ok = checkpoint_write_text(ck, "config.json", text, err) &&
+              write_generation_config(f, config, ck, err);
+    for (int i = GENERATION_CONFIG + 1; ok && i < NUM_MODEL_FILES; i++)
+        ok = !f->text[i] ||
+             checkpoint_write_file(ck, names[i], f->text[i], (size_t)f->size_bytes[i], err);
+    return ok;
 }
 
 // ---- Tensors ------------------------------------------------------------------------------------
 
 static bool write_tensors(Parameters p, const char *dtype, bool moments, const char *name,
                           Checkpoint *ck, Error *err) {
-    char path[IO_PATH_MAX];
     FileWriter w;
-    const bool room = ck && path_join(path, ck->dir, name, err);
-    if (!parameters_save(p, moments, dtype, room ? path : NULL, &w, err)) return false;
+    const char *path = ck ? PATH_IN(ck->dir, name) : NULL;
+    if (!parameters_save(p, moments, dtype, path, &w, err)) return false;
     checkpoint_register(ck, name, w.size_bytes, w.crc);
     return true;
 }
@@ -111,7 +104,7 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
     Parameters rest = p;
     char name[64] = "model.safetensors";
     if (p.file) return write_tensors(p, dtypes[dtype].safetensors, false, p.file, ck, err);
-    json_t *map = json_object();
+    json_auto_t *map = json_object();
     uint64_t elements = 0;
     int files = 0;
     bool ok = true;
@@ -123,12 +116,10 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
             json_object_set_new(map, file.list[k].name, json_string(name));
         ok = write_tensors(file, dtypes[dtype].safetensors, false, name, ok ? ck : NULL, err);
     }
-    char *index = json_write(json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
-                                       (int64_t)(elements * element_bytes), "weight_map", map),
-                             JSON_INDENT(2));
-    if (ok && files > 1) return checkpoint_write_text(ck, index_name, index, err);
-    free(index);
-    return ok;
+    if (!ok || files <= 1) return ok;
+    json_t *index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size",
+                              (int64_t)(elements * element_bytes), "weight_map", map);
+    return checkpoint_write_text(ck, index_name, json_write(index, JSON_INDENT(2)), err);
 }
 
 // ---- The state of a run -------------------------------------------------------------------------
@@ -223,8 +214,7 @@ bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *pla
 
 bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, const Dataset *train,
                 Error *err) {
-    char path[IO_PATH_MAX];
-    if (!path_join(path, dir, FILE_NAME, err)) return false;
+    const char *path = PATH_IN(dir, FILE_NAME);
     json_auto_t *state = json_read(path, JSON_MAX_CONFIG, "--resume needs a step-* directory", err),
                 *same = plan_json(plan, train);
     return state && check_plan(state, same, path, err) && read_progress(state, s, err) &&

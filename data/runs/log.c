@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -12,7 +11,6 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "../batches/mixture.h"
 
 // ---- log.jsonl ----------------------------------------------------------------------------------
 
@@ -21,18 +19,16 @@ static bool log_unshare(const char *path, Error *err) {
     struct stat st;
     uint64_t n;
     if (lstat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_nlink == 1) return true;
-    char *text = file_read_all(path, INT64_MAX, &n, "", err);
-    const bool ok = text && file_replace(path, text, n, err);
-    free(text);
-    return ok;
+    AUTO_FREE char *text = file_read_all(path, INT64_MAX, &n, "", err);
+    return text && file_replace(path, text, n, err);
 }
 
 // Keeps the lines that end within the first keep_bytes.
 static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
-    char *line = NULL;
+    AUTO_FREE char *line = NULL;
     size_t capacity = 0;
     int64_t found = 0, removed = 0;
-    FILE *file = io_read_own(log->path, err);
+    AUTO_CLOSE FILE *file = io_read_own(log->path, err);
     if (!file) return false;
     for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
         found += n;
@@ -41,10 +37,7 @@ static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
         else
             removed++;
     }
-    const bool ok = !ferror(file) || disk_error(err, log->path, "cannot read");
-    free(line);
-    fclose(file);
-    if (!ok) return false;
+    if (ferror(file)) return disk_error(err, log->path, "cannot read");
     if (removed > 0 && ftruncate(log->fd, (off_t)log->size_bytes) != 0)
         return disk_error(err, log->path, "cannot shorten");
     if (found < keep_bytes)
@@ -58,7 +51,7 @@ static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
 
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err) {
     *log = (RunLog){0};
-    if (!path_join(log->path, dir, "log.jsonl", err) || !log_unshare(log->path, err)) return false;
+    if (!log_unshare(path_in(log->path, dir, "log.jsonl"), err)) return false;
     log->fd = io_open_own(log->path, O_RDWR | O_CREAT | (keep_bytes < 0 ? O_TRUNC : 0), err);
     if (log->fd < 0) return false;
     log->open = true;
@@ -72,7 +65,7 @@ bool log_sync(const RunLog *log, Error *err) {
 void log_write(RunLog *log, json_t *record) {
     Error err = {0};
     if (!log->open) return json_decref(record);
-    char *text = json_write(record, 0);
+    AUTO_FREE char *text = json_write(record, 0);
     const size_t n = strlen(text);
     if (lseek(log->fd, (off_t)log->size_bytes, SEEK_SET) >= 0 && io_write_all(log->fd, text, n)) {
         log->size_bytes += (int64_t)n;
@@ -86,7 +79,6 @@ void log_write(RunLog *log, json_t *record) {
         const int cut = ftruncate(log->fd, (off_t)log->size_bytes);
         (void)cut;  // when it fails, the next record overwrites the fragment
     }
-    free(text);
 }
 
 // Seconds since 1970
@@ -147,32 +139,28 @@ static double lr_of(const StepReport *r) { return (double)learning_rate(r->o, r-
 
 enum { LINE_BYTES = 320 };
 
-// whole: as in a file; else what matters most comes first.
+// What matters most comes first: a narrow terminal cuts off the end.
 static void step_text(char text[LINE_BYTES], const RunTotals *t, const StepReport *r,
-                      const StepPlan *p, bool whole) {
+                      const StepPlan *p) {
     const StepBalance *b = &r->balance;
-    const double tokens = per_second(p->real_tokens, r), targets = per_second(p->num_targets, r);
     const char *mark = r->skipped ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "";
     char trained[48] = "", balance[64] = "", left[24];
     const double ms = t->mean_ms + t->pauses_ms / (double)t->steps;
     duration_text(left, ms * 1e-3 * (double)(r->o->steps - r->step));
-    if (p->masked) snprintf(trained, sizeof trained, " (%.0f targets/s)", targets);
+    if (p->masked)
+        snprintf(trained, sizeof trained, " (%.0f targets/s)", per_second(p->num_targets, r));
     if (b->measured > 0 && b->planned > 0)
         snprintf(balance, sizeof balance, " | imbalance %.3f (%.3f)", b->planned, b->measured);
     else if (b->measured > 0)
         snprintf(balance, sizeof balance, " | imbalance (%.3f)", b->measured);
-    const size_t n = (size_t)snprintf(text, LINE_BYTES, "step %5ld/%ld | loss %.4f", r->step,
-                                      r->o->steps, plain_nan(r->loss));
-    if (whole)
-        snprintf(text + n, LINE_BYTES - n,
-                 " | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s%s | fill %.1f %% | %ld doc%s | "
-                 "pairs %.1f %%%s | eta %s%s",
-                 plain_nan(r->grad_norm), lr_of(r), r->ms, tokens, trained, 100 * fill_of(p),
-                 p->num_stream, text_plural(p->num_stream),
-                 100.0 * (double)p->attention_pairs / (double)p->padded_pairs, balance, left, mark);
-    else
-        snprintf(text + n, LINE_BYTES - n, "%s | eta %s | %.0f tok/s | lr %.2e | norm %.3f", mark,
-                 left, tokens, lr_of(r), plain_nan(r->grad_norm));
+    snprintf(
+        text, LINE_BYTES,
+        "step %5ld/%ld | loss %.4f%s | eta %s | %.0f tok/s%s | lr %.2e | norm %.3f | %.0f ms | "
+        "fill %.1f %% | %ld doc%s | pairs %.1f %%%s",
+        r->step, r->o->steps, plain_nan(r->loss), mark, left, per_second(p->real_tokens, r),
+        trained, lr_of(r), plain_nan(r->grad_norm), r->ms, 100 * fill_of(p), p->num_stream,
+        text_plural(p->num_stream), 100.0 * (double)p->attention_pairs / (double)p->padded_pairs,
+        balance);
 }
 
 static void show_step(const RunTotals *t, const StepReport *r, const StepPlan *p) {
@@ -183,8 +171,7 @@ static void show_step(const RunTotals *t, const StepReport *r, const StepPlan *p
                stays = due || r->skipped || r->spike;
     char text[LINE_BYTES], *last;
     if (!stays && (columns == 0 || every == 0)) return;
-    step_text(text, t, r, p, true);
-    if (columns > 0 && strlen(text) >= columns) step_text(text, t, r, p, false);
+    step_text(text, t, r, p);
     while (columns > 0 && strlen(text) >= columns && (last = strrchr(text, '|'))) last[-1] = 0;
     line_erase(stdout);
     printf("%s%s", text, stays ? "\n" : "");
@@ -247,14 +234,6 @@ void print_trained(const RunTotals *t, bool masked) {
     if (masked) printf(", %ld of them targets,", t->targets);
     printf(" in %s; validation, samples and checkpoints %s\n", duration_text(time, t->ms * 1e-3),
            duration_text(pauses, t->pauses_ms * 1e-3));
-}
-
-void print_validation_set(const ValidationSet *set, const Dataset *ds) {
-    if (!set)
-        printf("        no validation\n");
-    else
-        printf("        validation takes %ld of %ld documents, %ld of %ld tokens\n", set->docs,
-               ds->num_docs, set->tokens, ds->num_tokens);
 }
 
 void report_validation(RunLog *log, int64_t step, double loss_sum, const ValidationSet *set,

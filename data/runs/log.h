@@ -5,7 +5,6 @@
 #include "../batches/plan.h"
 #include "../batches/summary.h"
 #include "../models/config.h"
-#include "../shards/dataset.h"
 #include "run_options.h"
 
 // log.jsonl: records that are appended whole or not at all
@@ -66,9 +65,6 @@ typedef struct {
 typedef struct {
     int64_t docs, tokens, targets;
 } ValidationSet;
-
-// set NULL: there will be no validation. ds: what it is part of.
-void print_validation_set(const ValidationSet *set, const Dataset *ds);
 
 // Adds the step to *t, its record to the log and a line to the console. On a terminal the line is
 // cut to its width by leaving out what matters least; each step rewrites it, and it stays every

@@ -8,13 +8,13 @@
 #include <unistd.h>
 
 #include "../base/file.h"
+#include "../base/memory.h"
 #include "checkpoint.h"
 
 bool out_dir_lock(OutDir *out, Error *err) {
-    char path[IO_PATH_MAX];
+    const char *path = PATH_IN(out->path, "log.jsonl");
     if (out->locked) return true;
-    if (!path_join(path, out->path, "log.jsonl", err) || !dir_lock(&out->lock, out->path, err))
-        return false;
+    if (!dir_lock(&out->lock, out->path, err)) return false;
     out->locked = true;
     const int log = path_exists(path) ? io_open_own(path, O_RDONLY, err) : -1;
     if (log >= 0) close(log);
@@ -35,12 +35,11 @@ static bool check_is_newest(const char *out, const char *resume, int64_t step, E
 
 bool out_dir_find_resume(const char *out, const char *resume, bool trains, ResumePoint *point,
                          Error *err) {
-    char own[IO_PATH_MAX], manifest[IO_PATH_MAX];
+    char own[IO_PATH_MAX];
     const bool newest = strcmp(resume, "newest") == 0;
-    const char *from = newest ? out : resume;
+    const char *from = newest ? out : resume, *manifest = PATH_IN(from, "manifest.json");
     int64_t step = -1;
     *point = (ResumePoint){0};
-    if (!path_join(manifest, from, "manifest.json", err)) return false;
     if (path_is_dir(from) && (newest || !path_exists(manifest)) &&
         !checkpoint_find_newest(from, point->dir, &step, err))
         return false;
@@ -54,19 +53,20 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
     if (step < 0 &&
         (!checkpoint_verify(resume, &step, err) || !path_printf(point->dir, err, "%s", resume)))
         return false;
-    if (!checkpoint_step_path(own, out, step, err)) return false;
+    checkpoint_step_path(own, out, step);
     if (!path_is_same(own, point->dir, &point->in_place, err)) return false;
     return !point->in_place || newest || !trains || check_is_newest(out, resume, step, err);
 }
 
 bool out_dir_last_step(const char *out, int64_t *last, Error *err) {
-    char path[IO_PATH_MAX], *line = NULL;
+    const char *path = PATH_IN(out, "log.jsonl");
+    AUTO_FREE char *line = NULL;
     size_t capacity = 0;
     int64_t step;
     bool found, begun = false, ours = false;
     *last = -1;
-    if (!path_join(path, out, "log.jsonl", err) || !path_find(path, &found, err)) return false;
-    FILE *file = found ? io_read_own(path, err) : NULL;
+    if (!path_find(path, &found, err)) return false;
+    AUTO_CLOSE FILE *file = found ? io_read_own(path, err) : NULL;
     if (!file) return !found;
     *last = 0;
     for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
@@ -76,36 +76,30 @@ bool out_dir_last_step(const char *out, int64_t *last, Error *err) {
         begun |= line[0] != 0;
         ours |= strncmp(line, "{\"event\": ", 10) == 0 || *last > 0;
     }
-    free(line);
-    fclose(file);
     return ours || !begun ||
            error_set(err, EXIT_USAGE, "move it elsewhere, or give another --out",
                      "%s: expected the log of a run, found another file", path);
 }
 
-static bool nothing_to_resume(const char *out, int64_t last_step, Error *err) {
-    char hint[sizeof err->hint];
-    snprintf(hint, sizeof hint, "--options %.150s/options --out %.150s --overwrite starts it again",
-             out, out);
-    if (last_step < 0)
-        return error_set(err, EXIT_BAD_INPUT, "check --out; --train starts a run there",
-                         "%s: no run here", out);
-    return error_set(err, EXIT_BAD_INPUT, hint, "%s: a run without a checkpoint, %ld step%s", out,
-                     last_step, text_plural(last_step));
-}
-
 bool out_dir_start_from_scratch(const char *out, bool train_given, int64_t save_every, Error *err) {
-    char path[IO_PATH_MAX];
+    const bool finished = path_exists(PATH_IN(out, "final"));
+    char hint[sizeof err->hint];
     int64_t last;
-    if (!path_join(path, out, "final", err) || !out_dir_last_step(out, &last, err)) return false;
-    const bool finished = path_exists(path);
+    if (!out_dir_last_step(out, &last, err)) return false;
     // A run survives fewer failed saves, and begins none before the last one has ended.
     if (finished || (save_every > 0 && (last - 1) / (MAX_FAILED_SAVES + 1) >= save_every))
         return error_set(err, EXIT_BAD_INPUT,
                          "restore the step-* directories; --overwrite starts over",
                          "%s: expected a checkpoint beside %s, found none", out,
                          finished ? "final/" : "log.jsonl, whose run saved some");
-    if (!train_given) return nothing_to_resume(out, last, err);
+    if (!train_given && last < 0)
+        return error_set(err, EXIT_BAD_INPUT, "check --out; --train starts a run there",
+                         "%s: no run here", out);
+    snprintf(hint, sizeof hint, "--options %.150s/options --out %.150s --overwrite starts it again",
+             out, out);
+    if (!train_given)
+        return error_set(err, EXIT_BAD_INPUT, hint, "%s: a run without a checkpoint, %ld step%s",
+                         out, last, text_plural(last));
     warning("%s: no checkpoint to resume from: training starts from scratch", out);
     return true;
 }
@@ -127,13 +121,11 @@ bool out_dir_keeps_model(const char *out, const char *option, const char *model,
 
 // What lies in a checkpoint or in final/ is removed with it.
 bool out_dir_is_outside_models(const char *out, Error *err) {
-    char path[IO_PATH_MAX], at[IO_PATH_MAX], parent[IO_PATH_MAX];
+    char at[IO_PATH_MAX], parent[IO_PATH_MAX];
     bool found;
     for (snprintf(parent, sizeof parent, "%s", out);;) {
-        strcpy(at, parent);
-        if (!path_join(path, at, "manifest.json", err) || !path_parent(parent, at, err) ||
-            !path_find(path, &found, err))
-            return false;
+        const char *path = PATH_IN(strcpy(at, parent), "manifest.json");
+        if (!path_parent(parent, at, err) || !path_find(path, &found, err)) return false;
         if (found)
             return error_set(err, EXIT_USAGE, "give another --out",
                              "%s: expected a directory outside of models, found %s", out, path);
@@ -142,14 +134,13 @@ bool out_dir_is_outside_models(const char *out, Error *err) {
 }
 
 bool out_dir_is_free(const char *out, bool overwrite, Error *err) {
-    char path[IO_PATH_MAX], final[IO_PATH_MAX];
     bool has_log, has_final;
     STEPS steps = {0};
     if (overwrite)
         return !path_is_dir(out) ||
                (out_dir_last_step(out, &(int64_t){0}, err) && checkpoint_may_remove_all(out, err));
-    if (!path_join(path, out, "log.jsonl", err) || !path_join(final, out, "final", err) ||
-        !path_find(path, &has_log, err) || !path_find(final, &has_final, err) ||
+    if (!path_find(PATH_IN(out, "log.jsonl"), &has_log, err) ||
+        !path_find(PATH_IN(out, "final"), &has_final, err) ||
         (path_is_dir(out) && !checkpoint_list(&steps, out, err)))
         return false;
     return (!has_log && !has_final && steps.n == 0) ||

@@ -2,10 +2,9 @@
 
 #include <assert.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "../batches/mixture.h"
+#include "../base/memory.h"
 #include "../shards/find_files.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -14,9 +13,7 @@
 
 // Has the directory a tokenizer.json? Writes its path.
 static bool has_tokenizer(const char *dir, char path[IO_PATH_MAX]) {
-    if (!path_is_dir(dir)) return false;
-    must(path_join(path, dir, "tokenizer.json", &err));
-    return path_exists(path);
+    return path_is_dir(dir) && path_exists(path_in(path, dir, "tokenizer.json"));
 }
 
 // 0: the directory has none.
@@ -240,11 +237,9 @@ LlamaConfig load_config(const Options *o, const ResumePoint *at) {
     if (!at->dir[0] || !model_given) return config;
     saved.bos = config.bos, saved.eos = config.eos, saved.pad = config.pad;  // no part of the maths
     saved.max_position_embeddings = config.max_position_embeddings;
-    char *a = llama_config_text(&saved, "float32"), *b = llama_config_text(&config, "float32");
-    const bool same = strcmp(a, b) == 0;
-    free(a);
-    free(b);
-    if (!same)
+    AUTO_FREE char *was = llama_config_text(&saved, "float32"),
+                   *is = llama_config_text(&config, "float32");
+    if (strcmp(was, is) != 0)
         exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
                   "%s: expected the model %s, found another config.json", at->dir, o->model);
     return config;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../base/memory.h"
 #include "../models/weights.h"
 #include "../shards/sources.h"
 #include "out_dir.h"
@@ -245,26 +246,21 @@ void run_options_parse(Options *o, int argc, char **argv, const char *version, i
 
 // ---- The file of options ------------------------------------------------------------------------
 
-char *run_options_file(const Options *o, bool all, Error *err) {
+char *run_options_file(const Options *o, bool all) {
     char except[320];
     snprintf(except, sizeof except, "%s|%s", options_of_a_start,
              o->epochs > 0 ? "steps" : "epochs");  // they exclude each other
-    return options_file(&o->set, except, all, err);
+    return options_file(&o->set, except, all);
 }
 
 bool run_options_write(const Options *o, bool all, Error *err) {
-    char path[IO_PATH_MAX], *text = run_options_file(o, all, err);
-    const bool ok =
-        text && path_join(path, o->out, "options", err) && options_write(text, path, err);
-    free(text);
-    return ok;
+    AUTO_FREE char *text = run_options_file(o, all);
+    return options_write(text, PATH_IN(o->out, "options"), err);
 }
 
 bool run_options_read(Options *was, const char *dir, Error *err) {
-    char path[IO_PATH_MAX];
     options_open(&was->set, run_option_table);
-    return path_join(path, dir, "options", err) &&
-           options_read(&was->set, path, GIVEN_BY_RUN,
+    return options_read(&was->set, PATH_IN(dir, "options"), GIVEN_BY_RUN,
                         "--resume needs a step-NNNNNNNN directory, which earlier versions wrote "
                         "without this file; --model DIR starts from the weights of a model such as "
                         "final/",

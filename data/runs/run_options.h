@@ -64,8 +64,8 @@ void run_options_set_length(Options *o, RunLength length);
 
 // A run stores its options as text: in the file `options` of each checkpoint all of them; in that
 // of --out those that were given, or for a resumed run, of which these are a part, all. The caller
-// frees the text; NULL on error.
-char *run_options_file(const Options *o, bool all, Error *err);
+// frees the text.
+char *run_options_file(const Options *o, bool all);
 bool run_options_write(const Options *o, bool all, Error *err);  // into --out
 
 // Reads the file of a checkpoint or a run into *was.

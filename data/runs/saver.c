@@ -20,9 +20,8 @@ bool save_checkpoint(const SaveJob *job, const char *name, Parameters p, Error *
                                                   lora_config_text(&o->adapters, o->model), err));
     ok = model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ok ? &ck : NULL, err);
     if (!name) ok = model_files_write_moments(p, (ModelDtype)o->moments, ok ? &ck : NULL, err);
-    char *options = ok && !name ? run_options_file(o, true, err) : NULL;
     ok = ok &&
-         (name || (options && checkpoint_write_text(&ck, "options", options, err) &&
+         (name || (checkpoint_write_text(&ck, "options", run_options_file(o, true), err) &&
                    state_write(&ck, &job->state, &d->loader_settings.plan, &d->train, job->version,
                                err))) &&
          dir_lock_check(job->lock, o->out, err) && checkpoint_publish(&ck, err);

@@ -1,7 +1,6 @@
 #include "benchmark.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistr.h>
 
@@ -33,14 +32,13 @@ static bool add_choice(Benchmark *b, BenchmarkChoice c, const char *context, con
     const int32_t alone = t->bos >= 0 ? t->bos : t->eos, begin = t->adds_bos || n == 0 ? alone : -1;
     const int64_t most = b->o->max_seqlen;
     const size_t size = strlen(context) + strlen(delimiter) + strlen(choice) + 1;
-    char *text = host_calloc(size, 1, "a choice");
+    AUTO_FREE char *text = host_calloc(size, 1, "a choice");
     snprintf(text, size, "%s%s%s", context, delimiter, choice);
     bpe_clear(b->encoder);
     int64_t given = append_ids(b, begin, context, n, err);
     bpe_ids(b->encoder, &middle);
     const int64_t scored = append_ids(b, begin, text, strlen(text), err) - given;
     const int32_t *ids = bpe_ids(b->encoder, &end);
-    free(text);
     if (err->code) return false;
     if (given == 0 || scored < 1 || scored > most || !*choice)
         return error_set(err, EXIT_BAD_INPUT, "check the text; --max-seqlen admits longer choices",
@@ -89,7 +87,7 @@ static bool read_file(Benchmark *b, size_t file, Error *err) {
     const char *path = b->files.items[file].path;
     const size_t before = b->num_choices;
     char where[IO_PATH_MAX + 24];
-    char *text = file_read_all(path, 1 << 30, NULL, "give several files", err);
+    AUTO_FREE char *text = file_read_all(path, 1 << 30, NULL, "give several files", err);
     char *rest = text ? text + mark_bytes(text) : NULL;
     for (int64_t line = 1; rest && err->code == 0; line++) {
         const char *start = strsep(&rest, "\n");
@@ -99,7 +97,6 @@ static bool read_file(Benchmark *b, size_t file, Error *err) {
         const BenchmarkChoice c = {.file = file, .line = line};
         if (record && !add_question(b, c, record, err)) error_prefix(err, where);
     }
-    free(text);
     return err->code == 0 &&
            (b->num_choices > before || bad_input(err, "%s: expected questions, found none", path));
 }

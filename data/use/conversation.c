@@ -32,29 +32,25 @@ static char *cut_end(char *text, char end) {
 }
 
 static bool add_lines(Conversation *c, const char *path, Error *err) {
-    char *lines = file_read_all(path, 1 << 26, NULL, "", err), *rest = lines;
+    AUTO_FREE char *lines = file_read_all(path, 1 << 26, NULL, "", err);
     bool ok = lines != NULL;
-    if (ok) rest += mark_bytes(lines);
+    char *rest = ok ? lines + mark_bytes(lines) : NULL;
     for (char *line; ok && (line = strsep(&rest, "\n"));)
         if (cut_end(line, '\r')[0]) ok = add_prompt(c, line, err);
-    free(lines);
-    if (ok && c->writer.num_texts == 0) ok = bad_input(err, "%s: expected a prompt a line", path);
-    return ok;
+    return ok && (c->writer.num_texts > 0 || bad_input(err, "%s: expected a prompt a line", path));
 }
 
 // All of standard input but the end of its last line.
 static bool add_standard_input(Conversation *c, Error *err) {
-    char *text = NULL;
+    AUTO_FREE char *text = NULL;
     size_t capacity = 0;
     const char *prompt = "";
     const ssize_t n = getdelim(&text, &capacity, 0, stdin);
     const bool ends = n > 0 && !text[n - 1];
     if (n > 0) prompt = cut_end(cut_end(text, '\n'), '\r') + mark_bytes(text);
-    const bool ok = ferror(stdin) ? disk_error(err, "standard input", "cannot read it")
-                    : ends ? bad_input(err, "standard input: expected text, found a NUL byte")
-                           : add_prompt(c, prompt, err);
-    free(text);
-    return ok;
+    if (ferror(stdin)) return disk_error(err, "standard input", "cannot read it");
+    if (ends) return bad_input(err, "standard input: expected text, found a NUL byte");
+    return add_prompt(c, prompt, err);
 }
 
 static const char *commands(const Conversation *c) {
@@ -67,8 +63,7 @@ static bool open_tokenizer(Conversation *c, Error *err) {
     const Options *o = c->writer.o;
     Tokenizer *t = &c->tokenizer;
     TextWriter *w = &c->writer;
-    char path[IO_PATH_MAX];
-    if (!path_join(path, o->model, "tokenizer.json", err)) return false;
+    const char *path = PATH_IN(o->model, "tokenizer.json");
     if (!path_exists(path))
         return error_set(err, EXIT_USAGE, "put tokenizer.json into the directory of --model",
                          "%s: --generate needs a tokenizer, and there is none", path);
@@ -118,16 +113,12 @@ static void answer(Conversation *c, const char *message, ModelFace model, int64_
                                                         : "--sample-tokens allows no more");
 }
 
-// Is it /word, which no text begins with, unlike /a/path?
-static bool is_slash_word(const char *message) {
-    const size_t n = strspn(message + 1, "abcdefghijklmnopqrstuvwxyz");
-    return message[0] == '/' && n > 0 && strchr(" ?", message[1 + n]);
-}
-
 // Does what a message that begins with a slash asks for; false: it is a message to the model.
 static bool obey(Conversation *c, const char *message) {
     const bool resets = is_command(message, "/reset"), system = is_command(message, "/system");
-    if (!is_slash_word(message)) return false;
+    const size_t n = strspn(message + 1, "abcdefghijklmnopqrstuvwxyz");
+    // no text begins with /word, but some with /a/path
+    if (message[0] != '/' || n == 0 || !strchr(" ?", message[1 + n])) return false;
     if (!c->writer.o->chat || !(resets || system)) {
         const bool asks = is_command(message, "/help");
         fprintf(stderr, "%.*s%s%s\n", asks ? 0 : (int)strcspn(message, " "), message,
@@ -148,17 +139,14 @@ static void run_terminal(Conversation *c, ModelFace model) {
     ask_open(&person);
     for (int64_t turn = 0;; turn++) {
         stop_signal = 0;
-        char *message = ask(&person, "> ");
+        AUTO_FREE char *message = ask(&person, "> ");
         if (!stop_signal &&
-            (!message || is_command(message, "/exit") || is_command(message, "/quit"))) {
-            free(message);
+            (!message || is_command(message, "/exit") || is_command(message, "/quit")))
             break;
-        }
         if (stop_signal)
             printf("%s%s\n", message ? "" : "\n", commands(c));
         else if (message[0] && !obey(c, message))
             answer(c, message, model, turn);
-        free(message);
     }
     printf("\n");
     ask_close(&person);

@@ -64,18 +64,15 @@ DocView *scorer_next(Scorer *s, int32_t length, double *sum) {
     return &s->docs[s->num_docs++];
 }
 
-// Every rank adds up the values in the order of the ranks.
-static void sum_over_ranks(const ModelFace *model, double *values, size_t n) {
-    double *all = host_calloc((size_t)model->num_ranks * n, sizeof *all, "scores");
-    model->gather(all, values, n * sizeof *values);
-    memset(values, 0, n * sizeof *values);
-    for (size_t i = 0; i < (size_t)model->num_ranks * n; i++) values[i % n] += all[i];
-    free(all);
-}
-
 void scorer_close(Scorer *s, double *values, size_t n) {
-    if (values) score_micro_batch(s);
-    if (values) sum_over_ranks(&s->model, values, n);
+    const size_t all = (size_t)s->model.num_ranks * n;
+    if (values) {
+        AUTO_FREE double *parts = host_calloc(all, sizeof *parts, "scores");
+        score_micro_batch(s);
+        s->model.gather(parts, values, n * sizeof *values);
+        memset(values, 0, n * sizeof *values);
+        for (size_t i = 0; i < all; i++) values[i % n] += parts[i];  // in the order of the ranks
+    }
     batch_free(&s->batch);
     free(s->losses);
     free(s->docs);
@@ -120,7 +117,8 @@ bool evaluate(Dataset *data, const Options *o, ModelFace model, Error *err) {
     LongCounts left_out = {0};
     Segment next;
     Scorer s;
-    int32_t *tokens = host_calloc(3 * (size_t)o->micro_batch_tokens, sizeof *tokens, "evaluation");
+    AUTO_FREE int32_t *tokens =
+        host_calloc(3 * (size_t)o->micro_batch_tokens, sizeof *tokens, "evaluation");
     int64_t last_doc = -1;
     scorer_open(&s, o, model);
     bool ok = stream_next_segment(&index, &plan, &at, &next, &left_out, err);
@@ -136,6 +134,5 @@ bool evaluate(Dataset *data, const Options *o, ModelFace model, Error *err) {
     }
     scorer_close(&s, ok ? &rows->docs : NULL, EVALUATION_ROWS * sizeof *rows / sizeof(double));
     if (ok && model.rank == 0) table_print(rows);
-    free(tokens);
     return ok;
 }

@@ -1,7 +1,6 @@
 #include "packing_check.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../base/file.h"
@@ -47,10 +46,10 @@ PackingDelta packing_check(ModelFace m, const Batch *batch, const Batch *docs,
                            float *losses_alone) {
     const size_t T = (size_t)batch->total_tokens, most = T + (size_t)docs->max_seqlen;
     const int64_t V = m.vocab_size;
-    float *logits = host_calloc(most * (size_t)V, sizeof(float), "logits"),
-          *logits_alone = logits + T * (size_t)V;
-    float *losses = host_calloc(T, sizeof(float), "losses");
-    float *grads = host_calloc(2 * m.num_grads, sizeof(float), "gradients");
+    AUTO_FREE float *logits = host_calloc(most * (size_t)V, sizeof(float), "logits"),
+                    *losses = host_calloc(T, sizeof(float), "losses");
+    float *logits_alone = logits + T * (size_t)V;
+    AUTO_FREE float *grads = host_calloc(2 * m.num_grads, sizeof(float), "gradients");
     Batch alone;
     PackingDelta delta = {0};
     batch_init(&alone, docs->max_seqlen, 1);
@@ -76,9 +75,6 @@ PackingDelta packing_check(ModelFace m, const Batch *batch, const Batch *docs,
     m.get_grads(m.model, grads + m.num_grads, 0, m.num_grads);
     compare_grads(&delta, grads, grads + m.num_grads, m.num_grads);
     batch_free(&alone);
-    free(logits);
-    free(losses);
-    free(grads);
     return delta;
 }
 
@@ -89,18 +85,17 @@ bool packing_is_rounding(const PackingDelta *d, bool bf16) {
 
 // crcs (p.num) =  the CRC32C of each parameter's gradients, continued from its value before
 static void grad_crcs(ModelFace m, Parameters p, uint32_t *crcs) {
-    float *block = host_calloc(p.block, sizeof *block, "gradients");
+    AUTO_FREE float *block = host_calloc(p.block, sizeof *block, "gradients");
     for (int i = 0; i < p.num; i++)
         for (size_t k = 0, n, count = p.list[i].count; k < count; k += n) {
             n = count - k < p.block ? count - k : p.block;
             m.get_grads(m.model, block, p.list[i].offset + k, n);
             crcs[i] = crc32c(crcs[i], block, n * sizeof *block);
         }
-    free(block);
 }
 
 bool packing_replay(ModelFace m, Parameters p, const StepData *data, int64_t step, Error *err) {
-    uint32_t *crcs = host_calloc(2 * (size_t)p.num, sizeof *crcs, "checksums");
+    AUTO_FREE uint32_t *crcs = host_calloc(2 * (size_t)p.num, sizeof *crcs, "checksums");
     const Parameter *different = NULL;
     for (int pass = 0; pass < 2 && data->num_micro > 0; pass++) {
         m.begin_step(m.model, data->plan.weight_sum);
@@ -110,7 +105,6 @@ bool packing_replay(ModelFace m, Parameters p, const StepData *data, int64_t ste
     }
     for (int i = p.num - 1; i >= 0; i--)
         if (crcs[i] != crcs[p.num + i]) different = &p.list[i];
-    free(crcs);
     return !different ||
            error_set(err, EXIT_DEVICE_ERROR,
                      "its memory, cores or GPU are faulty: continue with --resume on another one",
@@ -140,24 +134,20 @@ static bool write_kit(const char *path, const Batch *b, const float *losses, dou
         json_array_append_new(ends, json_integer((json_int_t)json_array_size(ids)));
         json_array_append_new(sums, json_real(sum));
     }
-    char *text = json_write(
+    AUTO_FREE char *text = json_write(
         json_pack("{s:s, s:o, s:o, s:o, s:o, s:f, s:f}", "format", "unpad.c packing kit 1",
                   "input_ids", ids, "labels", labels, "document_ends", ends, "loss_sums", sums,
                   "grad_norm", grad_norm, "neighbour_changes_loss_by", 0.0),
         0);
-    const bool ok = file_create(path, text, strlen(text), err);
-    free(text);
-    return ok;
+    return file_create(path, text, strlen(text), err);
 }
 
 bool packing_report(ModelFace m, const Batch *batch, const Batch *docs, bool bf16, const char *kit,
                     Error *err) {
-    float *losses = host_calloc((size_t)docs->total_tokens, sizeof *losses, "losses");
+    AUTO_FREE float *losses = host_calloc((size_t)docs->total_tokens, sizeof *losses, "losses");
     const PackingDelta delta = packing_check(m, batch, docs, losses), *d = &delta;
-    const bool good = packing_is_rounding(d, bf16),
-               written = !kit[0] || write_kit(kit, docs, losses, d->grad_norm, err);
-    free(losses);
-    if (!written) return false;
+    const bool good = packing_is_rounding(d, bf16);
+    if (kit[0] && !write_kit(kit, docs, losses, d->grad_norm, err)) return false;
     printf("\n%d documents, %d tokens, %s", docs->num_segments, docs->total_tokens,
            layout_name(batch->layout));
     if (batch->num_shared) printf(" in %d rows", batch->total_tokens);

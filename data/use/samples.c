@@ -1,6 +1,5 @@
 #include "samples.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "../base/memory.h"
@@ -41,13 +40,12 @@ bool samples_open(TextWriter *w, const Options *o, Data *data, Error *err) {
 }
 
 static void text_report(const Text *text, const Tokenizer *tokenizer, int64_t step, RunLog *log) {
-    char *chars = NULL;
+    AUTO_FREE char *chars = NULL;
     size_t n = 0;
     TextPrinter printer = {.to = host_stream(&chars, &n, "a sample"), .tokenizer = tokenizer};
     text_print(&printer, text->tokens, text->length, true);
     fclose(printer.to);
     if (chars) report_sample(log, step, text->number + 1, text->ended, chars);
-    free(chars);
 }
 
 void samples_report(TextWriter *w, ModelFace model, int64_t step, RunLog *log) {

@@ -108,18 +108,12 @@ void text_print(TextPrinter *p, const int32_t *ids, int64_t n, bool is_end) {
 
 // Candidates by -p, whose bits are in the order of the values; equal ones by id, so that the order
 // is the same on every machine.
-static int64_t key_of(float p) {
+typedef union {
+    float value;
     uint32_t bits;
-    memcpy(&bits, &p, sizeof bits);
-    return -(int64_t)bits;
-}
-
-static float probability(HeapItem item) {
-    const uint32_t bits = (uint32_t)-item.key;
-    float p;
-    memcpy(&p, &bits, sizeof p);
-    return p;
-}
+} Float;
+static int64_t key_of(float p) { return -(int64_t)(Float){.value = p}.bits; }
+static float probability(HeapItem i) { return (Float){.bits = (uint32_t)-i.key}.value; }
 
 // The i-th likeliest of V candidates, by a heapsort that goes only so far: most draws are among the
 // first few. The candidates that it has popped lie after the heap, the likeliest last.
