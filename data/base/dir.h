@@ -15,7 +15,7 @@ bool io_rename(const char *from, const char *to, Error *err);
 
 // Puts a file of these n bytes in the place of another, which is not written to: it may have other
 // names. Durable after dir_sync.
-#define FILE_REPLACED ".unpad.tmp"  // after its name: what a kill leaves
+#define FILE_REPLACED ".unpad.tmp"  // follows the name of a file that a kill has left
 bool file_replace(const char *path, const void *data, uint64_t n, Error *err);
 
 // rm -r; symbolic links are removed, not followed, the path itself included. A path that does not

@@ -85,7 +85,7 @@ __attribute__((format(printf, 1, 2))) void warning(const char *format, ...);
 // Width in columns; 0: not a terminal, or one of unknown width, such as mpirun's.
 int terminal_width(FILE *to);
 
-// Shows what is being done, until line_erase. Both do nothing without a terminal.
+// Shows the work in progress, until line_erase. Both do nothing without a terminal.
 __attribute__((format(printf, 2, 3))) void line_show(FILE *to, const char *format, ...);
 void line_erase(FILE *to);
 

@@ -88,7 +88,7 @@ void options_parse_or_exit(OptionSet *set, int argc, char **argv, const char *us
 
 // Reads a file of options. A line is "name value", "--name value", "name=value" or "name: value";
 // of a name given twice the last counts; # begins a comment; a value in quotes is a JSON string.
-// What a later OptionGiver has given stays. GIVEN_BY_RUN: the file may be of an earlier version, so
+// Values of a later OptionGiver stay. GIVEN_BY_RUN: the file may be of an earlier version, so
 // names that no longer exist are warnings. Errors are EXIT_BAD_INPUT; the hint is for a file that
 // cannot be read.
 bool options_read(OptionSet *set, const char *path, OptionGiver giver, const char *hint,

@@ -18,6 +18,6 @@ void signals_release(void);
 // After signals_release: SIGINT sets stop_signal, however often it arrives, and ends nothing.
 void signals_catch_interrupts(void);
 
-// What the first and the second signal print on standard error. The texts must stay valid; they may
-// be set while a signal arrives.
+// Sets the texts that the first and the second signal print on standard error. They must stay
+// valid; they may be set while a signal arrives.
 void signals_say(const char *first, const char *second);

@@ -12,7 +12,7 @@ const char *layout_name(Layout layout) {
     return (unsigned)layout < sizeof names / sizeof *names ? names[layout] : "unknown";
 }
 
-// The arrays of rows, then those of segments
+// The arrays of rows, then the arrays of segments
 enum { ROW_ARRAYS = 8, ARRAYS = 12 };
 static int32_t **batch_array(Batch *b, int i) {
     int32_t **const arrays[ARRAYS] = {&b->tokens,          &b->targets,      &b->position_ids,

@@ -97,7 +97,7 @@ void batch_pack(Batch *b, const DocView *docs, int n);
 // cache, which has micro_batch_tokens rows; the texts are in the order of their rows.
 void batch_pack_cached(Batch *b, const DocView *docs, const int32_t *first_rows, int n);
 
-// losses (T), in place: those of head_rows, which come first, go to their rows; 0 in all others.
+// losses (T), in place: the losses of head_rows, which come first, move to their rows; 0 elsewhere.
 void batch_spread_losses(const Batch *b, float *losses);
 
 // Everything that the kernels rely on: for asserts.

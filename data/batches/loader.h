@@ -39,7 +39,7 @@ typedef struct {
     LoaderSettings settings;
     PlanState next;  // of the step that the thread loads next
     StepData slots[2];
-    sem_t empty, full;  // slots that the thread may fill, and those that wait for the trainer
+    sem_t empty, full;  // slots that the thread may fill, and slots that wait for the trainer
     int current;        // the slot that the trainer uses; -1 before the first step
     bool failed[2];     // by slot
     Error error;        // why the thread ended

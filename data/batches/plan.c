@@ -47,7 +47,7 @@ int64_t plan_goal(const PlanSettings *s) {
 
 // ---- Segments into micro-batches ----------------------------------------------------------------
 
-// Keeps nothing of what the micro-batches were.
+// Forgets the micro-batches of the step before.
 static void plan_reserve(StepPlan *p, int64_t num_segments, int64_t num_micro) {
     const size_t n = (size_t)num_micro + 1;
     array_grow(p->segments, &p->segment_capacity, (size_t)num_segments, owner);
@@ -185,9 +185,9 @@ static bool share_in_micros(StepPlan *p, const PlanSettings *s) {
     return true;
 }
 
-// The packed step again, in as few micro-batches as hold what is computed. Segments that begin
-// alike stay together, in parts that are about even where there are more of them than fit. Where
-// nothing is shared, or nothing else fits, the micro-batches are those of packed.
+// Lays out the packed step again, in the fewest micro-batches that hold the computed tokens.
+// Segments that begin alike stay together, in about even parts if a micro-batch cannot hold all of
+// them. Where nothing is shared, or nothing else fits, the micro-batches are as in packed.
 static bool plan_layout_shared(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                                Error *err) {
     if (!prefixes_read(&p->prefixes, index, p->stream, p->num_stream, err)) return false;

@@ -25,10 +25,10 @@ typedef struct {
 typedef struct {
     Layout layout;
     int32_t num_micro;     // packed: of the settings; shared: at most; others: as many as needed
-    int64_t num_segments;  // in the micro-batches; rows may cut those of the stream
+    int64_t num_segments;  // in the micro-batches; rows may cut segments of the stream
     Segment *segments;     // (num_segments) grouped by micro-batch
     int64_t *micro_start;  // (num_micro + 1) into segments
-    int64_t *micro_work;   // (num_micro) see plan_work; shared: of what is computed
+    int64_t *micro_work;   // (num_micro) see plan_work; shared: of computed tokens
     // of the whole step, the same in every layout
     int64_t num_stream;
     Segment *stream;  // (num_stream) in the order of the stream
@@ -41,7 +41,7 @@ typedef struct {
     PlanState cursor_after;  // where the next step begins
     // of all micro-batches of this layout
     int64_t buffer_tokens;    // rows that they have room for
-    int64_t computed_tokens;  // real_tokens, less what is shared
+    int64_t computed_tokens;  // real_tokens, less the shared ones
     int64_t attention_pairs;  // that attention computes
     int64_t padded_pairs;     // that it would compute in the padded layout
     // kept from step to step, for packing
@@ -58,7 +58,7 @@ typedef struct {
 bool plan_settings_check(const PlanSettings *s, Error *err);
 
 // Predicted work of a segment: linear layers of its tokens, and attention in tiles of 128 x 128.
-// The ratio is that of SmolLM2-135M, where both are equal at 4,400 tokens.
+// Their ratio is taken from SmolLM2-135M, where both are equal at 4,400 tokens.
 int64_t plan_work(int64_t length);
 
 // The most tokens of a step that has more segments than fit whatever their lengths are.

@@ -1,6 +1,6 @@
-// The stream of segments that steps are cut from: documents in an order keyed by (seed, epoch),
-// those of one record one after another, where the first of them would be. A document longer than
-// max_seqlen becomes segments of at most max_seqlen tokens; with a loss mask, documents and
+// The stream of segments that steps are cut from: documents in an order keyed by (seed, epoch). The
+// documents of one record follow one another, where the first of them would be. A document longer
+// than max_seqlen becomes segments of at most max_seqlen tokens; with a loss mask, documents and
 // segments without a target are left out: nothing in them has a gradient.
 #pragma once
 
@@ -27,7 +27,7 @@ typedef struct {
     int64_t (*targets)(const void *context, int64_t doc, int64_t from, int64_t n);
     // The sum of the magnitudes of a segment's weights; NULL: all are 1
     double (*weights)(const void *context, const Segment *c);
-    // Does a document belong to the record of the one before it? False behind the last; NULL: none
+    // Does a document belong to the record of the one before it? False after the last; NULL: none
     bool (*follows)(const void *context, int64_t doc);
     int64_t first_doc;       // documents are first_doc .. first_doc + num_docs - 1
     const Sources *sources;  // of these documents; NULL: one
@@ -85,12 +85,12 @@ int64_t stream_targets(const DocIndex *index, const Segment *c);
 
 // ---- A mixture of sources -----------------------------------------------------------------------
 
-// Which source the next segment is drawn from, so that each has its share of the tokens.
+// The choice of the source of the next segment, so that each source has its share of the tokens.
 //
 // The schedule is worst-case fair weighted fair queueing (WF2Q: Bennett and Zhang, INFOCOM 1996):
 // of the sources that are not ahead of their share, the one whose next segment would be due first,
 // or the first of these. No source is ever ahead of its share by more than a segment of its own, or
-// behind it by more than the longest segment of any, from the last change of the weights on.
+// short of it by more than the longest segment of any, from the last change of the weights on.
 
 // The documents of one source alone.
 DocIndex mixture_source(const DocIndex *index, int32_t i);
@@ -104,8 +104,8 @@ bool mixture_draw(const DocIndex *index, const PlanSettings *s, PlanState *at, S
 bool mixture_epochs(const DocIndex *index, const PlanSettings *s, const PlanState *at,
                     double *epochs, int32_t *source, Error *err);
 
-// If there are several sources, prints a line for each: its share and size, and what was drawn.
+// If there are several sources, prints a line for each: its share, its size, and the amount drawn.
 // Without steps (tokens_per_step NaN): nothing.
 void mixture_print(const Sources *s, const PlanState *at, double tokens_per_step);
-// What was drawn, for the log; NULL for a single source (or s NULL).
+// The amounts drawn, for the log; NULL for a single source (or s NULL).
 json_t *mixture_json(const Sources *s, const PlanState *at);

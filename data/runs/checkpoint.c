@@ -132,8 +132,8 @@ bool checkpoint_verify(const char *dir, int64_t *step, Error *err) {
     return true;
 }
 
-// An array of what a directory holds, as in a manifest, without checksums; -1 bytes: no regular
-// file. NULL on error.
+// Returns an array of the files of a directory, as in a manifest, without checksums; -1 bytes: no
+// regular file. NULL on error.
 static json_t *list_files(const char *path, Error *err) {
     struct stat st;
     DIR *dir = opendir(path);
@@ -252,8 +252,8 @@ bool checkpoint_write_text(Checkpoint *ck, const char *file, char *text, Error *
 
 // ---- Publishing ---------------------------------------------------------------------------------
 
-// Takes its name away from what there is under it. With this mark checkpoint_recover finds what is
-// ours; nothing finds what is not.
+// Renames the file or directory at `path`. By the mark checkpoint_recover finds ours again; a mark
+// for files of others is never looked for.
 static bool set_aside(const char *path, const char *mark, char aside[IO_PATH_MAX], Error *err) {
     Error why = {0};
     const bool ours = checkpoint_is_ours(path, &why), foreign = why.code == EXIT_USAGE;

@@ -33,8 +33,8 @@ bool checkpoint_parse_step(const char *name, int64_t *step);
 
 // ---- Writing ------------------------------------------------------------------------------------
 
-// Makes the temporary directory. name: "final" for the published model, NULL for step-%08ld, with
-// step -1 that of shards.
+// Makes the temporary directory. name: "final" for the published model, NULL for step-%08ld. The
+// directory of shards has step -1.
 bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const char *name,
                       Error *err);
 

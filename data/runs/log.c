@@ -139,7 +139,7 @@ static double lr_of(const StepReport *r) { return (double)learning_rate(r->o, r-
 
 enum { LINE_BYTES = 320 };
 
-// What matters most comes first: a narrow terminal cuts off the end.
+// The figures that matter most come first: a narrow terminal cuts off the end.
 static void step_text(char text[LINE_BYTES], const RunTotals *t, const StepReport *r,
                       const StepPlan *p) {
     const StepBalance *b = &r->balance;

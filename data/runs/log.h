@@ -36,7 +36,7 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
 // The busiest rank's work over the mean of all ranks: 1 is even. With one rank, all 0.
 typedef struct {
     double planned;   // 0: the plan was made without costs
-    double measured;  // of the time of each rank's device for its micro-batches of the step before
+    double measured;  // slowest rank over mean, by device time of the previous step
     int32_t slowest_rank;
 } StepBalance;
 

@@ -1,5 +1,5 @@
-// What a run is trained on: data sets, tokenizer and validation set, opened and checked before
-// anything is written.
+// The data of a run: data sets, tokenizer and validation set, opened and checked before anything is
+// written.
 #pragma once
 
 #include "../batches/loader.h"

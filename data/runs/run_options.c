@@ -194,12 +194,12 @@ static const char usage[] =
     "       ./train_llama --resume --out RUN                          resumes after Ctrl-C\n"
     "       ./train_llama --model RUN/final --generate [--chat]       prompts from the terminal";
 
-// What most runs need, for --help
+// The options that most runs need, for --help
 static const char options_of_help[] =
     "model|train|val|out|resume|overwrite|max-seqlen|micro-batch-tokens|batch-tokens|steps|lr|"
     "epochs|options|save-every|log-every|compare|prompt|generate|chat|dry-run";
 
-// What --resume does not take from the run it continues: options of this start and this machine
+// Options of this start and this machine, which --resume does not take from the run it continues
 static const char options_of_a_start[] =
     "options|out|resume|overwrite|log-every|threads|memory-gib|heartbeat-seconds|compare|"
     "check-packing|generate|chat|eval|dry-run";

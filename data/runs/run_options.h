@@ -62,9 +62,9 @@ bool run_merges(const Options *o);
 // Once the data is open: sets --steps, --warmup-steps and o->length. Warns of more than 20 epochs.
 void run_options_set_length(Options *o, RunLength length);
 
-// A run stores its options as text: in the file `options` of each checkpoint all of them; in that
-// of --out those that were given, or for a resumed run, of which these are a part, all. The caller
-// frees the text.
+// A run stores its options as text. The file `options` of a checkpoint has all of them. The file in
+// --out has the options that were given, or all of them for a resumed run. The caller frees the
+// text.
 char *run_options_file(const Options *o, bool all);
 bool run_options_write(const Options *o, bool all, Error *err);  // into --out
 

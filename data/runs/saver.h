@@ -10,7 +10,7 @@
 #include "run_data.h"
 #include "run_options.h"
 
-// What a checkpoint is written from, beside the parameters
+// The sources of a checkpoint, except the parameters
 typedef struct {
     const Options *o;
     const Data *data;
@@ -37,7 +37,7 @@ typedef struct {
     double ms;  // that the save took
 } Saver;
 
-// Plans a snapshot of parameter arenas of `stride` elements, if the host has room for it beside
+// Plans a snapshot of parameter arenas of `stride` elements, if the host has room for it and for
 // `taken` bytes that are allocated later. The first save allocates it: with ulimit -v, only what
 // the model leaves. A program that exits waits for the thread.
 void saver_open(Saver *s, size_t stride, size_t taken);

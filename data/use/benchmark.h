@@ -1,6 +1,5 @@
-// Multiple choice: how often the likeliest choice is the right one. Tokens, scores and figures are
-// those of lm-evaluation-harness 0.4 (output_type multiple_choice); tests/test_benchmark.sh holds
-// them against it.
+// Multiple choice: how often the likeliest choice is the right one. Tokens, scores and figures
+// match lm-evaluation-harness 0.4 (output_type multiple_choice); test_benchmark.sh compares them.
 //
 // A line is a question: {"context": "...", "choices": ["...", ...], "answer": 0}. Context, a space
 // ("delimiter": another text) and choice are tokenized as one text, after the BOS that the

@@ -113,7 +113,7 @@ static void answer(Conversation *c, const char *message, ModelFace model, int64_
                                                         : "--sample-tokens allows no more");
 }
 
-// Does what a message that begins with a slash asks for; false: it is a message to the model.
+// Obeys a message that begins with a slash; false: the message is for the model.
 static bool obey(Conversation *c, const char *message) {
     const bool resets = is_command(message, "/reset"), system = is_command(message, "/system");
     const size_t n = strspn(message + 1, "abcdefghijklmnopqrstuvwxyz");

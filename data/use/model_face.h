@@ -16,7 +16,7 @@ typedef struct {
     int32_t max_rows;           // of one call of next_logits
     size_t num_grads;
 
-    // logits (n, V) =  those of rows (n, never falling); keeps the keys and values of the batch
+    // logits (n, V) =  logits of rows (n, never falling); keeps the keys and values of the batch
     void (*next_logits)(LlamaModel *model, const Batch *batch, const int32_t *rows, int32_t n,
                         float *logits);
     // zeroes the gradients; losses are divided by weight_sum

@@ -16,8 +16,8 @@ typedef struct {
 // losses_alone (T of docs) =  the losses of each document alone, in packed order
 PackingDelta packing_check(ModelFace m, const Batch *batch, const Batch *docs, float *losses_alone);
 
-// Losses and logits must agree to rounding of one row's sums, gradients to that of a sum over T
-// rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
+// Losses and logits must agree to rounding of one row's sums, gradients to rounding of a sum over
+// T rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
 bool packing_is_rounding(const PackingDelta *d, bool bf16);
 
 // Computes the gradients of this rank's part of a step twice. Exit 11 names the first parameter

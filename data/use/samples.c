@@ -6,7 +6,7 @@
 
 enum { MAX_BEGINNING = 16 };  // tokens of a document that begin a text
 
-// The first tokens of a document, those of a chat up to its first answer: at most half of
+// Adds the first tokens of a document, or a chat up to its first answer: at most half of
 // max_seqlen.
 static bool add_document(TextWriter *w, Dataset *documents, int64_t doc, Error *err) {
     const int64_t half = w->o->max_seqlen > 1 ? w->o->max_seqlen / 2 : 1,

@@ -1,4 +1,4 @@
-// Samples of a run: what the model makes of --prompt, or of the first tokens of documents.
+// Samples of a run: the model continues --prompt, or the first tokens of documents.
 #pragma once
 
 #include "../runs/log.h"

@@ -192,8 +192,8 @@ static bool ends_turn(const TextWriter *w, const Text *text) {
            memcmp(text->tokens + text->length - n, w->turn_end, (size_t)n * sizeof(int32_t)) == 0;
 }
 
-// Forbids ids without a token, which a padded vocabulary has, and special tokens, except those that
-// end a text or a turn.
+// Forbids ids without a token, which a padded vocabulary has, and special tokens, except the ends
+// of a text or a turn.
 static void forbid_tokens(const TextWriter *w, float *logits) {
     const Tokenizer *t = w->printer.tokenizer;
     for (int32_t id = 0; t && id < w->model.vocab_size; id++) {
@@ -228,8 +228,8 @@ static int32_t group_grow(TextWriter *w) {
     return n;
 }
 
-// Prints what the last pass has added: the texts in order, each from the end of its prompt, as far
-// as they have grown.
+// Prints the tokens that the last pass has added: the texts in order, each from the end of its
+// prompt, as far as they have grown.
 static void group_print(TextWriter *w) {
     for (; w->current < w->group_size; w->current++) {
         const Text *text = &w->group[w->current];
