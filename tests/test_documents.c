@@ -3,6 +3,7 @@
 
 #include "../data/base/hash.h"
 #include "../data/base/signals.h"
+#include "../data/shards/dataset.h"
 #include "../data/shards/shard.h"
 #include "../data/shards/shard_writer.h"
 #include "../data/texts/documents.h"
@@ -444,7 +445,7 @@ TEST(other_files_are_refused) {
     put_file(scratch("bare.npy"), "\1\0\2\0", 4);
     check_refused(scratch("bare.npy"), "bare.npy: expected a token shard, found OLMo's tokens");
     put_file(scratch("other.bin"), "text of some length", 19);
-    check_refused(scratch("other.bin"), "found text");
+    check_refused(scratch("other.bin"), "found unknown");
     check_refused(scratch("absent*.bin"), "found nothing");
 }
 

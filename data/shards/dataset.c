@@ -140,24 +140,21 @@ size_t dataset_num_unchecked(const Dataset *ds) {
 
 void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
     const size_t unchecked = dataset_num_unchecked(ds);
-    char targets[64] = "", empty[64] = "", scanned[96] = "", sums[96] = "";
-    if (ds->masked)
-        snprintf(targets, sizeof targets, ", %ld of them targets%s", ds->num_targets,
-                 ds->weighted ? " with weights" : "");
-    if (ds->num_empty > 0)
-        snprintf(empty, sizeof empty, ", %ld empty one%s left out", ds->num_empty,
-                 text_plural(ds->num_empty));
-    if (unchecked == ds->num_shards)
-        snprintf(sums, sizeof sums, ", tokens unchecked: no checksums");
-    else if (unchecked > 0)
-        snprintf(sums, sizeof sums, ", tokens unchecked in %zu of them: no checksums", unchecked);
-    if (ds->scanned_token >= 0)
-        snprintf(scanned, sizeof scanned, ", index built by scanning for token %d",
-                 ds->scanned_token);
-    snprintf(out, capacity, "%zu %s shard%s, %ld document%s, %ld token%s%s%s%s%s", ds->num_shards,
+    snprintf(out, capacity, "%zu %s shard%s, %ld document%s, %ld token%s", ds->num_shards,
              ds->shards[0].format, text_plural((int64_t)ds->num_shards), ds->num_docs,
-             text_plural(ds->num_docs), ds->num_tokens, text_plural(ds->num_tokens), targets, empty,
-             scanned, sums);
+             text_plural(ds->num_docs), ds->num_tokens, text_plural(ds->num_tokens));
+    if (ds->masked)
+        text_list(out, capacity, "%ld of them targets%s", ds->num_targets,
+                  ds->weighted ? " with weights" : "");
+    if (ds->num_empty > 0)
+        text_list(out, capacity, "%ld empty one%s left out", ds->num_empty,
+                  text_plural(ds->num_empty));
+    if (ds->scanned_token >= 0)
+        text_list(out, capacity, "index built by scanning for token %d", ds->scanned_token);
+    if (unchecked == ds->num_shards)
+        text_list(out, capacity, "tokens unchecked: no checksums");
+    else if (unchecked > 0)
+        text_list(out, capacity, "tokens unchecked in %zu of them: no checksums", unchecked);
 }
 
 // ---- Documents ----------------------------------------------------------------------------------
@@ -194,9 +191,7 @@ static bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t n
     if (!file_read_at(&s->file, ds->block, bytes, at, err)) return false;
     const uint32_t crc = crc32c(0, ds->block, (size_t)bytes);
     return crc == s->block_crcs[b] ||
-           error_set(err, EXIT_BAD_INPUT,
-                     "the file is damaged or was changed: copy it again, or make it again",
-                     "%s: bytes %lu to %lu: expected checksum %08x, found %08x", s->path, at,
+           bad_input(err, "%s: bytes %lu to %lu: expected checksum %08x, found %08x", s->path, at,
                      (at + bytes - 1), s->block_crcs[b], crc);
 }
 
