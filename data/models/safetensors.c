@@ -166,8 +166,7 @@ static bool check_layout(SafetensorsSet *s, int first, uint64_t data_begin, uint
         t->end += data_begin;
     }
     if (expected == data_bytes) return true;
-    return error_set(err, EXIT_BAD_INPUT, "the file is truncated or damaged: make or copy it again",
-                     "expected %lu bytes of tensors, found %lu", expected, data_bytes);
+    return bad_input(err, "expected %lu bytes of tensors, found %lu", expected, data_bytes);
 }
 
 static bool parse_header(SafetensorsSet *s, const char *text, uint64_t n, int file, Error *err) {
@@ -194,8 +193,7 @@ static bool read_header(SafetensorsSet *s, int file, Error *err) {
         return error_set(err, EXIT_BAD_INPUT, "`git lfs pull` in that directory gets the file",
                          "%s: expected weights, found a pointer of Git LFS", f->path);
     if (n < 2 || n > most)
-        return error_set(err, EXIT_BAD_INPUT, "is it a safetensors file, and complete?",
-                         "%s: header: expected 2 to %lu bytes, found %lu", f->path, most, n);
+        return bad_input(err, "%s: header: expected 2 to %lu bytes, found %lu", f->path, most, n);
     char *text = host_calloc(n, 1, f->path);
     bool ok = file_read_at(f, text, n, 8, err) && parse_header(s, text, n, file, err);
     free(text);

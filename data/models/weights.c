@@ -118,29 +118,32 @@ static bool is_known(const Parameters *p, const char *name) {
 }
 
 // Reports all misfits at once.
-static bool check_weights(const Parameters *p, const SafetensorsSet *s, const char *dir,
-                          Error *err) {
+static bool check_tensors(const Parameters *p, const Stored *list, int num, const SafetensorsSet *s,
+                          const char *path, Error *err) {
+    const bool moments = num > 0 && list->arena != ARENA_WEIGHTS;
     char missing[300] = "", misfit[300] = "", extra[300] = "";
-    for (int i = 0; i < p->num; i++) {
-        const Parameter *t = &p->list[i];
-        const TensorInfo *info = safetensors_find(s, t->name);
-        if (!info)
-            text_list(missing, sizeof missing, "%s", t->name);
-        else if (!same_shape(t, info))
-            text_list(misfit, sizeof misfit, "%s", t->name);
+    for (int i = 0; i < num; i++) {
+        const TensorInfo expected = tensor_of(list[i].t, list[i].arena, ""),
+                         *found = safetensors_find(s, expected.name);
+        if (!found || !same_shape(list[i].t, found))
+            text_list(found ? misfit : missing, sizeof misfit, "%s", expected.name);
     }
-    for (int i = 0; i < s->num_tensors; i++) {
+    for (int i = 0; i < s->num_tensors && !moments; i++) {
         const char *name = s->tensors[i].name;
         if (!is_known(p, name)) text_list(extra, sizeof extra, "%s", name);
     }
+    if (moments && s->num_tensors > num) text_list(extra, sizeof extra, "%d", s->num_tensors - num);
     if (!missing[0] && !misfit[0] && !extra[0]) return true;
-    return error_set(err, EXIT_BAD_INPUT,
-                     p->file ? "leave --model out, or give the model that adapter_config.json names"
-                             : "config.json and the weights must be of the same model, saved from "
-                               "AutoModelForCausalLM itself, not from its base model or a wrapper",
-                     "%s: weights do not fit config.json;%s%s%s%s%s%s", dir,
-                     missing[0] ? " missing: " : "", missing, misfit[0] ? " wrong shape: " : "",
-                     misfit, extra[0] ? " unknown: " : "", extra);
+    return error_set(
+        err, moments ? EXIT_CHECKPOINT_MISFIT : EXIT_BAD_INPUT,
+        moments   ? "resume with the model and the --optimizer of the run"
+        : p->file ? "leave --model out, or give the model that adapter_config.json names"
+                  : "config.json and the weights must be of the same model, saved from "
+                    "AutoModelForCausalLM itself, not from its base model or a wrapper",
+        "%s: %s;%s%s%s%s%s%s", path,
+        moments ? "moments do not fit the optimizer" : "weights do not fit config.json",
+        missing[0] ? " missing: " : "", missing, misfit[0] ? " wrong shape: " : "", misfit,
+        extra[0] ? " unknown: " : "", extra);
 }
 
 // A second copy of the embedding is only that if it has the same values.
@@ -164,22 +167,6 @@ static bool check_tied(const Parameters *p, SafetensorsSet *s, const char *dir, 
                              "%s: tie_word_embeddings is true: expected lm_head.weight as "
                              "model.embed_tokens.weight, found other values",
                              dir);
-}
-
-static bool check_moments(const Stored *list, int num, const SafetensorsSet *s, const char *path,
-                          Error *err) {
-    const char *hint = "resume with the model and the --optimizer of the run";
-    for (int i = 0; i < num; i++) {
-        const TensorInfo expected = tensor_of(list[i].t, list[i].arena, "F32"),
-                         *found = safetensors_find(s, expected.name);
-        if (!found || !same_shape(list[i].t, found))
-            return error_set(err, EXIT_CHECKPOINT_MISFIT, hint,
-                             "%s: expected tensor %s of this model's shape, found %s", path,
-                             expected.name, found ? "another shape" : "none");
-    }
-    return s->num_tensors == num ||
-           error_set(err, EXIT_CHECKPOINT_MISFIT, hint, "%s: expected %d tensors, found %d", path,
-                     num, s->num_tensors);
 }
 
 // ---- Loading ------------------------------------------------------------------------------------
@@ -211,8 +198,8 @@ bool parameters_load(Parameters p, bool moments, const char *path, Error *err) {
     if (moments) path = file;
     float *values = alloc_block(&p);
     Stored *list = list_stored(&p, moments, &num);
-    bool ok = moments ? check_moments(list, num, &s, path, err)
-                      : check_weights(&p, &s, path, err) && check_tied(&p, &s, path, err);
+    bool ok =
+        check_tensors(&p, list, num, &s, path, err) && (moments || check_tied(&p, &s, path, err));
     for (int i = 0; p.put && ok && i < num; i++) ok = load_parameter(&p, list[i], &s, values, err);
     free(list);
     free(values);
