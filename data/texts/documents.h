@@ -62,6 +62,7 @@ typedef struct {
     uint64_t num_bytes;
     size_t records_capacity;
     int64_t first_record;  // its number in the file, from 1
+    bool array;            // a comma or bracket ends each record, not a newline
     // result
     unsigned char *tokens;  // as shards store them; owned
     float *weights;         // for tokens of masked documents: 0 is no target; owned
@@ -84,6 +85,7 @@ typedef struct {
     File file;                    // of records; fd -1: none
     uint64_t offset, bytes_done;  // in this file; of all
     int64_t record;
+    bool array;  // the records that follow are in an array
 } UnitReader;
 
 // The next unit, in order; false at the end or with *err: EXIT_RESUMABLE where a signal came while

@@ -282,7 +282,7 @@ static void add_findings(Conversion *c, const Findings *more) {
     name_left_out(c, more);
     for (int i = 0; i < NUM_COUNTS; i++) c->found.counts[i] += more->counts[i];
     for (size_t i = 0; i < more->unknown.n; i++)
-        unknown_add(&c->found.unknown, more->unknown.items[i].name, more->unknown.items[i].records);
+        unknown_add(&c->found.unknown, more->unknown.items[i].name, more->unknown.items[i].times);
     if (more->turn_end >= 0) c->found.turn_end = more->turn_end;
 }
 
@@ -397,12 +397,6 @@ static bool make_shards(Conversion *c, Error *err) {
     return make_shards(c, err);
 }
 
-static bool publish(Conversion *c, Error *err) {
-    return write_tokenizer(c, err) &&
-           checkpoint_write_text(&c->ck, "texts.key", host_copy(c->key, "a key"), err) &&
-           checkpoint_register_all(&c->ck, err) && checkpoint_publish(&c->ck, err);
-}
-
 static void print_records(const Conversion *c) {
     char list[300] = "";
     int64_t all = 0;
@@ -417,8 +411,8 @@ static void print_records(const Conversion *c) {
     if (all > 0) printf("\n");
     list[0] = 0;
     for (size_t i = 0; i < c->found.unknown.n; i++)
-        text_list(list, sizeof list, "%s (%ld records)", c->found.unknown.items[i].name,
-                  c->found.unknown.items[i].records);
+        text_list(list, sizeof list, "%s (%ld)", c->found.unknown.items[i].name,
+                  c->found.unknown.items[i].times);
     if (list[0]) printf("unknown keys: %s\n", list);
     if (chats > 0 && !option_given(&c->settings->o->set, "model"))
         warning("these chats train random weights: --model DIR names a model that can write");
@@ -436,15 +430,6 @@ static void print_files(const Conversion *c, const char *name, bool val) {
     }
     if (n > MAX_NAMED) printf(" and %ld more", n - MAX_NAMED);
     if (n > 0) printf("\n");
-}
-
-static void print_tokenizer(const Conversion *c) {
-    const Tokenizer *t = &c->tokenizer;
-    char bos[80] = "no BOS";
-    if (!t->file[0]) return;
-    if (t->adds_bos) tokenizer_name(bos, sizeof bos, t, t->bos);
-    printf("texts begin with %s, by the post_processor of tokenizer.json%s\n", bos,
-           t->bos_is_disputed ? "; as in transformers 5, add_bos_token has no effect" : "");
 }
 
 static void print_summary(const Conversion *c) {
@@ -471,7 +456,6 @@ static void print_summary(const Conversion *c) {
     if (c->in.n > 1) print_files(c, "files   to train on: ", false);
     print_files(c, "files   to validate on: ", true);
     print_records(c);
-    print_tokenizer(c);
 }
 
 // The tokens of an existing run are needed to resume it, and --val may name them.
@@ -499,7 +483,9 @@ static bool may_replace(const Conversion *c, Error *err) {
 static bool write_all(Conversion *c, Error *err) {
     if (!dir_create_all(c->out->path, err) || !out_dir_lock(c->out, err)) return false;
     c->start_ms = c->shown_ms = now_ms();
-    if (make_shards(c, err) && publish(c, err)) {
+    if (make_shards(c, err) && write_tokenizer(c, err) &&
+        checkpoint_write_text(&c->ck, "texts.key", host_copy(c->key, "a key"), err) &&
+        checkpoint_register_all(&c->ck, err) && checkpoint_publish(&c->ck, err)) {
         print_summary(c);
         return true;
     }
