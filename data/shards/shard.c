@@ -84,7 +84,7 @@ static unsigned char *read_beside(const Shard *s, const Beside *b, const ShardHe
 static bool read_index(Shard *s, const ShardHeader *h, Error *err) {
     const uint64_t counts[] = {h->num_docs, (uint64_t)s->num_tokens};
     char path[IO_PATH_MAX];
-    uint64_t size, expected, ends_bytes;
+    uint64_t size;
     unsigned char *text = read_beside(s, &index_file, h, counts, 2, path, &size, err);
     if (!text) return false;
     s->doc_ends = (uint64_t *)text;
@@ -93,11 +93,11 @@ static bool read_index(Shard *s, const ShardHeader *h, Error *err) {
         return bad_input(err, "%s: expected blocks of 1 to %d tokens, found %lu", path,
                          INDEX_MAX_BLOCK, block);
     s->block_tokens = (int64_t)block;
-    const uint64_t sum_bytes = (counts[1] + block - 1) / block * 4;
-    if (!checked_mul(counts[0], 8, &ends_bytes) ||
-        !checked_add(ends_bytes, index_file.head_bytes + sum_bytes + 4, &expected))
-        expected = UINT64_MAX;
-    if (!check_size(path, size, expected, "from the shard's header", err)) return false;
+    const uint64_t sum_bytes = (counts[1] + block - 1) / block * 4,
+                   ends_bytes = (counts[0] < size ? counts[0] : size) * 8;  // without overflow
+    if (!check_size(path, size, index_file.head_bytes + ends_bytes + sum_bytes + 4,
+                    "from the shard's header", err))
+        return false;
     s->block_crcs = host_calloc(sum_bytes, 1, "checksums of tokens");
     memcpy(s->block_crcs, text + index_file.head_bytes + ends_bytes, sum_bytes);
     s->token_sum = crc32c(0, s->block_crcs, sum_bytes);
