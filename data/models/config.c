@@ -234,12 +234,11 @@ double llama_config_flops(const LlamaConfig *c, bool frozen, int64_t tokens, int
 
 static bool check_sizes(const LlamaConfig *c, Error *err) {
     if (c->num_heads % c->num_kv_heads != 0)
-        return error_set(err, EXIT_BAD_INPUT, "query heads share key/value heads in equal groups",
+        return bad_input(err,
                          "num_attention_heads %d: expected a multiple of num_key_value_heads %d",
                          c->num_heads, c->num_kv_heads);
     if (c->head_dim % 2 != 0 || c->head_dim > MAX_HEAD_DIM)
-        return error_set(err, EXIT_BAD_INPUT, "RoPE rotates pairs",
-                         "head_dim %d: expected an even number of at most %d", c->head_dim,
+        return bad_input(err, "head_dim %d: expected an even number of at most %d", c->head_dim,
                          MAX_HEAD_DIM);
     if (c->num_heads * c->head_dim > MAX_WIDTH)
         return bad_input(err, "num_attention_heads %d x head_dim %d: expected at most %d",
@@ -364,10 +363,7 @@ static bool read_token_ids(const json_t *root, const char *key, int most, TokenI
 static bool read_own_ids(const json_t *root, const char *key, int vocab_size, TokenIds *t,
                          Error *err) {
     if (json_object_get(root, key) || (t->n > 0 && t->ids[0] >= vocab_size)) *t = (TokenIds){0};
-    if (!read_token_ids(root, key, vocab_size - 1, t, err)) {
-        snprintf(err->hint, sizeof err->hint, "token ids are below vocab_size %d", vocab_size);
-        return false;
-    }
+    if (!read_token_ids(root, key, vocab_size - 1, t, err)) return false;
     t->of_config = t->n;
     return true;
 }
@@ -456,9 +452,10 @@ bool llama_config_add_ids(LlamaConfig *c, const char *config, Error *err) {
 bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     char file[IO_PATH_MAX];
     if (!path_inside(file, path, "config.json", err)) return false;
-    json_auto_t *root =
-        json_read(file, JSON_MAX_CONFIG,
-                  "expected a Hugging Face model: a directory with a config.json", err);
+    json_auto_t *root = json_read(file, JSON_MAX_CONFIG,
+                                  "expected a Hugging Face model: a directory with a config.json; "
+                                  "scripts/gguf_to_hf.py converts a GGUF file",
+                                  err);
     return root && llama_config_parse(c, root, file, err) && llama_config_add_ids(c, file, err);
 }
 
@@ -477,15 +474,7 @@ bool model_is_no_run(const char *option, const char *model, const char *file, Er
 
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
     char hint[512], names[256] = "";
-    const bool gguf = path_ends_with(model, ".gguf");
     if (llama_config_builtin(c, model)) return true;
-    if (gguf || path_ends_with(model, ".safetensors") || path_ends_with(model, ".bin"))
-        return error_set(
-            err, EXIT_BAD_INPUT,
-            gguf ? "scripts/gguf_to_hf.py FILE DIR converts SmolLM2's; of other models, "
-                   "scripts/get_model.sh ORG/NAME gets the original"
-                 : "give the directory that contains it and config.json",
-            "%s: expected a model directory, found a file of weights", model);
     if (path_exists(model))
         return model_is_no_run("model", model, "config.json", err) &&
                llama_config_read(c, model, err);

@@ -227,8 +227,8 @@ static bool has_byte_ids(const Tokenizer *t, const json_t *model) {
 
 bool cannot_encode(const char *what, Error *err) {
     return error_set(err, EXIT_USAGE,
-                     "byte-level BPE is supported, as in SmolLM2, Llama 3, Qwen and GPT-2: choose "
-                     "such a model",
+                     "byte-level BPE is supported, as in SmolLM2, Llama 3, Qwen and GPT-2; "
+                     "data/convert.py makes shards of others' ids, saved by numpy.save",
                      "cannot encode with a tokenizer that has %s", what);
 }
 
