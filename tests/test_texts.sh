@@ -145,8 +145,7 @@ echo a card | tee ds/README.md ds/LICENSE > ds/.gitattributes
 makes a_split_is_known_by_its_name '^texts   ds -> .*: 21 documents, 12 for validation, .* left out: 6 other files' --train ds --out ds.run
 has test_sets_are_named '^warning: left out: ds/a/test/part-0.jsonl: a test set .name it in --train' out.txt
 has cards_are_named '^warning: left out: ds/README.md: a text among records' out.txt
-has files_to_train_on '^files   to train on: ds/contest.jsonl .3., ds/gsm8k-train-1-of-2.jsonl .3., ds/train-' out.txt
-has files_to_validate_on '^files   to validate on: ds/Validation.jsonl .3., ds/a/dev/part-0.jsonl .3., ' out.txt
+has files_to_validate_on '^files   to validate on: ds/Validation.jsonl, ds/a/dev/part-0.jsonl, ' out.txt
 mkdir words && for name in train valid test README; do echo "a $name" > words/$name.txt; done
 makes texts_have_splits_beside_train '^texts   words .*: 3 documents, 1 for validation' --train words --out words.run
 rm words/train.txt
@@ -303,9 +302,9 @@ refused parquet_in_a_directory 'x.parquet: expected text or JSONL, found Parquet
 refused a_binary_file 'packed.txt: expected text, found a binary file' packed.txt
 refused parts_without_a_mask 'pairs.jsonl:1: part 1: expected \["text", true or false\]' pairs.jsonl
 refused a_cut_array 'cut.json: record 2 is cut off' cut.json
-refused validation_files_alone 'only.val: expected documents to train on' only.val
+refused validation_files_alone 'only.val: expected documents, found none' only.val
 mkdir only.test && cp lines.jsonl only.test/test.jsonl
-refused test_files_alone 'only.test: expected documents to train on, found validation and test' only.test
+refused test_files_alone 'only.test: expected documents, found none' only.test
 code=2 refused a_comma_in_out 'ref,used: expected a path without a comma' notes.txt:1,big.txt:2 --out ref,used
 refused a_table 'table.csv: expected' table.csv
 for dir in nothing blobs; do refused "$dir" "$dir: expected token shards" $dir; done

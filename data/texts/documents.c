@@ -59,10 +59,7 @@ static bool read_records(UnitReader *r, Unit *u, Error *err) {
         if (whole == 0 && u->num_bytes == most)
             return bad_input(err, "%s: record %ld: expected at most %lu bytes", r->file.path,
                              r->record, most);
-        if (whole == 0 && stop_signal)
-            return error_set(err, EXIT_RESUMABLE, "start again: it is tokenized from the beginning",
-                             "%s: record %ld: stopped by signal %d", r->file.path, r->record,
-                             (int)stop_signal);
+        if (whole == 0 && stop_signal) return false;
     }
     u->num_bytes = whole;
     u->first_record = r->record;

@@ -58,7 +58,7 @@ typedef struct {
 typedef struct {
     // input: a file that is one document, or complete records of a file
     const InputFile *file;
-    unsigned char *records;  // (num_bytes) changed by unit_encode; owned
+    unsigned char *records;  // (num_bytes) owned
     uint64_t num_bytes;
     size_t records_capacity;
     int64_t first_record;  // its number in the file, from 1
@@ -88,8 +88,8 @@ typedef struct {
     bool array;  // the records that follow are in an array
 } UnitReader;
 
-// The next unit, in order; false at the end or with *err: EXIT_RESUMABLE where a signal came while
-// a long record was read. Reuses the unit's memory.
+// The next unit, in order; false at the end, with *err, or where a signal came while a long record
+// was read. Reuses the unit's memory.
 bool unit_read(UnitReader *r, Unit *u, Error *err);
 
 // Errors go to u->err: EXIT_BAD_INPUT for a file named by the user that is unreadable or binary.

@@ -231,9 +231,11 @@ static void choose_splits(Inputs *in) {
             leave_out(in, f, "a text among records", trains);
         if (f->kind == INPUT_LEFT_OUT) continue;
         if (f->split == SPLIT_TEST) leave_out(in, f, "a test set", trains);
-        in->num_test += f->split == SPLIT_TEST;
-        in->num_val += f->split == SPLIT_VAL;
+        if (f->split != SPLIT_VAL) continue;
+        in->num_val++;
+        text_list(in->val_files, sizeof in->val_files, "%s", f->path);
     }
+    text_sanitize(in->val_files, sizeof in->val_files);
     if (hidden[0]) warning("left out: hidden files: %s", hidden);
 }
 
