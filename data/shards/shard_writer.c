@@ -83,7 +83,6 @@ bool shard_writer_add(ShardWriter *w, const unsigned char *tokens, uint64_t n, c
     w->all_bos &= (int32_t)shard_word(tokens, width) == v->bos;
     w->all_eos &= (int32_t)shard_word(tokens + (n - 1) * width, width) == v->eos;
     w->num_docs++;
-    w->num_tokens += (int64_t)n;
     return true;
 }
 

@@ -63,8 +63,8 @@ static bool is_run(const char *dir) {
            strncmp(head, "{\"event\": \"", 11) == 0 && strstr(head, "\", \"version\": \"");
 }
 
-// A hidden directory, or a link to one, is an entry that is left out later. out_dir: the struct stat
-// of a directory that is no input; st_ino 0: there is none
+// A hidden directory, or a link to one, is an entry that is left out later. out_dir: the struct
+// stat of a directory that is no input; st_ino 0: there is none
 static bool add_tree(PathList *list, const char *dir, const void *out_dir, Error *err) {
     const struct stat *out = out_dir;
     FTS *tree =
@@ -132,29 +132,22 @@ bool read_head(const char *path, void *out, uint64_t most, uint64_t *n, Error *e
     return ok;
 }
 
-// The first record of a JSON file, a complete object; NULL: none. *array: it is in an array, whose
-// bracket is the byte before *first.
-static json_t *first_record(const InputFile *f, bool *array, uint64_t *first) {
+// By the first record of a JSON file, if it is complete. Any objects are records in a .json file
+// that was named; in a directory, only known kinds are.
+static void find_records(InputFile *f) {
     uint64_t n = f->kind == INPUT_LINES ? 1 << 12 : 1 << 24;
     char *text = host_calloc(n + 1, 1, "the beginning of a file");
     json_t *record = NULL;
+    bool array = false;
     if (read_head(f->path, text, n, &n, &(Error){0})) {
-        const uint64_t mark = mark_bytes(text);
-        *first = mark + strspn(text + mark, " \t\r\n");
-        *array = text[*first] == '[';
-        *first += *array;
-        const uint64_t size = record_end((unsigned char *)text + *first, n - *first, *array, true);
-        record = json_loadb(text + *first, size - (*array && size > 0), JSON_ALLOW_NUL, NULL);
-        if (!*array) *first = mark;
+        const uint64_t mark = mark_bytes(text), first = mark + strspn(text + mark, " \t\r\n");
+        array = text[first] == '[';
+        const uint64_t at = first + array,
+                       size = record_end((unsigned char *)text + at, n - at, array, true);
+        record = json_loadb(text + at, size - (array && size > 0), JSON_ALLOW_NUL, NULL);
+        f->first_byte = array ? at : mark;
     }
     free(text);
-    return record;
-}
-
-// Any objects are records in a .json file that was named; in a directory, only known kinds are.
-static void find_records(InputFile *f) {
-    bool array = false;
-    json_t *record = first_record(f, &array, &f->first_byte);
     if (f->kind == INPUT_LEFT_OUT && record && (f->named || record_kind(record) != RECORD_OTHER))
         f->kind = INPUT_LINES;
     if (f->kind == INPUT_LINES && array) f->kind = INPUT_ARRAY;
