@@ -452,10 +452,9 @@ bool llama_config_add_ids(LlamaConfig *c, const char *config, Error *err) {
 bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     char file[IO_PATH_MAX];
     if (!path_inside(file, path, "config.json", err)) return false;
-    json_auto_t *root = json_read(file, JSON_MAX_CONFIG,
-                                  "expected a Hugging Face model: a directory with a config.json; "
-                                  "scripts/gguf_to_hf.py converts a GGUF file",
-                                  err);
+    json_auto_t *root =
+        json_read(file, JSON_MAX_CONFIG,
+                  "expected a Hugging Face model: a directory with a config.json", err);
     return root && llama_config_parse(c, root, file, err) && llama_config_add_ids(c, file, err);
 }
 
@@ -474,7 +473,15 @@ bool model_is_no_run(const char *option, const char *model, const char *file, Er
 
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
     char hint[512], names[256] = "";
+    const bool gguf = path_ends_with(model, ".gguf");
     if (llama_config_builtin(c, model)) return true;
+    if (gguf || path_ends_with(model, ".safetensors") || path_ends_with(model, ".bin"))
+        return error_set(
+            err, EXIT_BAD_INPUT,
+            gguf ? "scripts/gguf_to_hf.py FILE DIR converts SmolLM2's; of other models, "
+                   "scripts/get_model.sh ORG/NAME gets the original"
+                 : "give the directory that contains it and config.json",
+            "%s: expected a model directory, found a file of weights", model);
     if (path_exists(model))
         return model_is_no_run("model", model, "config.json", err) &&
                llama_config_read(c, model, err);
