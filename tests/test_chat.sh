@@ -205,7 +205,7 @@ unwanted:label. expected true
 tag:kto_tag. expected true
 KEYS
 check keys_that_are_taken tokenize demo taken.jsonl taken.out
-has unknown_keys_are_named '^unknown keys: source .1 records., score .1 records., id .1 records.$' out.txt
+has unknown_keys_are_named '^unknown keys: source .1., score .2., id .1.$' out.txt
 check_python numbers_are_texts_and_null_is_absent << 'PY'
 (one, _), (two, _), (three, _), (four, weights), (_, five) = shards.read("taken.out/tokens")
 assert b"I\n\n57<" in bytes(one[1:-1]) and b"system\n99<" in bytes(two[1:-1]) and b"I\n\n0.25<" in bytes(two[1:-1])

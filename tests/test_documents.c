@@ -1,4 +1,5 @@
 // Data sets: every format is read, and every damaged file is refused before its contents are used.
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "../data/base/hash.h"
@@ -359,8 +360,6 @@ TEST(a_shard_that_shrinks_is_noticed) {
     CHECK(truncate(scratch("shrink.bin"), 1024 + 2 * BLOCK) == 0);
     MUST(dataset_read(&ds, 0, 0, 3, out, &err));
     REFUSED(EXIT_BAD_INPUT, "", dataset_read(&ds, 4, 0, 2, out, &err));
-    file_close(&ds.shards[0].file);  // the same when it is opened again
-    REFUSED(EXIT_BAD_INPUT, "as before", dataset_read(&ds, 0, 0, 3, out, &err));
 }
 
 // Made by llm.c's and modded-nanogpt's own writers (dev/reference/make_shard_golden.py): token j of
@@ -445,7 +444,7 @@ TEST(other_files_are_refused) {
     put_file(scratch("bare.npy"), "\1\0\2\0", 4);
     check_refused(scratch("bare.npy"), "bare.npy: expected a token shard, found OLMo's tokens");
     put_file(scratch("other.bin"), "text of some length", 19);
-    check_refused(scratch("other.bin"), "found text");
+    check_refused(scratch("other.bin"), "found unknown");
     check_refused(scratch("absent*.bin"), "found nothing");
 }
 
@@ -480,24 +479,22 @@ TEST(directories_globs_and_lists) {
     check_refused(",", "expected paths");
 }
 
-static int count_open(const Dataset *ds) {
-    int n = 0;
-    for (size_t i = 0; i < ds->num_shards; i++) n += ds->shards[i].file.fd >= 0;
-    return n;
-}
-
 TEST(more_shards_than_descriptors) {
-    enum { SHARDS = DATASET_MAX_OPEN + 50 };
+    enum { SHARDS = 300 };
+    struct rlimit few;
     Files f = make_files(2, false);
     int32_t out[8];
     CHECK(mkdir(scratch("many"), 0777) == 0);
     for (int i = 0; i < SHARDS; i++) save(&f, printed("many/train_%05d", i));
+    CHECK(getrlimit(RLIMIT_NOFILE, &few) == 0);
+    few.rlim_cur = 100;
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
     OPEN(ds, scratch("many"));
-    CHECK(ds.num_shards == SHARDS && count_open(&ds) == DATASET_MAX_OPEN);
+    CHECK(ds.num_shards == SHARDS);
     for (int i = 0; i < 3000; i++) {
         const int64_t doc = test_rng_below(SHARDS) * NUM_DOCS + 2;
         MUST(dataset_read(&ds, doc, 0, 7, out, &err));
-        CHECK(out[0] == 6 && out[6] == 12 && count_open(&ds) <= DATASET_MAX_OPEN);
+        CHECK(out[0] == 6 && out[6] == 12);
     }
 }
 
@@ -601,7 +598,7 @@ TEST(records_that_are_too_long_are_refused) {
         CHECK(!err.code || strstr(err.what, "record 1: expected at most 300000 bytes"));
         r.next = 0, r.offset = 0, file_close(&r.file);
         stop_signal = SIGTERM;
-        CHECK(!unit_read(&r, &u, &err) && (err.code == EXIT_RESUMABLE || size > MOST));
+        CHECK(!unit_read(&r, &u, &err) && err.code == (size > MOST ? EXIT_BAD_INPUT : 0));
         stop_signal = 0;
         file_close(&r.file);
         inputs_free(&inputs);

@@ -90,7 +90,7 @@ json_t *data_summary_json(const DataSummary *d) {
     if (!ds) return json_null();
     json_t *all =
         json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "shards", (int64_t)ds->num_shards,
-                  "unchecked_shards", (int64_t)dataset_num_unchecked(ds), "documents", ds->num_docs,
+                  "unchecked_shards", (int64_t)ds->num_unchecked, "documents", ds->num_docs,
                   "tokens", ds->num_tokens, "empty_documents", ds->num_empty, "long_documents",
                   num_long_docs(d), "tokens_left_out", d->counts.tokens_left_out);
     if (ds->masked)

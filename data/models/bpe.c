@@ -3,7 +3,6 @@
 #include <assert.h>
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uninorm.h>
@@ -40,7 +39,6 @@ struct BpeEncoder {
     size_t piece_capacity, heap_capacity;
     int32_t *ids;
     size_t num_ids, id_capacity;
-    _Atomic uint64_t bytes;
 };
 
 BpeEncoder *bpe_encoder_open(const Tokenizer *t) {
@@ -72,10 +70,6 @@ const int32_t *bpe_ids(const BpeEncoder *e, size_t *n) {
 }
 
 void bpe_clear(BpeEncoder *e) { e->num_ids = 0; }
-
-uint64_t bpe_bytes(const BpeEncoder *e) {
-    return atomic_load_explicit(&e->bytes, memory_order_relaxed);
-}
 
 void bpe_add_id(BpeEncoder *e, int32_t id) {
     assert(id >= 0 && id < e->tokenizer->vocab_size);
@@ -142,7 +136,6 @@ static void bpe_merge_word(BpeEncoder *e, const unsigned char *p, size_t n) {
 
 static void bpe_word(BpeEncoder *e, const unsigned char *p, size_t n) {
     Word key = {0};
-    atomic_store_explicit(&e->bytes, bpe_bytes(e) + n, memory_order_relaxed);
     if (n > WORD_MAX_BYTES) return bpe_merge_word(e, p, n);
     memcpy(key.key, p, n);
     key.key[WORD_KEYS - 1] |= (uint64_t)n << 56;
@@ -266,20 +259,21 @@ int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t
                          int64_t capacity, Error *err) {
     const unsigned char *p = (const unsigned char *)text,
                         *wrong = t->byte_ids ? NULL : u8_check(p, n);
-    if (t->why_not.code) *err = t->why_not;
-    BpeEncoder *e = err->code ? NULL : bpe_encoder_open(t);
-    if (wrong)
+    int64_t count = -1;
+    if (t->why_not.code)
+        *err = t->why_not;
+    else if (wrong)
         error_set(err, EXIT_USAGE, "", "expected UTF-8, found byte 0x%02x at %zu", *wrong,
                   (size_t)(wrong - p));
-    bool ok = e && !wrong;
-    if (ok && t->adds_bos) bpe_add_id(e, t->bos);
-    ok = ok && bpe_encode(e, p, n, err);
-    const int64_t count = ok ? (int64_t)e->num_ids : 0;
+    BpeEncoder *e = err->code ? NULL : bpe_encoder_open(t);
+    if (e && t->adds_bos) bpe_add_id(e, t->bos);
+    if (e && bpe_encode(e, p, n, err)) count = (int64_t)e->num_ids;
     if (count > capacity)
-        ok = error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
-                       "%ld tokens, expected at most %ld", count, capacity);
-    if (ok && count > 0) memcpy(out, e->ids, (size_t)count * sizeof(int32_t));
+        error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
+                  "%ld tokens, expected at most %ld", count, capacity);
+    else if (count > 0)
+        memcpy(out, e->ids, (size_t)count * sizeof(int32_t));
     bpe_encoder_close(e);
-    if (!ok && err->code == EXIT_USAGE) error_prefix(err, "prompt");
-    return ok ? count : -1;
+    if (err->code == EXIT_USAGE) error_prefix(err, "prompt");
+    return err->code ? -1 : count;
 }

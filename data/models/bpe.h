@@ -22,9 +22,6 @@ void bpe_add_id(BpeEncoder *e, int32_t id);
 const int32_t *bpe_ids(const BpeEncoder *e, size_t *n);
 void bpe_clear(BpeEncoder *e);
 
-// Total bytes of text encoded so far; may be read while another thread is encoding.
-uint64_t bpe_bytes(const BpeEncoder *e);
-
 // Encodes text (n) into out (capacity) like the beginning of a document: after a BOS, if the
 // tokenizer adds it. For prompts. Returns the number of ids, or -1 with *err: EXIT_USAGE, or
 // EXIT_BAD_INPUT where merges or patterns of the tokenizer are wrong.

@@ -150,16 +150,6 @@ bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *token
 
 // ---- What the templates write -------------------------------------------------------------------
 
-static char *join(const char *a, const char *b, const char *c) {
-    char *text = host_calloc(strlen(a) + strlen(b) + strlen(c) + 1, 1, "a chat");
-    return strcat(strcat(strcpy(text, a), b), c);
-}
-
-static void replace(char **text, char *by) {
-    free(*text);
-    *text = by;
-}
-
 // Python's rstrip, and with `both` lstrip too
 static char *strip(char *text, bool both) {
     size_t start, end = utf8_strip(text, &start);
@@ -185,12 +175,13 @@ static void add_gap(Parts *out, const ChatTemplate *t, float weight) {
     add(out, t->style <= CHAT_SMOLLM3 ? "\n" : "", t->style == CHAT_SMOLLM3 ? weight : 0);
 }
 
-static void add_turn(Parts *out, const ChatTemplate *t, const Message *m) {
-    const bool question = t->style == CHAT_MISTRAL && m->role[0] == 'u';
-    open_turn(out, t, m->role, t->style == CHAT_SMOLLM3 ? m->weight : 0);
-    add(out, m->text, m->weight);
-    add(out, question ? "[/INST]" : t->end, m->weight);
-    add_gap(out, t, m->weight);
+// The rest of a turn that is open
+static void end_turn(Parts *out, const ChatTemplate *t, const char *role, const char *text,
+                     float weight) {
+    const bool question = t->style == CHAT_MISTRAL && role[0] == 'u';
+    add(out, text, weight);
+    add(out, question ? "[/INST]" : t->end, weight);
+    add_gap(out, t, weight);
 }
 
 #define NO_THOUGHTS "<think>\n\n</think>\n"
@@ -231,38 +222,40 @@ static void begin_smollm3(Parts *out, const ChatTemplate *t, char *system) {
     add(out, whole ? "<|im_end|>\n" : "\n\n", false);
 }
 
-// Writes everything up to the first turn. The system message (NULL: none) is modified.
+// Writes everything up to the first turn; system NULL: there is no such message.
 static void begin_chat(Parts *out, const ChatTemplate *t, const char *system) {
-    Message own = {"system", join(system ? system : t->system, "", ""), NULL, false};
+    char *own = host_copy(system ? system : t->system, "a chat");
     if (t->style >= CHAT_LLAMA) add(out, t->bos, false);
-    if (t->style == CHAT_LLAMA) replace(&own.text, join(t->heading, strip(own.text, true), ""));
-    if (t->style == CHAT_SMOLLM3)
-        begin_smollm3(out, t, own.text);
-    else if (t->style != CHAT_MISTRAL && (system || own.text[0]))
-        add_turn(out, t, &own);
-    free(own.text);
+    if (t->style == CHAT_SMOLLM3) {
+        begin_smollm3(out, t, own);
+    } else if (t->style != CHAT_MISTRAL && (system || own[0] || t->heading[0])) {
+        open_turn(out, t, "system", false);
+        add(out, t->heading, false);
+        end_turn(out, t, "system", t->style == CHAT_LLAMA ? strip(own, true) : own, false);
+    }
+    free(own);
 }
 
-// An answer of Qwen3. Its thoughts, from the record or ending with </think>, are written only after
-// the last question; in the last message even if they are empty.
-static void write_thoughts(Message *m, bool after_question, bool last) {
-    char *first = m->reasoning ? NULL : strstr(m->text, "</think>"), *rest = m->text, *p;
-    char *thoughts = join(m->reasoning ? m->reasoning : first ? m->text : "", "", ""), *text;
+// Writes the thoughts of an answer of Qwen3, from the record or ending with </think>: only after
+// the last question; in the last message even if they are empty. Returns the answer without them.
+static const char *add_thoughts(Parts *out, const Message *m, bool after_question, bool last) {
+    static const char begin[] = "<think>", end[] = "</think>";
+    const char *first = m->reasoning ? NULL : strstr(m->text, end), *answer = m->text, *p,
+               *text = m->reasoning ? m->reasoning
+                       : first      ? m->text
+                                    : "",
+               *stop = first ? first : text + strlen(text);
     last |= m->reasoning && m->reasoning[0];
-    if (first) thoughts[first - m->text] = 0;
-    for (text = thoughts; first && (p = strstr(text, "<think>"));) text = p + strlen("<think>");
-    while ((p = first ? strstr(rest, "</think>") : NULL)) rest = p + strlen("</think>");
+    while (first && (p = strstr(text, begin)) && p < first) text = p + strlen(begin);
+    while (first && (p = strstr(answer, end))) answer = p + strlen(end);
     text += strspn(text, "\n");
-    for (p = text + strlen(text); p > text && p[-1] == '\n';) *--p = 0;
-    if (first) rest += strspn(rest, "\n");
-    if (after_question && (last || text[0])) {
-        char *block = join("<think>\n", text, "\n</think>\n\n");
-        replace(&m->text, join(block, rest + strspn(rest, "\n"), ""));
-        free(block);
-    } else {
-        replace(&m->text, join(rest, "", ""));
-    }
-    free(thoughts);
+    while (stop > text && stop[-1] == '\n') stop--;
+    if (first) answer += strspn(answer, "\n");
+    if (!after_question || (!last && text == stop)) return answer;
+    add(out, "<think>\n", m->weight);
+    parts_add(out, text, (size_t)(stop - text), m->weight);
+    add(out, "\n</think>\n\n", m->weight);
+    return answer + strspn(answer, "\n");
 }
 
 // The index of the last question, which Qwen3 distinguishes from a tool's response.
@@ -313,15 +306,19 @@ bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts 
         if (t->style == CHAT_LLAMA) strip(message->text, true);
         if (i == 0) begin_chat(out, t, system);
         if (i == 0 && system) continue;
-        bool empty = is_blank(message->text) && is_blank(message->reasoning);
-        if (answer && t->style == CHAT_QWEN3) write_thoughts(message, i > question, i + 1 == m->n);
-        if (answer && t->style == CHAT_SMOLLM3)
-            replace(&message->text, join(silent ? NO_THOUGHTS : "",
-                                         message->text + strspn(message->text, "\n"), ""));
-        empty |= is_blank(message->text);
+        const char *text = message->text;
+        bool empty = is_blank(text) && is_blank(message->reasoning);
+        open_turn(out, t, message->role, t->style == CHAT_SMOLLM3 ? message->weight : 0);
+        if (answer && t->style == CHAT_QWEN3)
+            text = add_thoughts(out, message, i > question, i + 1 == m->n);
+        if (answer && t->style == CHAT_SMOLLM3) {
+            add(out, silent ? NO_THOUGHTS : "", message->weight);
+            text += strspn(text, "\n");
+        }
+        empty |= is_blank(text);
         if (answer && empty && message->weight != 0)
             return bad_input(bad, "message %zu: expected an answer, found an empty text", i + 1);
-        add_turn(out, t, message);
+        end_turn(out, t, message->role, text, message->weight);
     }
     if (train_all) {  // including the text between messages
         out->num_parts = 1;
@@ -333,15 +330,15 @@ bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts 
 
 void chat_ask(const ChatTemplate *t, const char *system, const char *message, bool begins,
               bool ended, Parts *out) {
-    Message question = {"user", join(message, "", ""), NULL, false};
-    if (t->style == CHAT_LLAMA) strip(question.text, true);
-    if (t->style == CHAT_MISTRAL && begins && system)
-        replace(&question.text, join(system, "\n\n", message));
+    char *text = host_copy(message, "a chat");
     if (begins) begin_chat(out, t, system);
     if (!begins && !ended) add(out, t->end, false);
     if (!begins) add_gap(out, t, false);
-    add_turn(out, t, &question);
+    open_turn(out, t, "user", false);
+    if (t->style == CHAT_MISTRAL && begins && system)
+        add(out, system, false), add(out, "\n\n", false);
+    end_turn(out, t, "user", t->style == CHAT_LLAMA ? strip(text, true) : text, false);
     open_turn(out, t, "assistant", false);
     add(out, is_silent(t, system ? system : "") ? NO_THOUGHTS : "", false);
-    free(question.text);
+    free(text);
 }

@@ -64,7 +64,6 @@ bool llama_config_builtin(LlamaConfig *c, const char *name) {
 // ---- Types of models, and keys of config.json ---------------------------------------------------
 
 static const char *const model_types[] = {"llama", "mistral", "qwen2", "qwen3", "smollm3", NULL},
-                         *const activations[] = {ACTIVATIONS, NULL},
                          *const rope_types[] = {"default", "linear", "llama3", "yarn", NULL};
 
 // What distinguishes each type, and its defaults for missing keys, which are those of transformers.
@@ -99,7 +98,7 @@ typedef struct {
     enum { END, INT, FLOAT, DOUBLE, BOOL, NAME } kind;
     size_t offset;  // of the value in a LlamaConfig
     double min, max;
-    bool optional;
+    int optional;              // 2: null stands for a missing key
     const char *const *names;  // NAME: an enum, by the names of its values
 } Field;
 #define FIELD(key_, kind_, member_, ...) \
@@ -120,11 +119,12 @@ static const Field fields[] = {
     FIELD("rms_norm_eps", FLOAT, rms_norm_eps, 1e-20, 0.1, true),
     FIELD("initializer_range", FLOAT, initializer_range, 0, 10, true),
     FIELD("tie_word_embeddings", BOOL, tie_word_embeddings, 0, 1, true),
-    NAMED("hidden_act", activation, true, activations),
-
     NAMED("model_type", model_type, false, model_types),
     {0},
 };
+// Of Mistral. In other types it has no effect without use_sliding_window, which is refused.
+static const Field window[] = {FIELD("sliding_window", INT, sliding_window, 1, MAX_POSITIONS, true),
+                               {0}};
 static const Field rope_theta[] = {FIELD("rope_theta", DOUBLE, rope_theta, 1, 1e12, true), {0}};
 
 #define ROPE_FIELD(key_, member_, min_, optional_) \
@@ -140,10 +140,9 @@ static const Field rope_fields[][6] = {
                      ROPE_FIELD("high_freq_factor", high_freq_factor, 1e-6, false),
                      ROPE_CONTEXT(false)},
     [ROPE_YARN] = {ROPE_FIELD("factor", factor, 1, false),
-                   ROPE_FIELD("beta_slow", low_freq_factor, 1e-6, true),
-                   ROPE_FIELD("beta_fast", high_freq_factor, 1e-6, true),
-                   ROPE_FIELD("attention_factor", attention_factor, 1e-6, true),
-                   ROPE_CONTEXT(true)},
+                   ROPE_FIELD("beta_slow", low_freq_factor, 1e-6, 2),
+                   ROPE_FIELD("beta_fast", high_freq_factor, 1e-6, 2),
+                   ROPE_FIELD("attention_factor", attention_factor, 1e-6, 2), ROPE_CONTEXT(2)},
 };
 
 static bool refuse(const char *key, const char *expected, const json_t *item, Error *err) {
@@ -169,37 +168,28 @@ static bool read_name(const char *const *names, const char *key, const json_t *i
     return refuse(key, expected, item, err);
 }
 
+// Python's readers treat null as a value, not as a missing key.
 static bool read_fields(LlamaConfig *c, const Field *f, const json_t *object, Error *err) {
-    const json_t *item;
+    static const size_t sizes[] = {[INT] = 4, [FLOAT] = 4, [DOUBLE] = 8, [BOOL] = 1, [NAME] = 4};
     for (bool ok = true; ok && f->kind != END; f++) {
         void *out = (char *)c + f->offset;
-        const bool required = !f->optional;
+        const json_t *item = json_object_get(object, f->key);
+        const bool required = !f->optional, has_default = memcmp(out, &(double){0}, sizes[f->kind]);
         double wide = f->kind == FLOAT ? (double)*(float *)out : 0;
-        if (f->kind == INT)
+        if (has_default && f->optional < 2 && json_is_null(item))
+            ok = bad_input(err, "%s: expected a value, found null", f->key);
+        else if (f->kind == INT)
             ok = json_get_int(object, f->key, (int)f->min, (int)f->max, out, required, err);
         else if (f->kind == BOOL)
             ok = json_get_bool(object, f->key, out, required, err);
         else if (f->kind == NAME)
-            ok = !(item = json_object_get(object, f->key)) ||
-                 read_name(f->names, f->key, item, out, err);
+            ok = !item || read_name(f->names, f->key, item, out, err);
         else
             ok = json_get_double(object, f->key, f->min, f->max, f->kind == FLOAT ? &wide : out,
                                  required, err);
         if (f->kind == FLOAT) *(float *)out = (float)wide;
     }
     return err->code == 0;
-}
-
-// Python's readers treat null as a value, not as a missing key.
-static bool refuse_nulls(const LlamaConfig *c, const Field *f, const json_t *object, Error *err) {
-    for (; f->kind != END; f++) {
-        static const size_t sizes[] = {
-            [INT] = 4, [FLOAT] = 4, [DOUBLE] = 8, [BOOL] = 1, [NAME] = 4};
-        const bool has_default = memcmp((const char *)c + f->offset, &(double){0}, sizes[f->kind]);
-        if (has_default && json_is_null(json_object_get(object, f->key)))
-            return bad_input(err, "%s: expected a value, found null", f->key);
-    }
-    return true;
 }
 
 static void write_fields(const LlamaConfig *c, const Field *f, json_t *object) {
@@ -217,15 +207,11 @@ static void write_fields(const LlamaConfig *c, const Field *f, json_t *object) {
 // ---- Sizes --------------------------------------------------------------------------------------
 
 uint64_t llama_config_num_params(const LlamaConfig *c) {
-    uint64_t hidden = (uint64_t)c->hidden_size, q = (uint64_t)c->num_heads * (uint64_t)c->head_dim;
-    uint64_t kv = (uint64_t)c->num_kv_heads * (uint64_t)c->head_dim;
-    uint64_t attention = hidden * (q + 2 * kv) + q * hidden;
-    uint64_t mlp = 3 * hidden * (uint64_t)c->intermediate_size;
-    uint64_t embedding = (uint64_t)c->vocab_size * hidden;
-    uint64_t vectors =
-        2 * hidden + (c->qkv_bias ? q + 2 * kv : 0) + (c->qk_norm ? 2 * (uint64_t)c->head_dim : 0);
-    uint64_t layers = (uint64_t)c->num_layers * (attention + mlp + vectors);
-    return embedding * (c->tie_word_embeddings ? 1 : 2) + layers + hidden;
+    const int64_t C = c->hidden_size, qkv = llama_qkv_dim(c),
+                  matrices = C * (qkv + llama_q_dim(c) + 3 * (int64_t)c->intermediate_size),
+                  vectors = 2 * C + (c->qkv_bias ? qkv : 0) + (c->qk_norm ? 2 * c->head_dim : 0);
+    return (uint64_t)((c->tie_word_embeddings ? 1 : 2) * C * c->vocab_size +
+                      c->num_layers * (matrices + vectors) + C);
 }
 
 void llama_config_print(const LlamaConfig *c, const char *name) {
@@ -248,12 +234,11 @@ double llama_config_flops(const LlamaConfig *c, bool frozen, int64_t tokens, int
 
 static bool check_sizes(const LlamaConfig *c, Error *err) {
     if (c->num_heads % c->num_kv_heads != 0)
-        return error_set(err, EXIT_BAD_INPUT, "query heads share key/value heads in equal groups",
+        return bad_input(err,
                          "num_attention_heads %d: expected a multiple of num_key_value_heads %d",
                          c->num_heads, c->num_kv_heads);
     if (c->head_dim % 2 != 0 || c->head_dim > MAX_HEAD_DIM)
-        return error_set(err, EXIT_BAD_INPUT, "RoPE rotates pairs",
-                         "head_dim %d: expected an even number of at most %d", c->head_dim,
+        return bad_input(err, "head_dim %d: expected an even number of at most %d", c->head_dim,
                          MAX_HEAD_DIM);
     if (c->num_heads * c->head_dim > MAX_WIDTH)
         return bad_input(err, "num_attention_heads %d x head_dim %d: expected at most %d",
@@ -291,16 +276,17 @@ static const struct {
       "residual_multiplier", "rotary_pct", "scale_depth", "scale_emb",
       "pretraining_tp"}},  // another order of summation, and its own layout
     {"full_attention", {"layer_types"}},
+    {"silu", {"hidden_act"}},
 };
 
-// null matches any of these values except true. Each of layer_types must match.
+// null matches any of these values except true and silu. Each of layer_types must match.
 static bool value_is(const json_t *item, const char *text) {
     const json_t *each;
     size_t i;
     json_array_foreach(item, i, each) {
         if (!value_is(each, text)) return false;
     }
-    if (json_is_null(item)) return strcmp(text, "true") != 0;
+    if (json_is_null(item)) return strcmp(text, "true") != 0 && strcmp(text, "silu") != 0;
     if (json_is_boolean(item)) return strcmp(text, json_is_true(item) ? "true" : "false") == 0;
     if (json_is_number(item)) return text[0] <= '9' && json_number_value(item) == atof(text);
     if (json_is_array(item)) return strcmp(text, "full_attention") == 0;
@@ -308,10 +294,10 @@ static bool value_is(const json_t *item, const char *text) {
 }
 
 static bool read_type(LlamaConfig *c, const json_t *root, Error *err) {
-    const char *name = NULL, *key = "model_type";
+    const json_t *name = json_member(root, "model_type");
     int type;
-    if (!json_get_string(root, key, &name, true, err)) return false;
-    if (!read_name(model_types, key, json_object_get(root, key), &type, err)) return false;
+    if (!name) return bad_input(err, "model_type: required, not found");
+    if (!read_name(model_types, "model_type", name, &type, err)) return false;
     *c = types[type].config;
     return true;
 }
@@ -325,14 +311,6 @@ static bool read_neutral(const LlamaConfig *c, const json_t *object, Error *err)
                 return refuse(*key, neutral[i].value, item, err);
         }
     return true;
-}
-
-// Of Mistral. In other types it has no effect without use_sliding_window, which is refused.
-static bool read_window(LlamaConfig *c, const json_t *root, Error *err) {
-    const char *key = "sliding_window";
-    if (json_is_null(json_object_get(root, key))) c->sliding_window = 0;
-    return c->sliding_window == 0 ||
-           json_get_int(root, key, 1, MAX_POSITIONS, &c->sliding_window, false, err);
 }
 
 // no_rope_layers has a 1 for each layer, or a 0 where the layer has no RoPE: every interval-th. It
@@ -385,17 +363,16 @@ static bool read_token_ids(const json_t *root, const char *key, int most, TokenI
 static bool read_own_ids(const json_t *root, const char *key, int vocab_size, TokenIds *t,
                          Error *err) {
     if (json_object_get(root, key) || (t->n > 0 && t->ids[0] >= vocab_size)) *t = (TokenIds){0};
-    if (!read_token_ids(root, key, vocab_size - 1, t, err)) {
-        snprintf(err->hint, sizeof err->hint, "token ids are below vocab_size %d", vocab_size);
-        return false;
-    }
+    if (!read_token_ids(root, key, vocab_size - 1, t, err)) return false;
     t->of_config = t->n;
     return true;
 }
 
 static bool read_sizes(LlamaConfig *c, const json_t *root, Error *err) {
     if (json_is_null(json_object_get(root, "num_key_value_heads"))) c->num_kv_heads = 0;
-    if (!refuse_nulls(c, fields, root, err) || !read_fields(c, fields, root, err) ||
+    if (json_is_null(json_object_get(root, window->key))) c->sliding_window = 0;
+    if (!read_fields(c, fields, root, err) ||
+        (c->sliding_window > 0 && !read_fields(c, window, root, err)) ||
         !read_own_ids(root, "bos_token_id", c->vocab_size, &c->bos, err) ||
         !read_own_ids(root, "eos_token_id", c->vocab_size, &c->eos, err) ||
         !read_own_ids(root, "pad_token_id", c->vocab_size, &c->pad, err))
@@ -449,15 +426,14 @@ static bool read_rope(LlamaConfig *c, const json_t *root, Error *err) {
     if (outer && inner && !json_equal(outer, inner))
         return error_set(err, EXIT_BAD_INPUT, "delete one of them",
                          "rope_theta: expected one value, found another in %s", name);
-    return refuse_nulls(c, rope_theta, root, err) &&
-           read_fields(c, rope_theta, inner ? rope : root, err);
+    return read_fields(c, rope_theta, inner ? rope : root, err);
 }
 
 bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Error *err) {
     if (!json_is_object(root)) return bad_input(err, "%s: expected an object", path);
     const bool ok = read_type(c, root, err) && read_neutral(c, root, err) &&
-                    read_sizes(c, root, err) && read_window(c, root, err) &&
-                    read_no_rope(c, root, err) && read_rope(c, root, err) && check_sizes(c, err);
+                    read_sizes(c, root, err) && read_no_rope(c, root, err) &&
+                    read_rope(c, root, err) && check_sizes(c, err);
     return ok || error_prefix(err, path);
 }
 
@@ -538,11 +514,11 @@ json_t *token_ids_json(const TokenIds *t) {
 
 char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
     json_t *all =
-        json_pack("{s:[s], s:f, s:o, s:o, s:o, s:o, s:s, s:b}", "architectures",
-                  types[c->model_type].architecture, "attention_dropout", 0.0, "bos_token_id",
-                  token_ids_json(&c->bos), "eos_token_id", token_ids_json(&c->eos), "pad_token_id",
-                  token_ids_json(&c->pad), "rope_scaling", rope_json(c), "torch_dtype", torch_dtype,
-                  "use_cache", true);
+        json_pack("{s:[s], s:f, s:s, s:o, s:o, s:o, s:o, s:s, s:b}", "architectures",
+                  types[c->model_type].architecture, "attention_dropout", 0.0, "hidden_act", "silu",
+                  "bos_token_id", token_ids_json(&c->bos), "eos_token_id", token_ids_json(&c->eos),
+                  "pad_token_id", token_ids_json(&c->pad), "rope_scaling", rope_json(c),
+                  "torch_dtype", torch_dtype, "use_cache", true);
     write_fields(c, fields, all);
     write_fields(c, rope_theta, all);
     if (c->model_type != MODEL_LLAMA)  // without it Mistral has 4096

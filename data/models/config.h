@@ -20,8 +20,6 @@ typedef struct {
 } RopeScaling;
 
 typedef enum { MODEL_LLAMA, MODEL_MISTRAL, MODEL_QWEN2, MODEL_QWEN3, MODEL_SMOLLM3 } ModelType;
-typedef enum { SILU } Activation;
-#define ACTIVATIONS "silu"  // their names in config.json, in this order
 
 // Ids that begin or end texts: of config.json, then those that only generation_config.json has.
 enum { MAX_TOKEN_IDS = 16 };
@@ -38,12 +36,11 @@ typedef struct {
     RopeScaling rope_scaling;
     TokenIds bos, eos, pad;  // pad has no effect here; it is kept for other programs
     bool tie_word_embeddings;
-    Activation activation;  // of the gate
-    ModelType model_type;   // this and what follows are 0 for Llama
-    bool qkv_bias;          // of q_proj, k_proj and v_proj
-    bool qk_norm;           // RMSNorm of each query and key head, before RoPE
-    int sliding_window;     // Mistral: a longer context is refused; 0: none
-    int no_rope_interval;   // every such layer, counted from 1, has no RoPE; 0: all have RoPE
+    ModelType model_type;  // this and what follows are 0 for Llama
+    bool qkv_bias;         // of q_proj, k_proj and v_proj
+    bool qk_norm;          // RMSNorm of each query and key head, before RoPE
+    int sliding_window;    // Mistral: a longer context is refused; 0: none
+    int no_rope_interval;  // every such layer, counted from 1, has no RoPE; 0: all have RoPE
 } LlamaConfig;
 
 static inline int64_t llama_q_dim(const LlamaConfig *c) {

@@ -166,8 +166,7 @@ static bool check_layout(SafetensorsSet *s, int first, uint64_t data_begin, uint
         t->end += data_begin;
     }
     if (expected == data_bytes) return true;
-    return error_set(err, EXIT_BAD_INPUT, "the file is truncated or damaged: make or copy it again",
-                     "expected %lu bytes of tensors, found %lu", expected, data_bytes);
+    return bad_input(err, "expected %lu bytes of tensors, found %lu", expected, data_bytes);
 }
 
 static bool parse_header(SafetensorsSet *s, const char *text, uint64_t n, int file, Error *err) {
@@ -194,8 +193,7 @@ static bool read_header(SafetensorsSet *s, int file, Error *err) {
         return error_set(err, EXIT_BAD_INPUT, "`git lfs pull` in that directory gets the file",
                          "%s: expected weights, found a pointer of Git LFS", f->path);
     if (n < 2 || n > most)
-        return error_set(err, EXIT_BAD_INPUT, "is it a safetensors file, and complete?",
-                         "%s: header: expected 2 to %lu bytes, found %lu", f->path, most, n);
+        return bad_input(err, "%s: header: expected 2 to %lu bytes, found %lu", f->path, most, n);
     char *text = host_calloc(n, 1, f->path);
     bool ok = file_read_at(f, text, n, 8, err) && parse_header(s, text, n, file, err);
     free(text);
@@ -250,26 +248,24 @@ static bool check_index(const SafetensorsSet *s, json_t *map, Error *err) {
                      s->num_tensors, promised);
 }
 
-static bool open_shards(SafetensorsSet *s, const char *dir, const json_t *root, Error *err) {
+static bool open_index(SafetensorsSet *s, const char *path, Error *err) {
     const char *name;
     const json_t *item;
-    json_t *map = json_member(root, "weight_map");
-    if (json_object_size(map) == 0)
-        return bad_input(err, "weight_map: expected an object of names and files");
-    json_object_foreach(map, name, item) {
-        if (!json_is_string(item)) return json_type_error(item, "weight_map", "file names", err);
-        if (!add_shard(s, dir, json_string_value(item), err)) return false;
-    }
-    sort_tensors(s);
-    return check_index(s, map, err);
-}
-
-static bool open_index(SafetensorsSet *s, const char *path, Error *err) {
     char dir[IO_PATH_MAX];
     if (!path_parent(dir, path, err)) return false;
     json_auto_t *root = json_read(
         path, 16 << 20, "expected model.safetensors or model.safetensors.index.json", err);
-    return root && (open_shards(s, dir, root, err) || error_prefix(err, path));
+    json_t *map = json_member(root, "weight_map");
+    if (!root) return false;
+    bool ok = json_object_size(map) > 0 ||
+              bad_input(err, "weight_map: expected an object of names and files");
+    json_object_foreach(map, name, item) {
+        ok = ok &&
+             (json_is_string(item) || json_type_error(item, "weight_map", "file names", err)) &&
+             add_shard(s, dir, json_string_value(item), err);
+    }
+    sort_tensors(s);
+    return (ok && check_index(s, map, err)) || error_prefix(err, path);
 }
 
 static bool open_path(SafetensorsSet *s, const char *path, Error *err) {

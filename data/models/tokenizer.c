@@ -163,15 +163,32 @@ static int32_t find_token(const Tokenizer *t, const char *name) {
     return id ? (int32_t)json_number_value(id) : -1;
 }
 
-// Does a post-processor, which may be a sequence of several, begin every text with this token?
-static bool begins_texts(const json_t *processor, const char *token) {
-    const json_t *list = json_member(processor, "processors"), *item;
-    size_t i;
-    json_array_foreach(list, i, item) {
-        if (begins_texts(item, token)) return true;
+// The parts of a component of tokenizer.json, of which those under `key` may be sequences too, in
+// order
+static json_t *list_parts(const json_t *component, const char *key) {
+    const json_t *list = json_member(component, key), *type = json_member(component, "type");
+    const bool sequence = json_is_array(list) && (!type || json_string_is(type, "Sequence"));
+    json_t *all = json_array();
+    if (component && !json_is_null(component) && !sequence)
+        json_array_append(all, (json_t *)component);
+    for (size_t i = 0; sequence && i < json_array_size(list); i++) {
+        json_auto_t *parts = list_parts(json_array_get(list, i), key);
+        json_array_extend(all, parts);
     }
-    item = json_member(json_array_get(json_member(processor, "single"), 0), "SpecialToken");
-    return json_string_is(json_member(item, "id"), token);
+    return all;
+}
+
+// Does the post-processor begin every text with this token?
+static bool begins_texts(const json_t *root, const char *token) {
+    json_auto_t *parts = list_parts(json_member(root, "post_processor"), "processors");
+    bool begins = false;
+    const json_t *item;
+    size_t i;
+    json_array_foreach(parts, i, item) {
+        item = json_member(json_array_get(json_member(item, "single"), 0), "SpecialToken");
+        begins |= json_string_is(json_member(item, "id"), token);
+    }
+    return begins;
 }
 
 // bos_token and eos_token of tokenizer_config.json, if it is there, else the usual names. A
@@ -195,10 +212,7 @@ static void find_ends(const Vocabulary *v, const json_t *tokenizer) {
             *ends[i].id = find_token(t, ends[i].usual[k]);
     }
     // transformers 5 does not read add_bos_token where there is a tokenizer.json; 4 does for Llama
-    const json_t *add = json_member(config, "add_bos_token");
-    t->adds_bos =
-        t->bos >= 0 && begins_texts(json_member(tokenizer, "post_processor"), v->names[t->bos]);
-    t->bos_is_disputed = json_is_boolean(add) && json_is_true(add) != t->adds_bos;
+    t->adds_bos = t->bos >= 0 && begins_texts(tokenizer, v->names[t->bos]);
 }
 
 // Whether ids below 256 are the bytes themselves, and no tokens are merged.
@@ -213,8 +227,8 @@ static bool has_byte_ids(const Tokenizer *t, const json_t *model) {
 
 bool cannot_encode(const char *what, Error *err) {
     return error_set(err, EXIT_USAGE,
-                     "byte-level BPE is supported, as in SmolLM2, Llama 3, Qwen and GPT-2: choose "
-                     "such a model",
+                     "byte-level BPE is supported, as in SmolLM2, Llama 3, Qwen and GPT-2; "
+                     "data/convert.py makes shards of others' ids, saved by numpy.save",
                      "cannot encode with a tokenizer that has %s", what);
 }
 
@@ -257,27 +271,19 @@ static bool list_added(Tokenizer *t, const json_t *list, Error *err) {
     return true;
 }
 
-// The first normalizer that is neither null, NFC nor a sequence of these; NULL: there is none.
-static const json_t *find_normalizer(const json_t *item, bool *nfc) {
-    const json_t *list = json_member(item, "normalizers"), *type = json_member(item, "type");
-    size_t i;
-    if (!item || json_is_null(item)) return NULL;
-    if (json_string_is(type, "NFC")) *nfc = true;
-    if (json_string_is(type, "NFC")) return NULL;
-    if (!json_string_is(type, "Sequence") || !json_is_array(list)) return item;
-    json_array_foreach(list, i, item) {
-        const json_t *found = find_normalizer(item, nfc);
-        if (found) return found;
-    }
-    return NULL;
-}
-
+// Null, NFC and sequences of these
 static bool read_normalizer(Tokenizer *t, const json_t *root, Error *err) {
-    char what[100] = "a normalizer";
-    const json_t *found = find_normalizer(json_member(root, "normalizer"), &t->nfc);
-    const char *type = json_string_value(json_member(found, "type"));
-    if (type) snprintf(what, sizeof what, "a normalizer (%.60s)", type);
-    return !found || cannot_encode(what, err);
+    json_auto_t *parts = list_parts(json_member(root, "normalizer"), "normalizers");
+    const json_t *item;
+    char what[100];
+    size_t i;
+    json_array_foreach(parts, i, item) {
+        const char *type = json_string_value(json_member(item, "type"));
+        t->nfc = type && strcmp(type, "NFC") == 0;
+        snprintf(what, sizeof what, "a normalizer (%.60s)", type ? type : "without a type");
+        if (!t->nfc) return cannot_encode(what, err);
+    }
+    return true;
 }
 
 // Neither key has an effect when every byte has its own token.
@@ -404,13 +410,11 @@ static bool add_pre_tokenizer(Tokenizer *t, const json_t *item, Error *err) {
     return !flag || add_pattern(t, gpt2, err);
 }
 
-static bool read_pre_tokenizers(Tokenizer *t, const json_t *pre, Error *err) {
-    const json_t *list = json_member(pre, "pretokenizers"), *type = json_member(pre, "type"), *item;
+static bool read_pre_tokenizers(Tokenizer *t, const json_t *root, Error *err) {
+    json_auto_t *parts = list_parts(json_member(root, "pre_tokenizer"), "pretokenizers");
+    const json_t *item;
     size_t i;
-    if (list && type && !json_string_is(type, "Sequence"))
-        return cannot_encode("pretokenizers that are not a Sequence", err);
-    if (!json_is_array(list)) return add_pre_tokenizer(t, pre, err);
-    json_array_foreach(list, i, item) {
+    json_array_foreach(parts, i, item) {
         if (!add_pre_tokenizer(t, item, err)) return false;
     }
     return true;
@@ -430,25 +434,18 @@ static bool read_encoding(Tokenizer *t, const json_t *root, bool has_byte_level,
         return false;
     if (!has_byte_level) return cannot_encode("no ByteLevel pre_tokenizer", err);
     return json_get_bool(model, "ignore_merges", &t->ignore_merges, false, err) &&
-           read_pre_tokenizers(t, json_member(root, "pre_tokenizer"), err) &&
-           check_missing_bytes(t, model, err) && read_merges(t, model, err);
+           read_pre_tokenizers(t, root, err) && check_missing_bytes(t, model, err) &&
+           read_merges(t, model, err);
 }
 
 // ---- tokenizer.json -----------------------------------------------------------------------------
 
-// Does `value` or anything inside it have "type": "ByteLevel"? It may be a sequence of several.
-static bool has_byte_level(json_t *value) {
-    const char *key;
-    json_t *item;
-    size_t i;
-    if (json_string_is(json_object_get(value, "type"), "ByteLevel")) return true;
-    json_object_foreach(value, key, item) {
-        if (has_byte_level(item)) return true;
-    }
-    json_array_foreach(value, i, item) {
-        if (has_byte_level(item)) return true;
-    }
-    return false;
+static bool has_byte_level(const json_t *component, const char *key) {
+    json_auto_t *parts = list_parts(component, key);
+    bool found = false;
+    for (size_t i = 0; i < json_array_size(parts); i++)
+        found |= json_string_is(json_member(json_array_get(parts, i), "type"), "ByteLevel");
+    return found;
 }
 
 static bool tokenizer_read(Tokenizer *t, const json_t *root, Error *err) {
@@ -460,8 +457,8 @@ static bool tokenizer_read(Tokenizer *t, const json_t *root, Error *err) {
     if (!json_get_string(model, "type", &type, false, err) ||
         !json_get_bool(model, "byte_fallback", &fallback, false, err))
         return false;
-    const bool cuts_bytes = has_byte_level(json_member(root, "pre_tokenizer")),
-               byte_level = cuts_bytes || has_byte_level(json_member(root, "decoder"));
+    const bool cuts_bytes = has_byte_level(json_member(root, "pre_tokenizer"), "pretokenizers"),
+               byte_level = cuts_bytes || has_byte_level(json_member(root, "decoder"), "decoders");
     if (strcmp(type, "BPE") != 0 || (!byte_level && !fallback))
         return bad_input(err, "expected BPE, byte-level or with byte fallback");
     t->vocab = json_incref(json_member(model, "vocab"));

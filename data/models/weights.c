@@ -79,33 +79,29 @@ void weights_init(Parameters p, uint64_t seed) {
 
 // ---- Names and shapes of a file against the table -----------------------------------------------
 
-static TensorInfo tensor_of(const Parameter *t, ParameterArena arena, const char *dtype) {
-    TensorInfo info = {.ndim = t->cols ? 2 : 1, .shape = {(uint64_t)t->rows, (uint64_t)t->cols}};
-    snprintf(info.name, sizeof info.name, "%s%s", arenas[arena].prefix, t->name);
-    text_copy(info.dtype, sizeof info.dtype, dtype);
-    return info;
-}
-
-static bool same_shape(const Parameter *t, const TensorInfo *found) {
-    const TensorInfo expected = tensor_of(t, ARENA_WEIGHTS, "");
-    return found->ndim == expected.ndim &&
-           memcmp(found->shape, expected.shape, sizeof expected.shape) == 0;
-}
-
 // The tensors of a file, in its order: weights, or all m and then all v
 typedef struct {
     ParameterArena arena;
     const Parameter *t;
+    TensorInfo info;
 } Stored;
 
-static Stored *list_stored(const Parameters *p, bool moments, int *num) {
+static Stored store(const Parameter *t, ParameterArena arena, const char *dtype) {
+    Stored x = {
+        arena, t, {.ndim = t->cols ? 2 : 1, .shape = {(uint64_t)t->rows, (uint64_t)t->cols}}};
+    snprintf(x.info.name, sizeof x.info.name, "%s%s", arenas[arena].prefix, t->name);
+    text_copy(x.info.dtype, sizeof x.info.dtype, dtype);
+    return x;
+}
+
+static Stored *list_stored(const Parameters *p, bool moments, const char *dtype, int *num) {
     const ParameterArena first = moments ? ARENA_M : ARENA_WEIGHTS,
                          last = moments ? ARENA_V : ARENA_WEIGHTS;
     Stored *list = host_calloc(2 * (size_t)p->num, sizeof *list, "tensor list");
     *num = 0;
     for (ParameterArena arena = first; arena <= last; arena++)
         for (const Parameter *t = p->list; t < p->list + p->num; t++)
-            if (arena != ARENA_V || t->moments > 1) list[(*num)++] = (Stored){arena, t};
+            if (arena != ARENA_V || t->moments > 1) list[(*num)++] = store(t, arena, dtype);
     return list;
 }
 
@@ -118,29 +114,34 @@ static bool is_known(const Parameters *p, const char *name) {
 }
 
 // Reports all misfits at once.
-static bool check_weights(const Parameters *p, const SafetensorsSet *s, const char *dir,
-                          Error *err) {
+static bool check_tensors(const Parameters *p, const Stored *list, int num, const SafetensorsSet *s,
+                          const char *path, Error *err) {
+    const bool moments = num > 0 && list->arena != ARENA_WEIGHTS;
     char missing[300] = "", misfit[300] = "", extra[300] = "";
-    for (int i = 0; i < p->num; i++) {
-        const Parameter *t = &p->list[i];
-        const TensorInfo *info = safetensors_find(s, t->name);
-        if (!info)
-            text_list(missing, sizeof missing, "%s", t->name);
-        else if (!same_shape(t, info))
-            text_list(misfit, sizeof misfit, "%s", t->name);
+    for (int i = 0; i < num; i++) {
+        const TensorInfo *expected = &list[i].info, *found = safetensors_find(s, expected->name);
+        if (!found)
+            text_list(missing, sizeof missing, "%s", expected->name);
+        else if (found->ndim != expected->ndim ||
+                 memcmp(found->shape, expected->shape, sizeof found->shape) != 0)
+            text_list(misfit, sizeof misfit, "%s", expected->name);
     }
-    for (int i = 0; i < s->num_tensors; i++) {
+    for (int i = 0; i < s->num_tensors && !moments; i++) {
         const char *name = s->tensors[i].name;
         if (!is_known(p, name)) text_list(extra, sizeof extra, "%s", name);
     }
+    if (moments && s->num_tensors > num) text_list(extra, sizeof extra, "%d", s->num_tensors - num);
     if (!missing[0] && !misfit[0] && !extra[0]) return true;
-    return error_set(err, EXIT_BAD_INPUT,
-                     p->file ? "leave --model out, or give the model that adapter_config.json names"
-                             : "config.json and the weights must be of the same model, saved from "
-                               "AutoModelForCausalLM itself, not from its base model or a wrapper",
-                     "%s: weights do not fit config.json;%s%s%s%s%s%s", dir,
-                     missing[0] ? " missing: " : "", missing, misfit[0] ? " wrong shape: " : "",
-                     misfit, extra[0] ? " unknown: " : "", extra);
+    return error_set(
+        err, moments ? EXIT_CHECKPOINT_MISFIT : EXIT_BAD_INPUT,
+        moments   ? "resume with the model and the --optimizer of the run"
+        : p->file ? "leave --model out, or give the model that adapter_config.json names"
+                  : "config.json and the weights must be of the same model, saved from "
+                    "AutoModelForCausalLM itself, not from its base model or a wrapper",
+        "%s: %s;%s%s%s%s%s%s", path,
+        moments ? "moments do not fit the optimizer" : "weights do not fit config.json",
+        missing[0] ? " missing: " : "", missing, misfit[0] ? " wrong shape: " : "", misfit,
+        extra[0] ? " unknown: " : "", extra);
 }
 
 // A second copy of the embedding is only that if it has the same values.
@@ -166,36 +167,19 @@ static bool check_tied(const Parameters *p, SafetensorsSet *s, const char *dir, 
                              dir);
 }
 
-static bool check_moments(const Stored *list, int num, const SafetensorsSet *s, const char *path,
-                          Error *err) {
-    const char *hint = "resume with the model and the --optimizer of the run";
-    for (int i = 0; i < num; i++) {
-        const TensorInfo expected = tensor_of(list[i].t, list[i].arena, "F32"),
-                         *found = safetensors_find(s, expected.name);
-        if (!found || !same_shape(list[i].t, found))
-            return error_set(err, EXIT_CHECKPOINT_MISFIT, hint,
-                             "%s: expected tensor %s of this model's shape, found %s", path,
-                             expected.name, found ? "another shape" : "none");
-    }
-    return s->num_tensors == num ||
-           error_set(err, EXIT_CHECKPOINT_MISFIT, hint, "%s: expected %d tensors, found %d", path,
-                     num, s->num_tensors);
-}
-
 // ---- Loading ------------------------------------------------------------------------------------
 
-static bool load_parameter(const Parameters *p, Stored x, SafetensorsSet *s, float *values,
+static bool load_parameter(const Parameters *p, const Stored *x, SafetensorsSet *s, float *values,
                            Error *err) {
-    const Parameter *t = x.t;
-    const TensorInfo expected = tensor_of(t, x.arena, "F32"),
-                     *info = safetensors_find(s, expected.name);
+    const Parameter *t = x->t;
+    const TensorInfo *info = safetensors_find(s, x->info.name);
     for (size_t first = 0, n; first < t->count; first += n) {
         n = block_size(p, t, first);
         const size_t from = in_file(t, first);
         if (!safetensors_read_f32(s, info, values, from, in_file(t, first + n) - from, err))
             return false;
         add_padding(t, values, first, n);
-        p->put(p->context, x.arena, t->offset + first, values, n);
+        p->put(p->context, x->arena, t->offset + first, values, n);
     }
     return true;
 }
@@ -210,10 +194,10 @@ bool parameters_load(Parameters p, bool moments, const char *path, Error *err) {
     if (!safetensors_open(&s, name ? file : path, err)) return false;
     if (moments) path = file;
     float *values = alloc_block(&p);
-    Stored *list = list_stored(&p, moments, &num);
-    bool ok = moments ? check_moments(list, num, &s, path, err)
-                      : check_weights(&p, &s, path, err) && check_tied(&p, &s, path, err);
-    for (int i = 0; p.put && ok && i < num; i++) ok = load_parameter(&p, list[i], &s, values, err);
+    Stored *list = list_stored(&p, moments, "", &num);
+    bool ok =
+        check_tensors(&p, list, num, &s, path, err) && (moments || check_tied(&p, &s, path, err));
+    for (int i = 0; p.put && ok && i < num; i++) ok = load_parameter(&p, &list[i], &s, values, err);
     free(list);
     free(values);
     if (ok && s.num_nonfinite > 0)
@@ -234,26 +218,25 @@ bool weights_check(Parameters p, const char *dir, Error *err) {
 
 // ---- Saving -------------------------------------------------------------------------------------
 
-static bool save_block(const char *path, Stored x, const char *dtype, float *values, size_t n,
-                       FileWriter *w, Error *err) {
+static bool save_block(const char *path, const Stored *x, float *values, size_t n, FileWriter *w,
+                       Error *err) {
     for (size_t i = 0; i < n; i++)
         if (!isfinite(values[i]))
             return error_set(err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
                              "%s: not saved, training diverged: expected finite values, found NaN "
                              "or Inf in %s of %s",
-                             path, arenas[x.arena].name, x.t->name);
-    const bool bf16 = strcmp(dtype, "BF16") == 0;
+                             path, arenas[x->arena].name, x->t->name);
+    const bool bf16 = strcmp(x->info.dtype, "BF16") == 0;
     for (size_t i = 0; bf16 && i < n; i++) {  // in place
         const uint16_t bits = bf16_bits(values[i]);
         memcpy((char *)values + i * sizeof bits, &bits, sizeof bits);
     }
-    return writer_write(w, values, n * tensor_dtype_size(dtype), err);
+    return writer_write(w, values, n * tensor_dtype_size(x->info.dtype), err);
 }
 
-static bool save_header(const Stored *list, int num, const char *dtype, const char *path,
-                        FileWriter *w, Error *err) {
+static bool save_header(const Stored *list, int num, const char *path, FileWriter *w, Error *err) {
     TensorInfo *infos = host_calloc((size_t)num, sizeof *infos, "tensor list");
-    for (int i = 0; i < num; i++) infos[i] = tensor_of(list[i].t, list[i].arena, dtype);
+    for (int i = 0; i < num; i++) infos[i] = list[i].info;
     const bool ok = safetensors_create(w, path, infos, num, err);
     free(infos);
     return ok;
@@ -263,15 +246,15 @@ bool parameters_save(Parameters p, bool moments, const char *dtype, const char *
                      Error *err) {
     int num;
     float *values = alloc_block(&p);
-    Stored *list = list_stored(&p, moments, &num);
-    bool ok = path && save_header(list, num, dtype, path, w, err);
+    Stored *list = list_stored(&p, moments, dtype, &num);
+    bool ok = path && save_header(list, num, path, w, err);
     for (int i = 0; i < num; i++) {
         const Parameter *t = list[i].t;
         for (size_t first = 0, n; first < t->count; first += n) {
             n = block_size(&p, t, first);
             p.get(p.context, list[i].arena, t->offset + first, values, n);
             const size_t kept = remove_padding(t, values, first, n);
-            ok = ok && save_block(path, list[i], dtype, values, kept, w, err);
+            ok = ok && save_block(path, &list[i], values, kept, w, err);
         }
     }
     free(list);

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "../base/hash.h"
 #include "../base/memory.h"
@@ -23,9 +24,7 @@ void dataset_close(Dataset *ds) {
         free(ds->shards[i].path);
     }
     free(ds->shards);
-    free(ds->block);
     sources_free(&ds->sources);
-    pthread_mutex_destroy(&ds->lock);
     memset(ds, 0, sizeof *ds);
 }
 
@@ -49,34 +48,19 @@ static bool dataset_agrees(Dataset *ds, const Shard *s, const DatasetOptions *op
     return true;
 }
 
-// Opens the shard's file unless it is open. Of every DATASET_MAX_OPEN-th shard, one is open. Later,
-// the file must still have the size that was checked.
-static bool dataset_open_file(Dataset *ds, Shard *s, Error *err) {
-    const uint64_t size = s->file.size_bytes;  // 0: it is opened for the first time
-    if (s->file.fd >= 0) return true;
-    for (size_t i = (size_t)(s - ds->shards) % DATASET_MAX_OPEN; i < ds->num_shards;
-         i += DATASET_MAX_OPEN)
-        file_close(&ds->shards[i].file);
-    if (!file_open(&s->file, s->path, size ? "do not move files while training" : "", err))
-        return false;
-    return size == 0 || size == s->file.size_bytes ||
-           error_set(err, EXIT_BAD_INPUT, "do not change files while training",
-                     "%s: expected %lu bytes as before, found %lu", s->path, size,
-                     s->file.size_bytes);
-}
-
 static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *options, Error *err) {
     array_grow(ds->shards, &ds->shard_capacity, ds->num_shards + 1, "the list of shards");
     Shard *s = &ds->shards[ds->num_shards++];
     *s = (Shard){.file.fd = -1, .path = host_copy(path, "paths"), .first_doc = ds->num_docs};
     s->vocab_size = s->bos = s->eos = -1;
-    if (!dataset_open_file(ds, s, err) || !shard_open(s, options->boundary_token, err) ||
+    if (!file_open(&s->file, s->path, "", err) || !shard_open(s, options->boundary_token, err) ||
         !dataset_agrees(ds, s, options, err))
         return false;
     if (s->scanned && s->num_tokens > 0) ds->scanned_token = s->bos;
     ds->num_docs += s->num_docs;
     ds->num_tokens += s->num_tokens;
     ds->num_empty += s->num_empty;
+    ds->num_unchecked += s->block_tokens == 0;
     ds->masked |= s->mask != NULL;
     ds->weighted |= s->weights != NULL;
     ds->num_targets += s->mask ? s->num_targets : s->num_tokens - s->num_docs;
@@ -124,7 +108,11 @@ static bool dataset_add_sources(Dataset *ds, const DatasetOptions *options, Erro
 bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, Error *err) {
     *ds = (Dataset){.vocab_size = -1, .bos = -1, .eos = -1, .scanned_token = -1};
     ds->fingerprint = ds->token_fingerprint = FNV1A_START;
-    pthread_mutex_init(&ds->lock, NULL);
+    struct rlimit files;  // open at a time: each shard stays open
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
     const bool ok = sources_parse(&ds->sources, spec, err) && dataset_add_sources(ds, options, err);
     if (ok && ds->vocab_size <= 0)
         ds->vocab_size = options->vocab_size > 0 ? options->vocab_size : INT32_MAX;
@@ -132,38 +120,33 @@ bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, 
     return ok;
 }
 
-size_t dataset_num_unchecked(const Dataset *ds) {
-    size_t n = 0;
-    for (size_t i = 0; i < ds->num_shards; i++) n += ds->shards[i].block_tokens == 0;
-    return n;
-}
-
 void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
-    const size_t unchecked = dataset_num_unchecked(ds);
-    char targets[64] = "", empty[64] = "", scanned[96] = "", sums[96] = "";
-    if (ds->masked)
-        snprintf(targets, sizeof targets, ", %ld of them targets%s", ds->num_targets,
-                 ds->weighted ? " with weights" : "");
-    if (ds->num_empty > 0)
-        snprintf(empty, sizeof empty, ", %ld empty one%s left out", ds->num_empty,
-                 text_plural(ds->num_empty));
-    if (unchecked == ds->num_shards)
-        snprintf(sums, sizeof sums, ", tokens unchecked: no checksums");
-    else if (unchecked > 0)
-        snprintf(sums, sizeof sums, ", tokens unchecked in %zu of them: no checksums", unchecked);
-    if (ds->scanned_token >= 0)
-        snprintf(scanned, sizeof scanned, ", index built by scanning for token %d",
-                 ds->scanned_token);
-    snprintf(out, capacity, "%zu %s shard%s, %ld document%s, %ld token%s%s%s%s%s", ds->num_shards,
+    snprintf(out, capacity, "%zu %s shard%s, %ld document%s, %ld token%s", ds->num_shards,
              ds->shards[0].format, text_plural((int64_t)ds->num_shards), ds->num_docs,
-             text_plural(ds->num_docs), ds->num_tokens, text_plural(ds->num_tokens), targets, empty,
-             scanned, sums);
+             text_plural(ds->num_docs), ds->num_tokens, text_plural(ds->num_tokens));
+    if (ds->masked)
+        text_list(out, capacity, "%ld of them targets%s", ds->num_targets,
+                  ds->weighted ? " with weights" : "");
+    if (ds->num_empty > 0)
+        text_list(out, capacity, "%ld empty one%s left out", ds->num_empty,
+                  text_plural(ds->num_empty));
+    if (ds->scanned_token >= 0)
+        text_list(out, capacity, "index built by scanning for token %d", ds->scanned_token);
+    if (ds->num_unchecked == ds->num_shards)
+        text_list(out, capacity, "tokens unchecked: no checksums");
+    else if (ds->num_unchecked > 0)
+        text_list(out, capacity, "tokens unchecked in %zu of them: no checksums",
+                  ds->num_unchecked);
 }
 
 // ---- Documents ----------------------------------------------------------------------------------
 
-// The shard of a document, where it is tokens [*start, *end).
-static Shard *dataset_find(const Dataset *ds, int64_t doc, int64_t *start, int64_t *end) {
+typedef struct {
+    Shard *s;
+    int64_t start, end;  // its tokens in the shard
+} Document;
+
+static Document dataset_find(const Dataset *ds, int64_t doc) {
     assert(doc >= 0 && doc < ds->num_docs);
     size_t low = 0, high = ds->num_shards;  // the last shard with first_doc <= doc
     while (high - low > 1) {
@@ -174,64 +157,59 @@ static Shard *dataset_find(const Dataset *ds, int64_t doc, int64_t *start, int64
             high = middle;
     }
     Shard *s = &ds->shards[low];
-    const int64_t local = doc - s->first_doc;
-    *start = local > 0 ? (int64_t)s->doc_ends[local - 1] : 0;
-    *end = (int64_t)s->doc_ends[local];
-    return s;
+    const int64_t i = doc - s->first_doc;
+    return (Document){s, i > 0 ? (int64_t)s->doc_ends[i - 1] : 0, (int64_t)s->doc_ends[i]};
 }
 
 int64_t dataset_doc_length(const Dataset *ds, int64_t doc) {
-    int64_t start, end;
-    dataset_find(ds, doc, &start, &end);
-    return end - start;
+    const Document d = dataset_find(ds, doc);
+    return d.end - d.start;
 }
 
-// Reads block b of the shard into ds->block and checks it.
-static bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t n, Error *err) {
+// Reads block b, of n tokens, and checks it.
+static bool dataset_read_block(const Shard *s, int64_t b, int64_t n, unsigned char *out,
+                               Error *err) {
     const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)n * width,
                    at = SHARD_HEADER_BYTES + (uint64_t)(b * s->block_tokens) * width;
-    array_grow(ds->block, &ds->block_capacity, (size_t)bytes, "a block of tokens");
-    if (!file_read_at(&s->file, ds->block, bytes, at, err)) return false;
-    const uint32_t crc = crc32c(0, ds->block, (size_t)bytes);
+    if (!file_read_at(&s->file, out, bytes, at, err)) return false;
+    const uint32_t crc = crc32c(0, out, (size_t)bytes);
     return crc == s->block_crcs[b] ||
-           error_set(err, EXIT_BAD_INPUT,
-                     "the file is damaged or was changed: copy it again, or make it again",
-                     "%s: bytes %lu to %lu: expected checksum %08x, found %08x", s->path, at,
+           bad_input(err, "%s: bytes %lu to %lu: expected checksum %08x, found %08x", s->path, at,
                      (at + bytes - 1), s->block_crcs[b], crc);
 }
 
 // Tokens [from, from + n) of the shard as stored. Where blocks have checksums, whole blocks are
 // read and checked, and the tokens are copied from them: the file is not read twice.
-static bool dataset_read_stored(Dataset *ds, const Shard *s, int64_t from, int64_t n,
-                                unsigned char *out, Error *err) {
+static bool dataset_read_stored(const Shard *s, int64_t from, int64_t n, unsigned char *out,
+                                Error *err) {
     const int64_t width = s->token_bytes, size = s->block_tokens, to = from + n;
     if (size == 0)
         return file_read_at(&s->file, out, (uint64_t)(n * width),
                             SHARD_HEADER_BYTES + (uint64_t)(from * width), err);
-    for (int64_t b = from / size; b * size < to; b++) {
+    unsigned char *block = host_calloc((size_t)size, (size_t)width, "a block of tokens");
+    bool ok = true;
+    for (int64_t b = from / size; ok && b * size < to; b++) {
         const int64_t first = b * size, left = s->num_tokens - first,
-                      last = first + (left < size ? left : size);
-        if (!dataset_read_block(ds, s, b, last - first, err)) return false;
-        const int64_t low = from > first ? from : first, high = to < last ? to : last;
-        memcpy(out + (low - from) * width, ds->block + (low - first) * width,
-               (size_t)((high - low) * width));
+                      last = first + (left < size ? left : size), low = from > first ? from : first,
+                      high = to < last ? to : last;
+        ok = dataset_read_block(s, b, last - first, block, err);
+        if (ok)
+            memcpy(out + (low - from) * width, block + (low - first) * width,
+                   (size_t)((high - low) * width));
     }
-    return true;
+    free(block);
+    return ok;
 }
 
 bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *out, Error *err) {
-    int64_t start, end;
-    Shard *s = dataset_find(ds, doc, &start, &end);
-    assert(offset >= 0 && n >= 0 && n <= end - start - offset);
+    const Document d = dataset_find(ds, doc);
+    Shard *s = d.s;
+    assert(offset >= 0 && n >= 0 && n <= d.end - d.start - offset);
     const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)n * width;
     // 16-bit tokens are read into the second half of out and widened forwards: out[i] never
     // overwrites a token that is still needed
     unsigned char *raw = (unsigned char *)(out + n) - bytes;
-    pthread_mutex_lock(&ds->lock);
-    const bool ok =
-        dataset_open_file(ds, s, err) && dataset_read_stored(ds, s, start + offset, n, raw, err);
-    pthread_mutex_unlock(&ds->lock);
-    if (!ok) return false;
+    if (!dataset_read_stored(s, d.start + offset, n, raw, err)) return false;
     for (int64_t i = 0; width == 2 && i < n; i++) {
         uint16_t token;
         memcpy(&token, raw + 2 * i, sizeof token);
@@ -249,30 +227,28 @@ bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *
 // ---- Masks --------------------------------------------------------------------------------------
 
 int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, int64_t n) {
-    int64_t start, end;
-    const Shard *s = dataset_find(ds, doc, &start, &end);
-    assert(offset >= 1 && n >= 0 && n <= end - start - offset);
-    return s->mask ? mask_count(s->mask, start + offset, start + offset + n) : n;
+    const Document d = dataset_find(ds, doc);
+    const int64_t from = d.start + offset;
+    assert(offset >= 1 && n >= 0 && from + n <= d.end);
+    return d.s->mask ? mask_count(d.s->mask, from, from + n) : n;
 }
 
 bool dataset_doc_follows(const Dataset *ds, int64_t doc) {
-    int64_t start, end;
-    const Shard *s = doc < ds->num_docs ? dataset_find(ds, doc, &start, &end) : NULL;
-    return s && s->mask && start > 0 && mask_bit(s->mask, start);
+    if (doc >= ds->num_docs) return false;
+    const Document d = dataset_find(ds, doc);
+    return d.s->mask && d.start > 0 && mask_bit(d.s->mask, d.start);
 }
 
 float dataset_weight(const Dataset *ds, int64_t doc, int64_t offset) {
-    int64_t start, end;
-    const Shard *s = dataset_find(ds, doc, &start, &end);
-    assert(offset >= 1 && offset < end - start);
-    if (s->weights) return s->weights[start + offset];
-    return !s->mask || mask_bit(s->mask, start + offset);
+    const Document d = dataset_find(ds, doc);
+    assert(offset >= 1 && offset < d.end - d.start);
+    if (d.s->weights) return d.s->weights[d.start + offset];
+    return !d.s->mask || mask_bit(d.s->mask, d.start + offset);
 }
 
 void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *ids) {
-    int64_t start, end;
-    const Shard *s = dataset_find(ds, doc, &start, &end);
-    assert(offset >= 1 && n >= 0 && n <= end - start - offset);
-    for (int64_t i = 0; s->mask && i < n; i++)
-        if (!mask_bit(s->mask, start + offset + i)) ids[i] = -1;
+    const Document d = dataset_find(ds, doc);
+    assert(offset >= 1 && n >= 0 && n <= d.end - d.start - offset);
+    for (int64_t i = 0; d.s->mask && i < n; i++)
+        if (!mask_bit(d.s->mask, d.start + offset + i)) ids[i] = -1;
 }

@@ -10,8 +10,6 @@
 // vocabulary and, where the index has checksums (as ours does), each block against its own.
 #pragma once
 
-#include <pthread.h>
-
 #include "sources.h"
 
 typedef struct Shard Shard;
@@ -25,6 +23,7 @@ typedef struct {
 typedef struct {
     Shard *shards;
     size_t num_shards, shard_capacity;
+    size_t num_unchecked;  // shards whose tokens have no checksums
     Sources sources;
     int64_t num_docs;         // not empty
     int64_t num_tokens;       // of all documents
@@ -40,21 +39,13 @@ typedef struct {
     // checksums, or every byte of files that are scanned; and masks.
     uint64_t fingerprint, token_fingerprint;
     int32_t scanned_token;  // the boundary token an index was built with; -1: none was built
-    unsigned char *block;   // one block while it is checked
-    size_t block_capacity;
-    pthread_mutex_t lock;
 } Dataset;
-
-enum { DATASET_MAX_OPEN = 256 };  // files open at a time
 
 // spec: a file, a directory, a glob pattern, or several of these separated by commas; or a mixture
 // (sources.h). Errors are EXIT_BAD_INPUT; *ds then needs no closing. A vocabulary smaller than the
 // model's is fine: ids are checked against the shards' own.
 bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, Error *err);
 void dataset_close(Dataset *ds);
-
-// Shards whose tokens have no checksums.
-size_t dataset_num_unchecked(const Dataset *ds);
 
 // One line for people, including every assumption.
 void dataset_describe(const Dataset *ds, char *out, size_t capacity);

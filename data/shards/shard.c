@@ -16,15 +16,10 @@ uint64_t shard_word(const unsigned char *p, size_t bytes) {
     return value;
 }
 
-#define damaged_file(err, ...)                                                                    \
-    error_set(err, EXIT_BAD_INPUT,                                                                \
-              "the file is damaged or cut short: copy it again, or make it again from its texts", \
-              __VA_ARGS__)
-
 static bool check_size(const char *path, uint64_t found, uint64_t expected, const char *of,
                        Error *err) {
-    return found == expected || damaged_file(err, "%s: expected exactly %lu bytes (%s), found %lu",
-                                             path, expected, of, found);
+    return found == expected || bad_input(err, "%s: expected exactly %lu bytes (%s), found %lu",
+                                          path, expected, of, found);
 }
 
 static bool check_token_bytes(const Shard *s, Error *err) {
@@ -42,8 +37,8 @@ static bool set_ends(Shard *s, uint64_t *ends, uint64_t count, const char *path,
     for (uint64_t i = 0; i < count; i++) {
         const uint64_t end = ends[i];
         if (end < before || end > (uint64_t)s->num_tokens)
-            return damaged_file(err, "%s: document %lu ends at token %lu, expected %lu to %ld",
-                                path, i, end, before, s->num_tokens);
+            return bad_input(err, "%s: document %lu ends at token %lu, expected %lu to %ld", path,
+                             i, end, before, s->num_tokens);
         if (end == before)
             s->num_empty++;
         else
@@ -51,8 +46,8 @@ static bool set_ends(Shard *s, uint64_t *ends, uint64_t count, const char *path,
         before = end;
     }
     return before == (uint64_t)s->num_tokens ||
-           damaged_file(err, "%s: documents end at token %lu, expected %ld", path, before,
-                        s->num_tokens);
+           bad_input(err, "%s: documents end at token %lu, expected %ld", path, before,
+                     s->num_tokens);
 }
 
 // ---- NAME.idx and NAME.mask ---------------------------------------------------------------------
@@ -74,9 +69,9 @@ static unsigned char *read_beside(const Shard *s, const Beside *b, const ShardHe
     uint32_t found, expected;
     if (*size < b->head_bytes + 4 || memcmp(text, b->magic, 8) != 0 ||
         shard_word(text + 8, 4) < b->version || shard_word(text + 8, 4) > b->newest)
-        damaged_file(err, "%s: expected %s version %u", path, b->name, b->version);
+        bad_input(err, "%s: expected %s version %u", path, b->name, b->version);
     else if ((found = crc32c(0, text, end)) != (expected = (uint32_t)shard_word(text + end, 4)))
-        damaged_file(err, "%s: expected checksum %08x, found %08x", path, expected, found);
+        bad_input(err, "%s: expected checksum %08x, found %08x", path, expected, found);
     else if (shard_word(text + 12, 4) != h->crc ||
              memcmp(text + 16, counts, n * sizeof *counts) != 0)
         error_set(err, EXIT_BAD_INPUT, HINT_COPY, "%s: is the %s of another shard", path, b->name);
@@ -89,20 +84,20 @@ static unsigned char *read_beside(const Shard *s, const Beside *b, const ShardHe
 static bool read_index(Shard *s, const ShardHeader *h, Error *err) {
     const uint64_t counts[] = {h->num_docs, (uint64_t)s->num_tokens};
     char path[IO_PATH_MAX];
-    uint64_t size, expected, ends_bytes;
+    uint64_t size;
     unsigned char *text = read_beside(s, &index_file, h, counts, 2, path, &size, err);
     if (!text) return false;
     s->doc_ends = (uint64_t *)text;
     const uint64_t block = shard_word(text + 32, 8);
     if (block < 1 || block > INDEX_MAX_BLOCK)
-        return damaged_file(err, "%s: expected blocks of 1 to %d tokens, found %lu", path,
-                            INDEX_MAX_BLOCK, block);
+        return bad_input(err, "%s: expected blocks of 1 to %d tokens, found %lu", path,
+                         INDEX_MAX_BLOCK, block);
     s->block_tokens = (int64_t)block;
-    const uint64_t sum_bytes = (counts[1] + block - 1) / block * 4;
-    if (!checked_mul(counts[0], 8, &ends_bytes) ||
-        !checked_add(ends_bytes, index_file.head_bytes + sum_bytes + 4, &expected))
-        expected = UINT64_MAX;
-    if (!check_size(path, size, expected, "from the shard's header", err)) return false;
+    const uint64_t sum_bytes = (counts[1] + block - 1) / block * 4,
+                   ends_bytes = (counts[0] < size ? counts[0] : size) * 8;  // without overflow
+    if (!check_size(path, size, index_file.head_bytes + ends_bytes + sum_bytes + 4,
+                    "from the shard's header", err))
+        return false;
     s->block_crcs = host_calloc(sum_bytes, 1, "checksums of tokens");
     memcpy(s->block_crcs, text + index_file.head_bytes + ends_bytes, sum_bytes);
     s->token_sum = crc32c(0, s->block_crcs, sum_bytes);
@@ -141,13 +136,13 @@ static bool read_mask(Shard *s, const ShardHeader *h, Error *err) {
     memmove(s->mask, s->mask + mask_file.head_bytes, bytes);
     for (int64_t i = 0; weighted && i < n; i++)
         if (!isfinite(s->weights[i]) || (s->weights[i] != 0) != mask_bit(s->mask, i))
-            return damaged_file(err, "%s: token %ld: expected a weight for a target only, found %g",
-                                path, i, (double)s->weights[i]);
+            return bad_input(err, "%s: token %ld: expected a weight for a target only, found %g",
+                             path, i, (double)s->weights[i]);
     s->num_targets = mask_count(s->mask, 0, n);
     if (ones != (uint64_t)s->num_targets)
-        return damaged_file(err, "%s: expected %lu ones, found %ld", path, ones, s->num_targets);
+        return bad_input(err, "%s: expected %lu ones, found %ld", path, ones, s->num_targets);
     if (mask_count(s->mask, n, (int64_t)bytes * 8) != 0)
-        return damaged_file(err, "%s: expected zeros after bit %ld", path, n);
+        return bad_input(err, "%s: expected zeros after bit %ld", path, n);
     for (int64_t doc = 0, first = 0; doc < s->num_docs; first = (int64_t)s->doc_ends[doc++])
         s->num_targets -= mask_bit(s->mask, first);
     return true;
@@ -167,8 +162,8 @@ static bool open_own(Shard *s, const ShardHeader *h, Error *err) {
     s->format = "unpad.c";
     s->checksum = crc32c(0, h, SHARD_HEADER_BYTES - 4);
     if (h->crc != s->checksum)
-        return damaged_file(err, "%s: header checksum: expected %08x, found %08x", s->path, h->crc,
-                            s->checksum);
+        return bad_input(err, "%s: header checksum: expected %08x, found %08x", s->path, h->crc,
+                         s->checksum);
     if (h->own_version != OWN_VERSION)
         return error_set(err, EXIT_BAD_INPUT, "use a newer unpad.c",
                          "%s: expected shard version %d, found %d", s->path, OWN_VERSION,
@@ -179,8 +174,8 @@ static bool open_own(Shard *s, const ShardHeader *h, Error *err) {
     s->tokenizer_hash = h->tokenizer_hash;
     if (s->vocab_size < 1 || s->bos >= s->vocab_size || s->eos >= s->vocab_size || s->bos < -1 ||
         s->eos < -1)
-        return damaged_file(err, "%s: vocabulary %d, BOS %d, EOS %d", s->path, s->vocab_size,
-                            s->bos, s->eos);
+        return bad_input(err, "%s: vocabulary %d, BOS %d, EOS %d", s->path, s->vocab_size, s->bos,
+                         s->eos);
     return check_token_bytes(s, err) && read_index(s, h, err) &&
            ((h->flags & FLAG_MASK) != 0 ? read_mask(s, h, err) : has_no_mask(s, err));
 }
@@ -229,26 +224,20 @@ static bool open_bin(Shard *s, const ShardHeader *h, int32_t boundary_token, Err
         return error_set(err, EXIT_BAD_INPUT, "", "%s: expected version %d of magic %d, found %d",
                          s->path, wide ? 7 : 1, h->magic, h->version);
     if (h->num_tokens < 0)
-        return damaged_file(err, "%s: a header of %d tokens", s->path, h->num_tokens);
+        return bad_input(err, "%s: a header of %d tokens", s->path, h->num_tokens);
     if (h->own_magic == OWN_MAGIC) return open_own(s, h, err);
     for (int i = 3; i < SHARD_HEADER_BYTES / 4; i++)
         if ((word = (int32_t)shard_word((const unsigned char *)h + i * 4, 4)) != 0)
-            return damaged_file(err, "%s: header word %d: expected 0 in an llm.c shard, found %d",
-                                s->path, i, word);
+            return bad_input(err, "%s: header word %d: expected 0 in an llm.c shard, found %d",
+                             s->path, i, word);
     const int32_t usual = wide ? 128000 : 50256;
     return check_token_bytes(s, err) && scan(s, boundary_token >= 0 ? boundary_token : usual, err);
 }
 
 // ---- Other files --------------------------------------------------------------------------------
 
-static bool is_printable(const unsigned char *p, uint64_t n) {
-    for (uint64_t i = 0; i < n; i++)
-        if (p[i] < 0x20 && (p[i] < 9 || p[i] > 13)) return false;
-    return n > 0;
-}
-
-// head: the header of any file, of which n bytes are in the file
-static bool refuse(const Shard *s, const unsigned char *head, uint64_t n, Error *err) {
+// head: the header of any file
+static bool refuse(const Shard *s, const unsigned char *head, Error *err) {
     static const char convert[] = "data/convert.py FILE --out DIR makes shards of it";
     static const struct {
         const char *begin, *ending, *found, *hint;
@@ -263,7 +252,6 @@ static bool refuse(const Shard *s, const unsigned char *head, uint64_t n, Error 
                *hint =
                    "data/convert.py reads Megatron's tokens, and raw ids, as nanoGPT writes "
                    "them, from a numpy array";
-    if (is_printable(head, n)) found = "text", hint = "name it .txt or .jsonl";
     for (size_t i = sizeof kinds / sizeof *kinds; i-- > 0;)
         if (memcmp(head, kinds[i].begin, strlen(kinds[i].begin)) == 0 &&
             path_ends_with(s->path, kinds[i].ending))
@@ -278,5 +266,5 @@ bool shard_open(Shard *s, int32_t boundary_token, Error *err) {
     if (!file_read_at(&s->file, &h, n, 0, err)) return false;
     if (h.magic == SHARD_MAGIC_U16 || h.magic == SHARD_MAGIC_U32)
         return open_bin(s, &h, boundary_token, err);
-    return refuse(s, (unsigned char *)&h, n, err);
+    return refuse(s, (unsigned char *)&h, err);
 }

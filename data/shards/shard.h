@@ -38,7 +38,7 @@ static const Beside index_file = {"idx", "UNPADIDX", "index", 2, 2, 40},
                     mask_file = {"mask", "UNPADMSK", "mask", 1, MASK_WITH_WEIGHTS, 32};
 
 typedef struct Shard {
-    File file;   // fd -1 while closed; file.path is path
+    File file;   // file.path is path
     char *path;  // owned
     // set by shard_open; vocab_size, bos and eos are -1 and everything else is 0 before
     const char *format;  // its name, for people

@@ -1,6 +1,7 @@
 #include "shard_writer.h"
 
 #include <stdlib.h>
+#include <sys/uio.h>
 
 #include "../base/hash.h"
 #include "../base/memory.h"
@@ -82,7 +83,6 @@ bool shard_writer_add(ShardWriter *w, const unsigned char *tokens, uint64_t n, c
     w->all_bos &= (int32_t)shard_word(tokens, width) == v->bos;
     w->all_eos &= (int32_t)shard_word(tokens + (n - 1) * width, width) == v->eos;
     w->num_docs++;
-    w->num_tokens += (int64_t)n;
     return true;
 }
 
@@ -105,49 +105,36 @@ static ShardHeader make_header(const ShardWriter *w) {
     return h;
 }
 
-// Begins a file beside the shard with this header; close_sealed ends it.
-static bool open_beside(const ShardWriter *w, FileWriter *f, const Beside *b, const ShardHeader *h,
-                        const uint64_t *counts, Error *err) {
+// Writes a file beside the shard with this header: counts, two parts, and the checksum of it all
+static bool write_beside(const ShardWriter *w, const Beside *b, uint32_t version,
+                         const ShardHeader *h, const uint64_t *counts, const struct iovec parts[2],
+                         Error *err) {
+    const uint32_t version_and_crc[] = {version, h->crc};
     char path[IO_PATH_MAX];
-    const bool weights = b == &mask_file && w->weighted;
-    const uint32_t version_and_crc[] = {weights ? MASK_WITH_WEIGHTS : b->version, h->crc};
-    return path_printf(path, err, "%s/%s_%05d.%s", w->dir, w->split, w->num_shards - 1,
-                       b->ending) &&
-           writer_open(f, path, err) && writer_write(f, b->magic, 8, err) &&
-           writer_write(f, version_and_crc, 8, err) &&
-           writer_write(f, counts, b->head_bytes - 16, err);
-}
-
-// Appends the checksum of everything written and closes
-static bool close_sealed(FileWriter *f, Error *err) {
-    const uint32_t crc = f->crc;
-    return writer_write(f, &crc, 4, err) && writer_close(f, err);
-}
-
-static bool write_index(ShardWriter *w, const ShardHeader *h, Error *err) {
-    const uint64_t counts[] = {w->num_ends, (uint64_t)h->num_tokens, BLOCK_TOKENS};
     FileWriter f;
-    return open_beside(w, &f, &index_file, h, counts, err) &&
-           writer_write(&f, w->ends, w->num_ends * 8, err) &&
-           writer_write(&f, w->crcs, w->num_crcs * 4, err) && close_sealed(&f, err);
-}
-
-static bool write_mask(const ShardWriter *w, const ShardHeader *h, Error *err) {
-    const uint64_t n = (uint64_t)h->num_tokens,
-                   counts[] = {n, (uint64_t)mask_count(w->mask, 0, h->num_tokens)};
-    FileWriter f;
-    return open_beside(w, &f, &mask_file, h, counts, err) &&
-           writer_write(&f, w->mask, (n + 7) / 8, err) &&
-           (!w->weighted || writer_write(&f, w->weights, n * sizeof(float), err)) &&
-           close_sealed(&f, err);
+    bool ok =
+        path_printf(path, err, "%s/%s_%05d.%s", w->dir, w->split, w->num_shards - 1, b->ending) &&
+        writer_open(&f, path, err) && writer_write(&f, b->magic, 8, err) &&
+        writer_write(&f, version_and_crc, 8, err) &&
+        writer_write(&f, counts, b->head_bytes - 16, err);
+    for (int i = 0; ok && i < 2; i++)
+        ok = writer_write(&f, parts[i].iov_base, parts[i].iov_len, err);
+    const uint32_t crc = f.crc;
+    return ok && writer_write(&f, &crc, 4, err) && writer_close(&f, err);
 }
 
 bool shard_writer_close(ShardWriter *w, Error *err) {
     if (w->bin.fd < 0) return true;
     if (w->block_bytes > 0) end_block(w);
     const ShardHeader h = make_header(w);
+    const uint64_t n = (uint64_t)h.num_tokens, of_index[] = {w->num_ends, n, BLOCK_TOKENS},
+                   of_mask[] = {n, (uint64_t)mask_count(w->mask, 0, h.num_tokens)};
+    const struct iovec index[] = {{w->ends, w->num_ends * 8}, {w->crcs, w->num_crcs * 4}},
+                       mask[] = {{w->mask, (n + 7) / 8}, {w->weights, w->weighted ? n * 4 : 0}};
     return writer_replace_start(&w->bin, &h, sizeof h, err) && writer_close(&w->bin, err) &&
-           write_index(w, &h, err) && (!w->masked || write_mask(w, &h, err));
+           write_beside(w, &index_file, index_file.version, &h, of_index, index, err) &&
+           (!w->masked || write_beside(w, &mask_file, w->weighted ? MASK_WITH_WEIGHTS : 1, &h,
+                                       of_mask, mask, err));
 }
 
 void shard_writer_free(ShardWriter *w) {

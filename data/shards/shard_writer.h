@@ -16,7 +16,7 @@ int shard_token_bytes(const ShardVocabulary *v);
 typedef struct {
     const char *dir, *split;
     ShardVocabulary vocabulary;
-    int64_t num_docs, num_tokens;  // in all shards
+    int64_t num_docs;  // in all shards
     int num_shards;
     FileWriter bin;  // of the current shard; fd -1: none
     uint64_t *ends;  // (num_ends) cumulative tokens of its documents

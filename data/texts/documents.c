@@ -38,23 +38,12 @@ static uint64_t whole_records(const unsigned char *text, uint64_t n, bool array,
     return end;
 }
 
-// Anything but white space after an array is a bad record.
-static bool read_after_array(const UnitReader *r, Unit *u, Error *err) {
-    char text[IO_BUFFER + 1] = "";
-    const uint64_t left = r->file.size_bytes - r->offset, n = left < IO_BUFFER ? left : IO_BUFFER;
-    if (!file_read_at(&r->file, text, n, r->offset, err)) return false;
-    if (strspn(text, " \t\r\n") == left) return true;
-    bad_input(&u->found.named[0], "%s: record %ld: expected white space after the array's ]",
-              r->file.path, r->record + 1);
-    u->found.counts[NUM_BAD] = 1;
-    return true;
-}
-
-// Reads complete records, at least one; of a longer one than r->most_bytes only so much.
+// Reads complete records, at least one; of a longer one than r->most_bytes only so much. After an
+// array, lines follow: white space, else bad records.
 static bool read_records(UnitReader *r, Unit *u, Error *err) {
     const uint64_t left = r->file.size_bytes - r->offset,
                    most = left < r->most_bytes ? left : r->most_bytes;
-    const bool array = u->file->kind == INPUT_ARRAY;
+    const bool array = u->array = r->array;
     uint64_t whole = 0, before = 0;
     int64_t count = 0;
     for (uint64_t size = UNIT_BYTES; whole == 0; size *= 2, before = u->num_bytes) {
@@ -70,50 +59,45 @@ static bool read_records(UnitReader *r, Unit *u, Error *err) {
         if (whole == 0 && u->num_bytes == most)
             return bad_input(err, "%s: record %ld: expected at most %lu bytes", r->file.path,
                              r->record, most);
-        if (whole == 0 && stop_signal)
-            return error_set(err, EXIT_RESUMABLE, "start again: it is tokenized from the beginning",
-                             "%s: record %ld: stopped by signal %d", r->file.path, r->record,
-                             (int)stop_signal);
+        if (whole == 0 && stop_signal) return false;
     }
-    const bool closed = array && u->records[whole - 1] == ']';
     u->num_bytes = whole;
     u->first_record = r->record;
     r->record += count;
     r->offset += whole;
-    r->bytes_done += closed ? left : whole;
-    if (closed && !read_after_array(r, u, err)) return false;
-    if (closed || r->offset == r->file.size_bytes) {
+    r->bytes_done += whole;
+    if (array && u->records[whole - 1] == ']') r->array = false;
+    if (r->offset == r->file.size_bytes) {
         file_close(&r->file);
         r->next++;
     }
     return true;
 }
 
-static bool open_records(UnitReader *r, const InputFile *f, Error *err) {
-    r->offset = f->first_byte;
-    r->bytes_done += f->first_byte;
-    r->record = 1;
-    return file_open(&r->file, f->path, "check it, or copy it again", err);
-}
-
-// Is this an input without documents: left out, or an empty file of lines?
-static bool is_skipped(const InputFile *f) {
-    return f->kind == INPUT_LEFT_OUT || (f->kind == INPUT_LINES && f->size_bytes == f->first_byte);
-}
-
 bool unit_read(UnitReader *r, Unit *u, Error *err) {
-    const Inputs *in = r->in;
-    while (r->next < in->n && is_skipped(&in->items[r->next])) r->next++;
-    if (r->next == in->n) return false;
-    u->file = &in->items[r->next];
+    const InputFile *f = r->in->items + r->next, *end = r->in->items + r->in->n;
+    while (f < end && (f->kind == INPUT_LEFT_OUT ||
+                       (f->kind == INPUT_LINES && f->size_bytes == f->first_byte)))
+        f++;
+    r->next = (size_t)(f - r->in->items);
+    if (f == end) return false;
+    u->file = f;
     u->num_documents = u->num_bytes = 0;
     u->found = no_findings;
     u->err.code = 0;
-    if (u->file->kind != INPUT_TEXT)
-        return (r->file.fd >= 0 || open_records(r, u->file, err)) && read_records(r, u, err);
-    r->bytes_done += u->file->size_bytes;
-    r->next++;
-    return true;
+    if (f->kind == INPUT_TEXT) {
+        r->bytes_done += f->size_bytes;
+        r->next++;
+        return true;
+    }
+    if (r->file.fd < 0) {
+        r->offset = f->first_byte;
+        r->bytes_done += f->first_byte;
+        r->record = 1;
+        r->array = f->kind == INPUT_ARRAY;
+        if (!file_open(&r->file, f->path, "", err)) return false;
+    }
+    return read_records(r, u, err);
 }
 
 // ---- Documents ----------------------------------------------------------------------------------
@@ -271,26 +255,6 @@ static bool add_document(Unit *u, const RawText *text, Error *bad) {
 
 // ---- Records ------------------------------------------------------------------------------------
 
-// The code of "\uXXXX" at p; -1: not an escape.
-static int json_escape(const char *p, const char *end) {
-    char digits[5] = "";
-    if (end - p < 6 || p[0] != '\\' || p[1] != 'u') return -1;
-    memcpy(digits, p + 2, 4);
-    return (int)strtol(digits, NULL, 16);
-}
-
-// Half a surrogate pair, which text cannot contain, becomes "?", as with Python's "replace".
-static void replace_surrogates(char *p, const char *end) {
-    for (; (p = memchr(p, '\\', (size_t)(end - p))) && end - p >= 6; p += 2) {
-        const int code = json_escape(p, end);
-        if (code < 0xd800 || code > 0xdfff) continue;
-        if (code < 0xdc00 && (json_escape(p + 6, end) & ~0x3ff) == 0xdc00)
-            p += 10;
-        else
-            memcpy(p, "\\u003f", 6);
-    }
-}
-
 // The hint is what makes JSON Lines of a file with such bytes, if that is known.
 static bool refuse_bytes(const Unit *u, const unsigned char *p, size_t n, const json_error_t *why,
                          Error *bad) {
@@ -371,7 +335,7 @@ static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
     json_error_t why = {0};
     Error bad = {0};
     char where[IO_PATH_MAX + 40];
-    if (array && n > 0) n--;  // the comma or bracket after it
+    if (u->array && n > 0) n--;  // the comma or bracket after it
     while (n > 0 && isspace(p[n - 1])) n--;
     while (n > 0 && isspace(p[0])) p++, n--;
     if (n >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) p += 3, n -= 3;  // of a file joined to another
@@ -379,10 +343,8 @@ static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
         u->found.counts[NUM_EMPTY] += !array;
         return;
     }
-    replace_surrogates((char *)p, (char *)p + n);
     json_t *record =
         json_loadb((char *)p, n, JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL, &why);
-    u->found.unknown.record = number;
     const bool ok = record ? add_record(u, record, &bad) : refuse_bytes(u, p, n, &why, &bad);
     json_decref(record);
     if (ok) return;
@@ -460,30 +422,19 @@ static void encode_file(Unit *u) {
     free(bytes);
 }
 
-static void encode_records(Unit *u) {
-    const bool array = u->file->kind == INPUT_ARRAY;
-    int64_t number = u->first_record;
-    for (uint64_t at = 0, n; at < u->num_bytes && u->err.code == 0; at += n, number++) {
-        n = record_end(u->records + at, u->num_bytes - at, array, true);
-        encode_record(u, number, u->records + at, n);
-    }
-}
-
-static void store_tokens(Unit *u) {
-    const size_t width = (size_t)shard_token_bytes(&u->options->vocabulary);
-    size_t n;
-    const int32_t *ids = bpe_ids(u->encoder, &n);
-    array_grow(u->tokens, &u->token_capacity, n * width + 1, "tokens");
-    for (size_t i = 0; i < n; i++) memcpy(u->tokens + i * width, &ids[i], width);
-}
-
 void unit_encode(Unit *u, BpeEncoder *e, const UnitOptions *options) {
+    const size_t width = (size_t)shard_token_bytes(&options->vocabulary);
+    size_t n;
     u->encoder = e;
     u->options = options;
     bpe_clear(e);
-    if (u->file->kind == INPUT_TEXT)
-        encode_file(u);
-    else
-        encode_records(u);
-    store_tokens(u);
+    if (u->file->kind == INPUT_TEXT) encode_file(u);
+    int64_t number = u->first_record;
+    for (uint64_t at = 0, size; at < u->num_bytes && u->err.code == 0; at += size) {
+        size = record_end(u->records + at, u->num_bytes - at, u->array, true);
+        encode_record(u, number++, u->records + at, size);
+    }
+    const int32_t *ids = bpe_ids(e, &n);
+    array_grow(u->tokens, &u->token_capacity, n * width + 1, "tokens");
+    for (size_t i = 0; i < n; i++) memcpy(u->tokens + i * width, &ids[i], width);
 }

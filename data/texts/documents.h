@@ -58,10 +58,11 @@ typedef struct {
 typedef struct {
     // input: a file that is one document, or complete records of a file
     const InputFile *file;
-    unsigned char *records;  // (num_bytes) changed by unit_encode; owned
+    unsigned char *records;  // (num_bytes) owned
     uint64_t num_bytes;
     size_t records_capacity;
     int64_t first_record;  // its number in the file, from 1
+    bool array;            // a comma or bracket ends each record, not a newline
     // result
     unsigned char *tokens;  // as shards store them; owned
     float *weights;         // for tokens of masked documents: 0 is no target; owned
@@ -84,10 +85,11 @@ typedef struct {
     File file;                    // of records; fd -1: none
     uint64_t offset, bytes_done;  // in this file; of all
     int64_t record;
+    bool array;  // the records that follow are in an array
 } UnitReader;
 
-// The next unit, in order; false at the end or with *err: EXIT_RESUMABLE where a signal came while
-// a long record was read. Reuses the unit's memory.
+// The next unit, in order; false at the end, with *err, or where a signal came while a long record
+// was read. Reuses the unit's memory.
 bool unit_read(UnitReader *r, Unit *u, Error *err);
 
 // Errors go to u->err: EXIT_BAD_INPUT for a file named by the user that is unreadable or binary.

@@ -1,6 +1,7 @@
 #include "inputs.h"
 
 #include <errno.h>
+#include <fts.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,8 +53,6 @@ static const Ending *find_ending(const char *path) {
 
 // ---- Directories --------------------------------------------------------------------------------
 
-static bool add_tree(PathList *list, const char *dir, const void *out_dir, Error *err);
-
 // Is it the --out of a run? Then its log begins with a start or resume event.
 static bool is_run(const char *dir) {
     char path[IO_PATH_MAX], head[40] = "";
@@ -64,33 +63,31 @@ static bool is_run(const char *dir) {
            strncmp(head, "{\"event\": \"", 11) == 0 && strstr(head, "\", \"version\": \"");
 }
 
-static const char *base_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
-static bool add_entry(PathList *list, const char *path, const struct stat *out_dir, Error *err) {
-    struct stat st;
-    if (lstat(path, &st) != 0) return bad_input(err, "%s: %s", path, strerror(errno));
-    if (S_ISDIR(st.st_mode) && base_name(path)[0] != '.') {
-        const bool is_out = st.st_ino == out_dir->st_ino && st.st_dev == out_dir->st_dev;
-        return is_out || path_ends_with(path, "/__pycache__") || is_run(path) ||
-               add_tree(list, path, out_dir, err);
-    }
-    if (stat(path, &st) != 0)  // a dangling link is left out
-        return errno == ENOENT || bad_input(err, "%s: %s", path, strerror(errno));
-    if (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)) path_list_add(list, path);
-    return true;
-}
-
-// out_dir: the struct stat of a directory that is left out; st_ino 0: there is none
+// A hidden directory, or a link to one, is an entry that is left out later. out_dir: the struct
+// stat of a directory that is no input; st_ino 0: there is none
 static bool add_tree(PathList *list, const char *dir, const void *out_dir, Error *err) {
-    PathList entries = {0};
-    bool ok = path_list_add_dir(&entries, dir, "*", err) &&
-              path_list_add_dir(&entries, dir, ".[!.]*", err);  // hidden: to be named
-    for (size_t i = 0; ok && i < entries.n; i++)
-        ok = add_entry(list, entries.items[i].path, out_dir, err);
-    path_list_free(&entries);
+    const struct stat *out = out_dir;
+    FTS *tree =
+        fts_open((char *[]){(char *)dir, NULL}, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, NULL);
+    bool ok = tree || bad_input(err, "%s: cannot list: %s", dir, strerror(errno));
+    for (FTSENT *e; ok && (e = fts_read(tree));) {
+        const bool is_dir = e->fts_info == FTS_D, follows = is_dir && e->fts_name[0] != '.';
+        struct stat st = *e->fts_statp;
+        if (e->fts_errno != 0) {
+            ok = bad_input(err, "%s: cannot list: %s", e->fts_path, strerror(e->fts_errno));
+        } else if (e->fts_level > 0 && e->fts_info != FTS_DP) {
+            const bool is_out = st.st_ino == out->st_ino && st.st_dev == out->st_dev;
+            if (is_dir && (!follows || is_out || strcmp(e->fts_name, "__pycache__") == 0 ||
+                           is_run(e->fts_path)))
+                fts_set(tree, e, FTS_SKIP);
+            if (follows) continue;
+            if (stat(e->fts_path, &st) != 0)  // a dangling link is left out
+                ok = errno == ENOENT || bad_input(err, "%s: %s", e->fts_path, strerror(errno));
+            else if (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode))
+                path_list_add(list, e->fts_path);
+        }
+    }
+    if (tree) fts_close(tree);
     return ok;
 }
 
@@ -135,36 +132,29 @@ bool read_head(const char *path, void *out, uint64_t most, uint64_t *n, Error *e
     return ok;
 }
 
-// The first record of a JSON file, a complete object; NULL: none. *array: it is in an array, whose
-// bracket is the byte before *first.
-static json_t *first_record(const InputFile *f, bool *array, uint64_t *first) {
+// By the first record of a JSON file, if it is complete. Any objects are records in a .json file
+// that was named; in a directory, only known kinds are.
+static void find_records(InputFile *f) {
     uint64_t n = f->kind == INPUT_LINES ? 1 << 12 : 1 << 24;
     char *text = host_calloc(n + 1, 1, "the beginning of a file");
     json_t *record = NULL;
+    bool array = false;
     if (read_head(f->path, text, n, &n, &(Error){0})) {
-        const uint64_t mark = mark_bytes(text);
-        *first = mark + strspn(text + mark, " \t\r\n");
-        *array = text[*first] == '[';
-        *first += *array;
-        const uint64_t size = record_end((unsigned char *)text + *first, n - *first, *array, true);
-        record = json_loadb(text + *first, size - (*array && size > 0), JSON_ALLOW_NUL, NULL);
-        if (!*array) *first = mark;
+        const uint64_t mark = mark_bytes(text), first = mark + strspn(text + mark, " \t\r\n");
+        array = text[first] == '[';
+        const uint64_t at = first + array,
+                       size = record_end((unsigned char *)text + at, n - at, array, true);
+        record = json_loadb(text + at, size - (array && size > 0), JSON_ALLOW_NUL, NULL);
+        f->first_byte = array ? at : mark;
     }
     free(text);
-    return record;
-}
-
-// Any objects are records in a .json file that was named; in a directory, only known kinds are.
-static void find_records(InputFile *f) {
-    bool array = false;
-    json_t *record = first_record(f, &array, &f->first_byte);
     if (f->kind == INPUT_LEFT_OUT && record && (f->named || record_kind(record) != RECORD_OTHER))
         f->kind = INPUT_LINES;
     if (f->kind == INPUT_LINES && array) f->kind = INPUT_ARRAY;
     json_decref(record);
 }
 
-static bool is_hidden(const InputFile *f) { return !f->named && base_name(f->path)[0] == '.'; }
+static bool is_hidden(const InputFile *f) { return !f->named && basename(f->path)[0] == '.'; }
 
 static void leave_out(Inputs *in, InputFile *f, const char *found, const char *hint) {
     f->kind = INPUT_LEFT_OUT;
@@ -216,7 +206,7 @@ static Split split_of(const FoundPath *found) {
 static bool is_about_others(const InputFile *f) {
     static const char *const names[] = {"README", "LICENSE", "LICENCE", "COPYING"};
     for (size_t i = 0; i < sizeof names / sizeof *names && !f->named && f->kind == INPUT_TEXT; i++)
-        if (strncasecmp(base_name(f->path), names[i], strlen(names[i])) == 0) return true;
+        if (strncasecmp(basename(f->path), names[i], strlen(names[i])) == 0) return true;
     return false;
 }
 
@@ -228,15 +218,17 @@ static void choose_splits(Inputs *in) {
     for (size_t i = 0; i < in->n; i++) has_train |= in->items[i].split == SPLIT_TRAIN;
     for (InputFile *f = in->items; f && f < in->items + in->n; f++) {
         in->num_left_out += is_hidden(f);
-        if (is_hidden(f)) text_list(hidden, sizeof hidden, "%s", base_name(f->path));
+        if (is_hidden(f)) text_list(hidden, sizeof hidden, "%s", basename(f->path));
         if (f->kind == INPUT_TEXT && !has_train) f->split = SPLIT_NONE;
         if (in->num_records > 0 && is_about_others(f))
             leave_out(in, f, "a text among records", trains);
         if (f->kind == INPUT_LEFT_OUT) continue;
         if (f->split == SPLIT_TEST) leave_out(in, f, "a test set", trains);
-        in->num_test += f->split == SPLIT_TEST;
-        in->num_val += f->split == SPLIT_VAL;
+        if (f->split != SPLIT_VAL) continue;
+        in->num_val++;
+        text_list(in->val_files, sizeof in->val_files, "%s", f->path);
     }
+    text_sanitize(in->val_files, sizeof in->val_files);
     if (hidden[0]) warning("left out: hidden files: %s", hidden);
 }
 
@@ -284,7 +276,7 @@ static bool is_text(const FoundPath *f) {
     unsigned char head[1 << 13];
     uint64_t n;
     const Ending *e = find_ending(f->path);
-    if (f->dir_bytes > 0 && base_name(f->path)[0] == '.') return false;
+    if (f->dir_bytes > 0 && basename(f->path)[0] == '.') return false;
     if (e) return !e->is_shard;
     return read_head(f->path, head, sizeof head, &n, &(Error){0}) && n > 0 &&
            memchr(head, 0, n) == NULL;

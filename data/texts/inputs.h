@@ -22,14 +22,14 @@ typedef struct {
     uint64_t first_byte;  // of the first record
     bool named;           // by the user, not found in a directory
     Split split;          // that its name in a directory tells; test files are left out
-    int64_t num_docs;     // counted by whoever reads it
 } InputFile;
 
 typedef struct {
     InputFile *items;  // (n) directories in order of path
     size_t n, capacity;
     uint64_t size_bytes;
-    int64_t num_left_out, num_records, num_val, num_test;  // files; test files are left out
+    int64_t num_left_out, num_records, num_val;  // files; test files are left out
+    char val_files[300];                         // a list of the num_val, cut off
 } Inputs;
 
 // Bytes of the first record of text (n), including the newline, or the array's comma or bracket,

@@ -59,7 +59,7 @@ static const char *types_of(int level, const char *key) {
     return at || level < RECORD_MESSAGES ? at : types_of(LEVEL_CHAT, key);
 }
 
-void unknown_add(UnknownKeys *unknown, const char *key, int64_t records) {
+void unknown_add(UnknownKeys *unknown, const char *key, int64_t times) {
     enum { MOST = sizeof unknown->items / sizeof *unknown->items };
     char name[sizeof unknown->items->name];
     size_t i = 0;
@@ -67,11 +67,8 @@ void unknown_add(UnknownKeys *unknown, const char *key, int64_t records) {
     text_sanitize(name, sizeof name);
     while (i < unknown->n && strcmp(unknown->items[i].name, name) != 0) i++;
     if (i == MOST) return;
-    if (i == unknown->n) unknown->n++;
-    if (unknown->record > 0 && unknown->items[i].last == unknown->record) return;
-    text_copy(unknown->items[i].name, sizeof name, name);
-    unknown->items[i].records += records;
-    unknown->items[i].last = unknown->record;
+    if (i == unknown->n) text_copy(unknown->items[unknown->n++].name, sizeof name, name);
+    unknown->items[i].times += times;
 }
 
 // The text of a number, where there can be no doubt about it; NULL: there can.
@@ -260,16 +257,6 @@ static bool read_messages(const Reader *r, const json_t *record, RecordKind kind
     return ok && add_turns(r, answer, "assistant");
 }
 
-static bool render_chat(json_t *record, RecordKind kind, const ChatTemplate *t, bool train_all,
-                        Parts *out, UnknownKeys *unknown, Error *bad) {
-    Messages m = {0};
-    const bool ok = read_messages(&(Reader){&m, unknown, bad}, record, kind) &&
-                    chat_write(t, &m, train_all, out, bad);
-    for (size_t i = 0; i < m.n; i++) free(m.items[i].text);
-    free(m.items);
-    return ok;
-}
-
 // ---- Records ------------------------------------------------------------------------------------
 
 // [["...", true], ...]
@@ -297,7 +284,13 @@ bool record_render(json_t *record, const ChatTemplate *t, bool train_all, Parts 
     if (!members_check(record, kind, unknown, bad) ||
         !read_weight(json_member(record, "weight"), weight, bad))
         return false;
+    if (kind == RECORD_TEXT) return true;
     if (kind == RECORD_PARTS)
         return read_parts(json_object_get(record, "parts"), train_all, out, bad);
-    return kind == RECORD_TEXT || render_chat(record, kind, t, train_all, out, unknown, bad);
+    Messages m = {0};
+    const bool ok = read_messages(&(Reader){&m, unknown, bad}, record, kind) &&
+                    chat_write(t, &m, train_all, out, bad);
+    for (size_t i = 0; i < m.n; i++) free(m.items[i].text);
+    free(m.items);
+    return ok;
 }

@@ -40,17 +40,16 @@ RecordKind record_kind(const json_t *record);
 // The member, or else another one; NULL when both are missing or null
 const json_t *either(const json_t *object, const char *key, const char *other);
 
-// Keys that are read nowhere, with the number of records that have them
+// Keys that are read nowhere
 typedef struct {
     struct {
         char name[48];
-        int64_t records, last;  // the last one
+        int64_t times;
     } items[20];
     size_t n;
-    int64_t record;  // the number of this one, set by the caller; 0: none
 } UnknownKeys;
 
-void unknown_add(UnknownKeys *unknown, const char *key, int64_t records);
+void unknown_add(UnknownKeys *unknown, const char *key, int64_t times);
 
 // Checks the members of an object against the keys of its level, and counts unknown ones. A number
 // becomes its text where a text is also right. *bad names a key of another type, or one that must

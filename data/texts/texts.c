@@ -3,12 +3,11 @@
 #include <errno.h>
 #include <libgen.h>
 #include <math.h>
+#include <omp.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "../base/clock.h"
@@ -149,11 +148,6 @@ static bool open_tokenizer(Conversion *c, Error *err) {
     c->options.keeps_invalid = c->settings->o->invalid_utf8 != 0;
     chat_template_open(&c->options.chat, bytes ? NULL : c->settings->model, t, &c->options.no_chat);
     if (t->why_not.code) *err = t->why_not;
-    if (err->code == EXIT_USAGE)
-        text_copy(
-            err->hint, sizeof err->hint,
-            "only byte-level BPE is supported: save the ids of its own library with numpy.save; "
-            "data/convert.py makes shards of them");
     return err->code == 0;
 }
 
@@ -236,53 +230,44 @@ static bool was_stopped(const Conversion *c, Error *err) {
                       "%s: stopped by signal %d while tokenizing", c->spec, (int)stop_signal);
 }
 
-// The calling thread shows progress in bytes, and encodes only if no thread can be started.
+// The calling thread shows progress, and encodes only if no thread can be started.
 static void round_run(Conversion *c, Thread *threads, int num_threads, uint64_t before,
                       uint64_t after) {
     int started = 0;
-    uint64_t start = 0;
     Error err = {0};
-    for (int i = 0; i < num_threads; i++) start += bpe_bytes(threads[i].encoder);
     while (started < num_threads &&
            pthread_create(&threads[started].id, NULL, thread_run, &threads[started]) == 0)
         started++;
     if (started == 0) thread_run(&threads[0]);
     for (int i = 0; i < started;) {
-        struct timespec until;
-        uint64_t done = before - start;
-        for (int k = 0; k < num_threads; k++) done += bpe_bytes(threads[k].encoder);
-        show_progress(c, done < after ? done : after);
+        const int n = c->num_units, taken = atomic_load(&c->next_unit);
+        show_progress(
+            c, taken < n ? before + (after - before) * (uint64_t)taken / (uint64_t)n : after);
         if (was_stopped(c, &err)) {  // a long record would take minutes, and has written nothing
             checkpoint_abort(&c->ck);
             error_exit(&err);
         }
-        clock_gettime(CLOCK_REALTIME, &until);
-        if ((until.tv_nsec += 200000000) >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-        i += pthread_timedjoin_np(threads[i].id, NULL, &until) == 0;
+        if (pthread_tryjoin_np(threads[i].id, NULL) == 0)
+            i++;
+        else
+            sleep_ms(1);
     }
 }
 
 // Names the first binary files and bad records; a hint that is the last one's once.
-static void name_left_out(Conversion *c, const Findings *more) {
-    const int64_t *all = c->found.counts, before = all[NUM_BAD] + all[NUM_BINARY],
-                  n = more->counts[NUM_BAD] + more->counts[NUM_BINARY];
-    for (int64_t i = 0; i < n && before + i < MAX_NAMED; i++) {
-        const Error *named = &more->named[i];
-        const bool again = i > 0 && strcmp(named->hint, named[-1].hint) == 0;
-        c->found.named[before + i] = *named;
-        if (c->again) continue;
-        if (again || !named->hint[0])
-            warning("left out: %s", named->what);
-        else
-            warning("left out: %s (%s)", named->what, named->hint);
-    }
-}
-
 static void add_findings(Conversion *c, const Findings *more) {
-    name_left_out(c, more);
-    for (int i = 0; i < NUM_COUNTS; i++) c->found.counts[i] += more->counts[i];
+    int64_t *all = c->found.counts, named = all[NUM_BAD] + all[NUM_BINARY];
+    const int64_t end = named + more->counts[NUM_BAD] + more->counts[NUM_BINARY];
+    const char *said = "";
+    for (const Error *e = more->named; named < end && named < MAX_NAMED; e++) {
+        const bool says = e->hint[0] && strcmp(e->hint, said) != 0;
+        c->found.named[named++] = *e;
+        said = e->hint;
+        if (!c->again) warning(says ? "left out: %s (%s)" : "left out: %s", e->what, e->hint);
+    }
+    for (int i = 0; i < NUM_COUNTS; i++) all[i] += more->counts[i];
     for (size_t i = 0; i < more->unknown.n; i++)
-        unknown_add(&c->found.unknown, more->unknown.items[i].name, more->unknown.items[i].records);
+        unknown_add(&c->found.unknown, more->unknown.items[i].name, more->unknown.items[i].times);
     if (more->turn_end >= 0) c->found.turn_end = more->turn_end;
 }
 
@@ -303,7 +288,6 @@ static bool write_unit(Conversion *c, const Unit *u, Error *err) {
     if (u->found.num_invalid > 0 && !c->again)
         warning("%s: bytes not in UTF-8, which became U+FFFD: %ld (iconv -f WINDOWS-1252 -t UTF-8)",
                 u->file->path, u->found.num_invalid);
-    c->in.items[u->file - c->in.items].num_docs += (int64_t)u->num_documents;
     add_findings(c, &u->found);
     return true;
 }
@@ -323,17 +307,14 @@ static bool encode_all(Conversion *c, Thread *threads, int num_threads, Error *e
         if (ok) round_run(c, threads, num_threads, before, reader.bytes_done);
         for (int i = 0; ok && i < c->num_units; i++) ok = write_unit(c, &c->units[i], err);
         show_progress(c, reader.bytes_done);
-    } while (ok && c->num_units > 0 && !was_stopped(c, err));
+    } while (!was_stopped(c, err) && ok && c->num_units > 0);
     file_close(&reader.file);
     return ok && err->code == 0;
 }
 
 static bool encode_with_threads(Conversion *c, Error *err) {
-    cpu_set_t may_use;
-    const int cores = sched_getaffinity(0, sizeof may_use, &may_use) == 0
-                          ? CPU_COUNT(&may_use)
-                          : (int)sysconf(_SC_NPROCESSORS_ONLN),
-              num_threads = c->settings->o->threads > 0 ? c->settings->o->threads : cores;
+    const int chosen = c->settings->o->threads,
+              num_threads = chosen > 0 ? chosen : omp_get_num_procs();  // that taskset leaves
     const int max_units = num_threads * UNITS_PER_THREAD;
     Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");
     c->units = host_calloc((size_t)max_units, sizeof(Unit), "texts");
@@ -370,7 +351,9 @@ static bool write_tokenizer(Conversion *c, Error *err) {
 static bool nothing_to_train(const Conversion *c, Error *err) {
     const Error *first = &c->found.named[0];
     if (first->code) return error_set(err, EXIT_BAD_INPUT, first->hint, "%s", first->what);
-    return error_set(err, EXIT_BAD_INPUT, "give text files or JSON Lines",
+    return error_set(err, EXIT_BAD_INPUT,
+                     "give text files or JSON Lines; validation and test files are trained if they "
+                     "are named themselves",
                      "%s: expected documents, found none", c->spec);
 }
 
@@ -379,7 +362,6 @@ static bool nothing_to_train(const Conversion *c, Error *err) {
 static bool make_shards(Conversion *c, Error *err) {
     c->found = no_findings;
     c->least_place = 1;
-    for (size_t i = 0; i < c->in.n; i++) c->in.items[i].num_docs = 0;
     checkpoint_abort(&c->ck);
     shard_writer_init(&c->train, c->ck.dir, "train", &c->options.vocabulary);
     shard_writer_init(&c->val, c->ck.dir, "val", &c->options.vocabulary);
@@ -388,19 +370,14 @@ static bool make_shards(Conversion *c, Error *err) {
                     shard_writer_close(&c->val, err);
     shard_writer_free(&c->train);
     shard_writer_free(&c->val);
-    if (ok && c->train.num_docs + c->val.num_docs == 0) return nothing_to_train(c, err);
+    if (ok && c->train.num_docs + (c->val_frac > 0 ? c->val.num_docs : 0) == 0)
+        return nothing_to_train(c, err);
     const bool splits = c->val_frac > 0 && c->val_frac < 1,
                lacks = splits && c->val.num_docs == 0 && c->train.num_docs >= VAL_MIN_DOCS;
     if (!ok || (!lacks && (!splits || c->train.num_docs > 0))) return ok;
     c->val_frac = lacks ? nextafter(c->least_place, 1) : 0;
     c->again = true;
     return make_shards(c, err);
-}
-
-static bool publish(Conversion *c, Error *err) {
-    return write_tokenizer(c, err) &&
-           checkpoint_write_text(&c->ck, "texts.key", host_copy(c->key, "a key"), err) &&
-           checkpoint_register_all(&c->ck, err) && checkpoint_publish(&c->ck, err);
 }
 
 static void print_records(const Conversion *c) {
@@ -417,34 +394,11 @@ static void print_records(const Conversion *c) {
     if (all > 0) printf("\n");
     list[0] = 0;
     for (size_t i = 0; i < c->found.unknown.n; i++)
-        text_list(list, sizeof list, "%s (%ld records)", c->found.unknown.items[i].name,
-                  c->found.unknown.items[i].records);
+        text_list(list, sizeof list, "%s (%ld)", c->found.unknown.items[i].name,
+                  c->found.unknown.items[i].times);
     if (list[0]) printf("unknown keys: %s\n", list);
     if (chats > 0 && !option_given(&c->settings->o->set, "model"))
         warning("these chats train random weights: --model DIR names a model that can write");
-}
-
-// The first five files with documents of training, or of validation
-static void print_files(const Conversion *c, const char *name, bool val) {
-    int64_t n = 0;
-    for (const InputFile *f = c->in.items; f < c->in.items + c->in.n; f++) {
-        char path[300];
-        if (f->num_docs == 0 || (f->split == SPLIT_VAL) != val) continue;
-        text_copy(path, sizeof path, f->path);
-        text_sanitize(path, sizeof path);
-        if (n++ < MAX_NAMED) printf("%s%s (%ld)", n == 1 ? name : ", ", path, f->num_docs);
-    }
-    if (n > MAX_NAMED) printf(" and %ld more", n - MAX_NAMED);
-    if (n > 0) printf("\n");
-}
-
-static void print_tokenizer(const Conversion *c) {
-    const Tokenizer *t = &c->tokenizer;
-    char bos[80] = "no BOS";
-    if (!t->file[0]) return;
-    if (t->adds_bos) tokenizer_name(bos, sizeof bos, t, t->bos);
-    printf("texts begin with %s, by the post_processor of tokenizer.json%s\n", bos,
-           t->bos_is_disputed ? "; as in transformers 5, add_bos_token has no effect" : "");
 }
 
 static void print_summary(const Conversion *c) {
@@ -468,10 +422,8 @@ static void print_summary(const Conversion *c) {
     if (counts[NUM_OWN_ENDS] > 0)
         printf("texts with a BOS or EOS of their own, which is not doubled: %ld\n",
                counts[NUM_OWN_ENDS]);
-    if (c->in.n > 1) print_files(c, "files   to train on: ", false);
-    print_files(c, "files   to validate on: ", true);
+    if (c->in.val_files[0]) printf("files   to validate on: %s\n", c->in.val_files);
     print_records(c);
-    print_tokenizer(c);
 }
 
 // The tokens of an existing run are needed to resume it, and --val may name them.
@@ -499,7 +451,9 @@ static bool may_replace(const Conversion *c, Error *err) {
 static bool write_all(Conversion *c, Error *err) {
     if (!dir_create_all(c->out->path, err) || !out_dir_lock(c->out, err)) return false;
     c->start_ms = c->shown_ms = now_ms();
-    if (make_shards(c, err) && publish(c, err)) {
+    if (make_shards(c, err) && write_tokenizer(c, err) &&
+        checkpoint_write_text(&c->ck, "texts.key", host_copy(c->key, "a key"), err) &&
+        checkpoint_register_all(&c->ck, err) && checkpoint_publish(&c->ck, err)) {
         print_summary(c);
         return true;
     }
@@ -551,12 +505,6 @@ static bool source_to_shards(char **spec, const char *name, double val_frac, con
         ok = inputs_collect(&c.in, *spec, c.out->path, err) && open_tokenizer(&c, err);
         c.options.cuts_files = val_frac > 0 && val_frac < 1 && c.in.num_val == 0;
         if (c.in.num_val > 0) c.val_frac = 0;  // chosen already
-        if (ok && val_frac < 1 && c.in.num_val + c.in.num_test > 0 &&
-            c.in.num_val + c.in.num_left_out == (int64_t)c.in.n)
-            ok = error_set(err, EXIT_BAD_INPUT, "name the files themselves to train on them",
-                           "%s: expected documents to train on, found validation and test files "
-                           "only",
-                           *spec);
         ok = ok && make_key(&c, err);
         if (ok && !is_up_to_date(&c)) ok = choose_place(&c, name, err) && write_all(&c, err);
         tokenizer_free(&c.tokenizer);
