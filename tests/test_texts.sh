@@ -145,7 +145,8 @@ echo a card | tee ds/README.md ds/LICENSE > ds/.gitattributes
 makes a_split_is_known_by_its_name '^texts   ds -> .*: 21 documents, 12 for validation, .* left out: 6 other files' --train ds --out ds.run
 has test_sets_are_named '^warning: left out: ds/a/test/part-0.jsonl: a test set .name it in --train' out.txt
 has cards_are_named '^warning: left out: ds/README.md: a text among records' out.txt
-has files_to_validate_on '^files   to validate on: ds/Validation.jsonl, ds/a/dev/part-0.jsonl, ' out.txt
+has files_to_train_on '^files   to train on: ds/contest.jsonl .3., ds/gsm8k-train-1-of-2.jsonl .3., ds/train-' out.txt
+has files_to_validate_on '^files   to validate on: ds/Validation.jsonl .3., ds/a/dev/part-0.jsonl .3., ' out.txt
 mkdir words && for name in train valid test README; do echo "a $name" > words/$name.txt; done
 makes texts_have_splits_beside_train '^texts   words .*: 3 documents, 1 for validation' --train words --out words.run
 rm words/train.txt

@@ -57,7 +57,7 @@ TEST(the_post_processor_adds_bos) {
             must_open(printed("{'post_processor': {'type': 'Sequence', 'processors': [{'single': ["
                               "{'SpecialToken': {'id': '%s'}}]}]}, %s",
                               adds ? "hello" : "!", GPT2 + 1));
-        CHECK(t.adds_bos == adds);
+        CHECK(t.adds_bos == adds && t.bos_is_disputed == (i >= 2 && adds != (i >= 4)));
     }
     CHECK(unlink(scratch("tokenizer_config.json")) == 0);
 }

@@ -212,7 +212,9 @@ static void find_ends(const Vocabulary *v, const json_t *tokenizer) {
             *ends[i].id = find_token(t, ends[i].usual[k]);
     }
     // transformers 5 does not read add_bos_token where there is a tokenizer.json; 4 does for Llama
+    const json_t *add = json_member(config, "add_bos_token");
     t->adds_bos = t->bos >= 0 && begins_texts(tokenizer, v->names[t->bos]);
+    t->bos_is_disputed = json_is_boolean(add) && json_is_true(add) != t->adds_bos;
 }
 
 // Whether ids below 256 are the bytes themselves, and no tokens are merged.

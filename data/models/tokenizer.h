@@ -26,6 +26,7 @@ typedef struct {
     int32_t vocab_size;    // largest id + 1
     int32_t bos, eos;      // -1: not known
     bool adds_bos;         // the tokenizer's post_processor begins texts with BOS
+    bool bos_is_disputed;  // add_bos_token, which is not obeyed, says otherwise
     bool byte_ids;         // id = byte below 256, and no merges: nothing after `file` is needed
     uint32_t *offset;      // (vocab_size + 1) into bytes
     unsigned char *bytes;  // of all tokens, one after another; of special tokens: their names

@@ -224,11 +224,8 @@ static void choose_splits(Inputs *in) {
             leave_out(in, f, "a text among records", trains);
         if (f->kind == INPUT_LEFT_OUT) continue;
         if (f->split == SPLIT_TEST) leave_out(in, f, "a test set", trains);
-        if (f->split != SPLIT_VAL) continue;
-        in->num_val++;
-        text_list(in->val_files, sizeof in->val_files, "%s", f->path);
+        in->num_val += f->split == SPLIT_VAL;
     }
-    text_sanitize(in->val_files, sizeof in->val_files);
     if (hidden[0]) warning("left out: hidden files: %s", hidden);
 }
 

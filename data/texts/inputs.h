@@ -22,6 +22,7 @@ typedef struct {
     uint64_t first_byte;  // of the first record
     bool named;           // by the user, not found in a directory
     Split split;          // that its name in a directory tells; test files are left out
+    int64_t num_docs;     // counted by the reader of the file
 } InputFile;
 
 typedef struct {
@@ -29,7 +30,6 @@ typedef struct {
     size_t n, capacity;
     uint64_t size_bytes;
     int64_t num_left_out, num_records, num_val;  // files; test files are left out
-    char val_files[300];                         // a list of the num_val, cut off
 } Inputs;
 
 // Bytes of the first record of text (n), including the newline, or the array's comma or bracket,

@@ -289,6 +289,7 @@ static bool write_unit(Conversion *c, const Unit *u, Error *err) {
         warning("%s: bytes not in UTF-8, which became U+FFFD: %ld (iconv -f WINDOWS-1252 -t UTF-8)",
                 u->file->path, u->found.num_invalid);
     add_findings(c, &u->found);
+    c->in.items[u->file - c->in.items].num_docs += (int64_t)u->num_documents;
     return true;
 }
 
@@ -362,6 +363,7 @@ static bool nothing_to_train(const Conversion *c, Error *err) {
 static bool make_shards(Conversion *c, Error *err) {
     c->found = no_findings;
     c->least_place = 1;
+    for (size_t i = 0; i < c->in.n; i++) c->in.items[i].num_docs = 0;
     checkpoint_abort(&c->ck);
     shard_writer_init(&c->train, c->ck.dir, "train", &c->options.vocabulary);
     shard_writer_init(&c->val, c->ck.dir, "val", &c->options.vocabulary);
@@ -401,6 +403,29 @@ static void print_records(const Conversion *c) {
         warning("these chats train random weights: --model DIR names a model that can write");
 }
 
+// The first five files with documents of training, or of validation
+static void print_files(const Conversion *c, const char *name, bool val) {
+    int64_t n = 0;
+    for (const InputFile *f = c->in.items; f < c->in.items + c->in.n; f++) {
+        char path[300];
+        if (f->num_docs == 0 || (f->split == SPLIT_VAL) != val) continue;
+        text_copy(path, sizeof path, f->path);
+        text_sanitize(path, sizeof path);
+        if (n++ < MAX_NAMED) printf("%s%s (%ld)", n == 1 ? name : ", ", path, f->num_docs);
+    }
+    if (n > MAX_NAMED) printf(" and %ld more", n - MAX_NAMED);
+    if (n > 0) printf("\n");
+}
+
+static void print_tokenizer(const Conversion *c) {
+    const Tokenizer *t = &c->tokenizer;
+    char bos[80] = "no BOS";
+    if (!t->file[0]) return;
+    if (t->adds_bos) tokenizer_name(bos, sizeof bos, t, t->bos);
+    printf("texts begin with %s, by the post_processor of tokenizer.json%s\n", bos,
+           t->bos_is_disputed ? "; as in transformers 5, add_bos_token has no effect" : "");
+}
+
 static void print_summary(const Conversion *c) {
     const int64_t docs = c->train.num_docs + c->val.num_docs, *counts = c->found.counts;
     const double ms = now_ms() - c->start_ms;
@@ -422,8 +447,10 @@ static void print_summary(const Conversion *c) {
     if (counts[NUM_OWN_ENDS] > 0)
         printf("texts with a BOS or EOS of their own, which is not doubled: %ld\n",
                counts[NUM_OWN_ENDS]);
-    if (c->in.val_files[0]) printf("files   to validate on: %s\n", c->in.val_files);
+    if (c->in.n > 1) print_files(c, "files   to train on: ", false);
+    print_files(c, "files   to validate on: ", true);
     print_records(c);
+    print_tokenizer(c);
 }
 
 // The tokens of an existing run are needed to resume it, and --val may name them.
