@@ -3,8 +3,8 @@
 #include <errno.h>
 #include <libgen.h>
 #include <math.h>
-#include <omp.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -314,8 +314,11 @@ static bool encode_all(Conversion *c, Thread *threads, int num_threads, Error *e
 }
 
 static bool encode_with_threads(Conversion *c, Error *err) {
-    const int chosen = c->settings->o->threads,
-              num_threads = chosen > 0 ? chosen : omp_get_num_procs();  // that taskset leaves
+    cpu_set_t may_use;
+    const int cores = sched_getaffinity(0, sizeof may_use, &may_use) == 0
+                          ? CPU_COUNT(&may_use)
+                          : (int)sysconf(_SC_NPROCESSORS_ONLN),
+              num_threads = c->settings->o->threads > 0 ? c->settings->o->threads : cores;
     const int max_units = num_threads * UNITS_PER_THREAD;
     Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");
     c->units = host_calloc((size_t)max_units, sizeof(Unit), "texts");
