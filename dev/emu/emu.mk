@@ -48,7 +48,7 @@ define PTX_RULES
 build/ptx/$(1)/%.ptx: %.cu Makefile dev/emu/emu.mk build/ptx/nccl/nccl.h
 	@mkdir -p $$(@D)
 	$$(call say,NVCC,$$<)$(NVCC) -std=c++17 -O3 -lineinfo -DBACKEND_CUDA -DWITH_NCCL -Ibuild/ptx/nccl \
-	    -MMD -MF $$@.d -MT $$@ -arch=compute_$(1) -ptx $$< -o $$@
+	    -MMD -MP -MF $$@.d -MT $$@ -arch=compute_$(1) -ptx $$< -o $$@
 build/ptx/$(1)/%.cpp: build/ptx/$(1)/%.ptx dev/emu/ptx.py
 	$$(call say,PTX,$$<)dev/emu/ptx.py $$< > $$@ || (rm $$@; exit 1)
 build/ptx/$(1)/%.o: build/ptx/$(1)/%.cpp dev/emu/ptx.h
