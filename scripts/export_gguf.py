@@ -93,7 +93,7 @@ def put_config(w, c):
 
 
 def rope_factors(c):
-    """What llama.cpp divides the frequencies of plain RoPE by, for llama3; else empty."""
+    """Returns the divisors of the frequencies of plain RoPE, for llama3; else nothing."""
     rope, factors = c["rope"], []
     for i in range(c["head_dim"] // 2 if rope["rope_type"] == "llama3" else 0):
         length = 2 * math.pi * c["rope_theta"] ** (2 * i / c["head_dim"])

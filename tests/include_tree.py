@@ -34,7 +34,7 @@ NOT_CODE = re.compile(
     r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|__attribute__\(\((?:[^()]|\([^()]*\))*\)\)\s*', re.S)
 # In column 0: a declaration, which ends with ";", or a definition, whose body begins with "{"
 FUNCTION = re.compile(r"^(?!static\b|typedef\b|#)\w[^;{}#]*?\b(\w+)\([^;{}]*?([;{])", re.M)
-# What the contract declares belongs to no unit of a backend. The units of cuda count as one.
+# The functions of the contract belong to no unit of a backend. The units of cuda count as one.
 CONTRACT, ONE_UNIT = "kernels/kernels.h", "kernels/cuda/"
 code, needs = {}, collections.defaultdict(lambda: collections.defaultdict(set))  # unit: unit: names
 declared, owners, wrong = set(), collections.defaultdict(set), []

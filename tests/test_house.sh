@@ -30,6 +30,9 @@ check lines_up_to_100_columns short_lines train_llama.cu llama.h data/*/*.[ch] k
     kernels/*/* tests/*.[ch] tests/*.cu dev/simple/*.c dev/emu/*.cpp dev/emu/*.h \
     dev/emu/include/* dev/emu/bugs/*
 check results_have_no_machine_paths no_machine_paths
+# A comment is a sentence with a subject and a verb, or a noun with an article.
+lacks no_comment_begins_with_what '(//|^ *#|""") ?What ' train_llama.cu llama.h data/*/*.[ch] data/*.py \
+    kernels/*.h kernels/*/* tests/* dev/*.py dev/*/*.[ch]* dev/*/*.py scripts/*.py Makefile
 if git rev-parse --git-dir > /dev/null 2>&1; then check top_level_is_the_agreed_one top_level
 else skip top_level_is_the_agreed_one 'not a git checkout'; fi
 

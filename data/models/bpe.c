@@ -224,8 +224,8 @@ static int32_t bpe_added_at(const Tokenizer *t, int normalized, const unsigned c
     return best;
 }
 
-// Cuts the added tokens out: first those that are not normalized, then the others from the text
-// between them.
+// Cuts the added tokens out: first the tokens that are not normalized, then the others from the
+// text between them.
 static bool bpe_cut_added(BpeEncoder *e, int normalized, const unsigned char *p, size_t n,
                           Error *err) {
     const Tokenizer *t = e->tokenizer;

@@ -269,7 +269,7 @@ static size_t last_question(const Messages *m) {
     return m->n - 1;
 }
 
-// Refuses what the template would refuse, or drop from the text.
+// Refuses messages that the template would refuse, or drop from the text.
 static bool check_order(const ChatTemplate *t, const Messages *m, Error *bad) {
     for (size_t i = 0; i < m->n; i++) {
         const char role = m->items[i].role[0], *thoughts = m->items[i].reasoning;

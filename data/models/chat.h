@@ -1,6 +1,6 @@
 // Renders chats with the chat templates of the supported models, for training and for --generate
 // --chat. A template is a program in Jinja. It is not run but recognised as a whole, and this file
-// writes what it would for messages without tools; tests/test_chat.sh compares each template with
+// writes the same text for messages without tools; tests/test_chat.sh compares each template with
 // transformers. An unknown template is refused: data/prepare.py --chat runs it.
 #pragma once
 
@@ -63,6 +63,6 @@ bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts 
 
 // Appends a user's message and what precedes the answer: at the beginning of a chat, with a system
 // message (NULL: the template's own), or after an answer, which has `ended` or was cut off.
-// Thoughts of earlier answers, which Qwen3's template later removes, stay.
+// Earlier thoughts are kept, although Qwen3's template would drop them.
 void chat_ask(const ChatTemplate *t, const char *system, const char *message, bool begins,
               bool ended, Parts *out);

@@ -66,7 +66,7 @@ bool llama_config_builtin(LlamaConfig *c, const char *name) {
 static const char *const model_types[] = {"llama", "mistral", "qwen2", "qwen3", "smollm3", NULL},
                          *const rope_types[] = {"default", "linear", "llama3", "yarn", NULL};
 
-// What distinguishes each type, and its defaults for missing keys, which are those of transformers.
+// The differences between types, and the defaults of transformers for missing keys.
 // kv heads 0: as many as heads. head_dim 0: hidden / heads.
 static const struct {
     const char *architecture;

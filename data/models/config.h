@@ -21,7 +21,7 @@ typedef struct {
 
 typedef enum { MODEL_LLAMA, MODEL_MISTRAL, MODEL_QWEN2, MODEL_QWEN3, MODEL_SMOLLM3 } ModelType;
 
-// Ids that begin or end texts: of config.json, then those that only generation_config.json has.
+// Ids that begin or end texts: of config.json, then ids that only generation_config.json has.
 enum { MAX_TOKEN_IDS = 16 };
 typedef struct {
     int n, of_config;
@@ -64,7 +64,7 @@ bool model_is_no_run(const char *option, const char *model, const char *file, Er
 // A built-in name, or a directory as for llama_config_read; exit 3 when it is neither.
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err);
 
-// A Hugging Face config.json, and generation_config.json beside it, which may have more end tokens;
+// Reads a Hugging Face config.json, and its generation_config.json, which may have more end tokens;
 // path may also be the directory that holds them. Exit 3 when the model is not one of ModelType or
 // needs something that is not implemented.
 bool llama_config_read(LlamaConfig *c, const char *path, Error *err);

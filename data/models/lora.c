@@ -47,8 +47,8 @@ bool lora_config_fits(const LoraConfig *c, const LlamaConfig *model, Error *err)
 }
 
 // ---- adapter_config.json ------------------------------------------------------------------------
-// The base of adapters trained beside NF4 is described as transformers does in config.json: what
-// BitsAndBytesConfig takes. PEFT has no such key: it warns and ignores it.
+// The base of adapters trained on NF4 is described as in config.json of transformers, for its
+// BitsAndBytesConfig. PEFT has no such key: it warns and ignores it.
 #define QUANTIZATION "quantization_config"
 
 // Whether a key that is not null, false or empty leaves the adapter's maths as implemented here

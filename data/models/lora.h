@@ -5,7 +5,7 @@
 #include "config.h"
 #include "weights.h"
 
-// Linear layers of a layer, in the order of LlamaLayer; those of a group share their input.
+// Groups of linear layers that share an input, in the order of LlamaLayer
 enum { LORA_QKV, LORA_O, LORA_GATE_UP, LORA_DOWN, LORA_GROUPS, LORA_TARGETS = 7 };
 static const int lora_group_first[LORA_GROUPS + 1] = {0, 3, 4, 6, LORA_TARGETS};
 extern const char *const lora_target_names[];  // "q_proj" ...

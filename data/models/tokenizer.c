@@ -81,7 +81,7 @@ static int64_t fallback_decode(const char *text, unsigned char *out) {
 
 // ---- Vocabulary ---------------------------------------------------------------------------------
 
-// What a tokenizer is made of. Ids are below `most`: one without a token costs memory, but no byte
+// The parts of a tokenizer. Ids are below `most`: an id without a token costs memory, but no byte
 // in the file.
 typedef struct {
     const char **names;  // (most) into the JSON tree; NULL: no such id

@@ -19,7 +19,7 @@ typedef struct {
     int moments;                 // kept by the optimizer: 2, or 1: m alone
     float init_std;              // 0: filled with ones; negative: with zeros
     float init_bound;            // more than 0: uniform in +- it instead
-    int64_t pad_rows, pad_cols;  // zeros behind the rows and columns, in arenas but not in files
+    int64_t pad_rows, pad_cols;  // zeros after the rows and columns, in arenas but not in files
 } Parameter;
 
 typedef enum { ARENA_WEIGHTS, ARENA_M, ARENA_V } ParameterArena;

@@ -34,9 +34,9 @@ typedef struct {
     int32_t vocab_size;       // every id is below it: the shards', else the model's, else INT32_MAX
     int32_t bos, eos;         // -1: unknown
     uint64_t tokenizer_hash;  // 0: unknown
-    // What must be equal for two data sets to be the same; kept in checkpoints. `fingerprint`:
-    // names, sizes, headers and indexes, in order. `token_fingerprint`: the tokens, in order: their
-    // checksums, or every byte of files that are scanned; and masks.
+    // Equal for equal data sets; kept in checkpoints. `fingerprint`: names, sizes, headers and
+    // indexes, in order. `token_fingerprint`: the tokens, in order: their checksums, or every byte
+    // of files that are scanned; and masks.
     uint64_t fingerprint, token_fingerprint;
     int32_t scanned_token;  // the boundary token an index was built with; -1: none was built
 } Dataset;
@@ -67,5 +67,5 @@ int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, in
 // The weight of a token of a document as a target; 0: it is none
 float dataset_weight(const Dataset *ds, int64_t doc, int64_t offset);
 
-// Replaces by -1 those of the tokens [offset, offset + n) of a document, (n), that are not targets.
+// Replaces the tokens [offset, offset + n) of a document, (n), that are not targets by -1.
 void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *ids);

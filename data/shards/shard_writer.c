@@ -105,7 +105,7 @@ static ShardHeader make_header(const ShardWriter *w) {
     return h;
 }
 
-// Writes a file beside the shard with this header: counts, two parts, and the checksum of it all
+// Writes a file next to the shard with this header: counts, two parts, and the checksum of both
 static bool write_beside(const ShardWriter *w, const Beside *b, uint32_t version,
                          const ShardHeader *h, const uint64_t *counts, const struct iovec parts[2],
                          Error *err) {

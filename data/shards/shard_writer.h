@@ -4,7 +4,7 @@
 
 #include "../base/file.h"
 
-// What the header says about the tokens
+// The header's description of the tokens
 typedef struct {
     int32_t vocab_size, bos, eos;  // BOS and EOS that documents may have; -1: none
     uint64_t tokenizer_hash;       // first 8 bytes of the SHA-256 of tokenizer.json

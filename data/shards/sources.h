@@ -1,4 +1,5 @@
-// What --train and --val name: one source of documents, or a mixture of several with weights.
+// The sources that --train and --val name: one source of documents, or a mixture of several with
+// weights.
 #pragma once
 
 #include "../base/error.h"

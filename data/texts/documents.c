@@ -176,7 +176,7 @@ static void find_turn_end(Unit *u, const int32_t *ids, const float *weights, siz
     if (n > 0 && special[ids[n - 1]]) u->found.turn_end = ids[n - 1];
 }
 
-// Weighs the ids from `first` on, those of a text in parts or with a weight.
+// Weighs the ids from `first` on: a text in parts, or with a weight.
 static bool mark_document(Unit *u, const RawText *text, size_t first, Error *bad) {
     size_t n;
     const ShardVocabulary *v = &u->options->vocabulary;

@@ -13,8 +13,9 @@
 #include "../shards/find_files.h"
 #include "records.h"
 
-// What file names tell. A file with another suffix is a text if it looks like one. A format is not
-// read: as INPUT_TEXT it is refused in a directory too, where it may be all that counts.
+// The kinds of files by the ends of their names. A file with another suffix is a text if it looks
+// like one. A format is not read: as INPUT_TEXT it is refused in a directory too, where it may be
+// all that counts.
 typedef struct {
     const char *endings;
     InputKind kind;
@@ -161,7 +162,8 @@ static void leave_out(Inputs *in, InputFile *f, const char *found, const char *h
     if (in->num_left_out++ < MAX_NAMED) warning("left out: %s: %s (%s)", f->path, found, hint);
 }
 
-// For a file that is left out or refused: says what it is, and what converts it to text.
+// Finds the kind of a file. For a file that is left out or refused, *err names its format and the
+// command that converts it to text.
 static bool find_kind(Inputs *in, InputFile *f, Error *err) {
     const Ending *e = find_ending(f->path);
     const char *found = e ? e->format : NULL, *how = found ? e->hint : "";
@@ -210,7 +212,8 @@ static bool is_about_others(const InputFile *f) {
     return false;
 }
 
-// A record says what it is; that a text file is of a split is believed where another is to train.
+// Records show their kind; a text file is taken for a part of a split only where another is called
+// train.
 static void choose_splits(Inputs *in) {
     static const char trains[] = "name it in --train to train on it";
     char hidden[300] = "";

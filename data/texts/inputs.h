@@ -1,4 +1,4 @@
-// Which files --train names when it names texts, and what is in each.
+// The files that --train names when it names texts, and the kind of each.
 #pragma once
 
 #include "../base/error.h"

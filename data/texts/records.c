@@ -190,7 +190,7 @@ static bool add_content(const Reader *r, Parts *text, const json_t *content) {
            bad_input(r->bad, "expected a text without NULs as content");
 }
 
-// input: what an instruction is about, after an empty line; NULL: nothing
+// input: the subject of an instruction, after an empty line; NULL: none
 static bool add_message(const Reader *r, const char *role, const json_t *content,
                         const json_t *input) {
     Messages *m = r->messages;

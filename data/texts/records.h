@@ -13,7 +13,7 @@ typedef enum {
     RECORD_MESSAGES,       // messages: role, content
     RECORD_CONVERSATIONS,  // conversations: from, value
     RECORD_PROMPT,         // prompt, completion or response: strings, or lists of messages
-    RECORD_COMPLETIONS,    // prompt, completions: a list of what is a document each
+    RECORD_COMPLETIONS,    // prompt, completions: a list, a document each
     RECORD_INSTRUCTION,    // instruction, output; optionally input
     RECORD_OTHER,
     NUM_RECORD_KINDS = RECORD_OTHER,
@@ -59,9 +59,9 @@ bool members_check(json_t *object, int level, UnknownKeys *unknown, Error *bad);
 // *weight *= the number; NULL: 1
 bool read_weight(const json_t *number, float *weight, Error *bad);
 
-// Appends the text of a record in parts, but that of a text record, which is its member; only the
-// parts that are marked in the record, or the answers of its chat but not those in a prompt, are
-// trained on, with their weights; with train_all, everything is. *weight *= the record's. *bad says
-// why a record cannot be rendered.
+// Appends the text of a record in parts, except for a text record, whose text is its member. Parts
+// that the record marks, or the answers of its chat outside its prompt, are trained on, with their
+// weights; with train_all, everything is. *weight *= the record's. *bad says why a record cannot be
+// rendered.
 bool record_render(json_t *record, const ChatTemplate *t, bool train_all, Parts *out, float *weight,
                    UnknownKeys *unknown, Error *bad);

@@ -516,7 +516,8 @@ static bool place_in(Conversion *c, OutDir *out, const char *name, Error *err) {
     return out && path_join(c->dir, out->path, name, err);
 }
 
-// What trains nothing needs no --out; --steps 0 leaves its tokens there, but in no other run.
+// A start that trains nothing needs no --out; --steps 0 leaves its tokens there, but in no other
+// run.
 static bool choose_place(Conversion *c, const char *name, Error *err) {
     const Options *o = c->settings->o;
     const bool trains = run_trains(o), keeps = !o->dry_run && !o->compare && !o->check_packing;
