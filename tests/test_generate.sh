@@ -276,7 +276,7 @@ outcome low_fill_is_reported 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro
     "${quiet[@]}" --dry-run
 has epochs_are_reported '^epochs  [0-9.]+ in [0-9]+ steps$' out.txt
 # ---- the report of a real log ------------------------------------------------------------------------------
-outcome report 0 '^wrote every/report.html: every/log.jsonl: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}$' \
+outcome report 0 '^wrote every/report.html: every/log.jsonl: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}, lowest [0-9.]{6}$' \
     python3 "$root/scripts/report.py" every
 has the_report_has_the_command '<td>command</td><td>.*train_llama.* --out every' every/report.html
 check_python smoothing_has_no_bias "$root" <<'PY'

@@ -765,9 +765,9 @@ TEST(golden_digests_of_fifty_steps) {
 // long, masks, micro-batches that are full, records that lose documents, fixed sets. Made while all
 // plans and counts without records were those of a plain second implementation.
 TEST(golden_digests_of_random_plans) {
-    static const uint64_t expected[] = {0x859fbed86c7be3c2ull, 0x243c0f10c715f3c1ull,
-                                        0xde0db8ebb3960fd9ull, 0x243c0f10c715f3c1ull,
-                                        0x1ea58f4a065b26a0ull};
+    static const uint64_t expected[] = {0xb9370165b3b336fbull, 0x38cca337dc4a5821ull,
+                                        0x0878ba44c99c5743ull, 0x38cca337dc4a5821ull,
+                                        0xaaec262431710dd2ull};
     uint64_t found[5] = {0};
     test_rng_state = 1;  // for every --seed
     for (int round = 0; round < 240; round++) {
@@ -780,7 +780,8 @@ TEST(golden_digests_of_random_plans) {
         if (round % 7 < 3) index.follows = in_record;
         if (round % 3 == 0) s.micro_batch_tokens = s.max_seqlen, s.fill_ppm = 1000000;
         stream_count_left_out(&index, &s, &left, &none);
-        if (round % 10 == 9) plan_fix_set(&s, &index, 1 + test_rng_below(20000), &none);
+        if (round % 10 == 9 && !plan_fix_set(&s, &index, 1 + test_rng_below(20000), &none))
+            continue;  // its settings are of no use
         for (int layout = LAYOUT_PACKED; layout <= LAYOUT_SHARED; layout++) {
             PLAN p = {0};
             uint64_t h = fnv1a(found[layout], &left, sizeof left);

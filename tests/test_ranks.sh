@@ -30,9 +30,9 @@ same_state resume_on_1_2_4_ranks d1/step-00000008 e/step-00000008
 for n in 1 3; do ranks $n "${exact[@]}" --optimizer muon --out mu$n --steps 4; done
 same_state muon_on_3_ranks {mu1,mu3}/step-00000004
 differ muon_is_not_adamw {mu1,d1}/final/model.safetensors
-expect muon_resumed_by_adamw 9 'tensor v.model.layers.0.self_attn.q_proj.weight .* found none' \
+expect muon_resumed_by_adamw 9 'missing: v.model.layers.0.self_attn.q_proj.weight' \
     "$train" --resume --out mu1 --steps 7 --optimizer adamw
-expect adamw_resumed_by_muon 9 'expected 26 tensors, found 40' \
+expect adamw_resumed_by_muon 9 'moments do not fit the optimizer; unknown: 14$' \
     "$train" --resume --out d1 --steps 9 --optimizer muon
 
 # biases, which a shard may cut

@@ -13,7 +13,7 @@ WRAP    := $(addprefix -Wl$(comma)--wrap=,open fopen close write pwrite pread ft
            rename unlink unlinkat mkdir opendir openat fdopen fdopendir lstat fstat fstatat stat \
            malloc calloc realloc aligned_alloc strdup)
 # Wrapped by tests/run_fault.c for suites of whole runs
-RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync attention_forward \
+RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_finalize comm_gather_begin fsync attention_forward \
            host_memory_free now_ms)
 
 MINUTES ?= 60
