@@ -612,72 +612,83 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
 
 // ---- --compare: every layout on the same documents, weights and kernels, in one table -----------
 
-// The median of --compare's steps after one that is not timed; lr 0: full steps that leave the
-// weights unchanged
-static double time_steps(LlamaModel *m, const StepData *data, const Options *o, const char *name,
-                         StepScalars *scalars) {
-    const int n = o->compare;
-    AUTO_FREE double *ms = host_calloc((size_t)n, sizeof *ms, "timings");
-    for (int i = -1; i < n; i++) {
-        line_show(stderr, "%s: step %d of %d ...", name, i + 2, n + 1);
-        const double start_ms = now_ms();
-        *scalars = llama_train_step(m, data, adamw, o->grad_clip);
-        if (i >= 0) ms[i] = now_ms() - start_ms;
-    }
-    line_erase(stderr);
-    return median_ms(ms, n);
+typedef struct {
+    Layout layout;
+    bool grouped;
+    const char *name;
+    StepData data;
+    StepScalars scalars;
+    size_t bytes;  // device memory that a model for this layout alone takes
+    double *ms;    // (--compare) of the timed steps
+} Compared;
+
+// Loads the step. *largest becomes the settings of a model that has room for it, too.
+static void compare_load(Compared *c, LlamaSettings *largest, const LlamaConfig *config,
+                         const Options *o, Data *d) {
+    LoaderSettings loader = d->loader_settings;
+    LlamaSettings alone = *largest;
+    loader.layout = c->layout;
+    c->name = c->grouped ? "grouped" : layout_name(c->layout);
+    if (c->grouped) loader.plan.pad_to = PAD_GROUPED;
+    must(loader_load_step(&c->data, &d->train, &loader, (PlanState){0}, &err));
+    alone.repad = c->layout == LAYOUT_REPAD;
+    alone.micro_batch_tokens = 0;
+    for (int i = 0; i < c->data.num_micro; i++)
+        if (c->data.micro[i].total_tokens > alone.micro_batch_tokens)
+            alone.micro_batch_tokens = c->data.micro[i].total_tokens;
+    if (alone.micro_batch_tokens > largest->micro_batch_tokens)
+        largest->micro_batch_tokens = alone.micro_batch_tokens;
+    largest->repad |= alone.repad;
+    c->bytes = memory_needed(config, alone);
+    c->ms = host_calloc((size_t)o->compare, sizeof *c->ms, "timings");
 }
 
-// One row of the table: its own model, sized for this layout's largest micro-batch, so that the
-// memory is its own. *packed_pairs: attention pairs of the packed layout, which comes first.
-static void compare_layout(Layout layout, const Options *o, Data *d, const LlamaModel *planned,
-                           const char *weights, int64_t *packed_pairs) {
-    static LlamaModel m;
-    LoaderSettings settings = d->loader_settings;
-    StepData data = {0};
-    StepScalars scalars = {0};
-    settings.layout = layout;
-    must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err));
-    LlamaSettings model = settings_of(o, 0, 0, d);
-    model.repad = layout == LAYOUT_REPAD;
-    model.recompute = planned->settings.recompute;
-    for (int i = 0; i < data.num_micro; i++)
-        if (data.micro[i].total_tokens > model.micro_batch_tokens)
-            model.micro_batch_tokens = data.micro[i].total_tokens;
-    llama_plan(&m, &planned->config, model);
-    must(llama_allocate(&m, &err));
-    load_or_init(&m, weights, o);
-    const double step_ms = time_steps(&m, &data, o, layout_name(layout), &scalars);
-    const StepPlan *plan = &data.plan;
-    if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
-    const double real_tokens = (double)plan->real_tokens,
-                 flops = llama_config_flops(&m.config, o->lora > 0, plan->real_tokens,
-                                            plan->num_targets, *packed_pairs);
-    printf("%-7s %10.1f %12.0f %9.3f %10.1f %9ld %15ld %12.1f %11.6f\n", layout_name(layout),
-           step_ms, real_tokens / step_ms * 1e3, flops / step_ms * 1e-9,
-           100.0 * (1.0 - (double)plan->computed_tokens / (double)data.local_tokens),
-           data.local_tokens, plan->attention_pairs, mib(llama_memory_total(&m)),
-           scalars.loss_sum / plan->weight_sum);
-    fflush(stdout);
-    llama_free(&m);
-    step_data_free(&data);
+static void compare_print(Compared *c, const LlamaModel *m, const Options *o,
+                          int64_t packed_pairs) {
+    const StepPlan *plan = &c->data.plan;
+    const double ms = median_ms(c->ms, o->compare), real_tokens = (double)plan->real_tokens,
+                 flops = llama_config_flops(&m->config, o->lora > 0, plan->real_tokens,
+                                            plan->num_targets, packed_pairs);
+    printf("%-7s %9.1f %9.1f %9.1f %11.0f %8.3f %10.1f %9ld %10ld %8.1f %11.6f\n", c->name, ms,
+           c->ms[0], c->ms[o->compare - 1], real_tokens / ms * 1e3, flops / ms * 1e-9,
+           100.0 * (1.0 - (double)plan->computed_tokens / (double)c->data.local_tokens),
+           c->data.local_tokens, plan->attention_pairs, mib(c->bytes),
+           c->scalars.loss_sum / plan->weight_sum);
 }
 
+// The layouts take turns, step by step, so that other work on the machine slows all of them down.
+// lr 0: full steps that leave the weights unchanged
 static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned,
                             const char *weights) {
-    const Layout layouts[] = {LAYOUT_PACKED, LAYOUT_SHARED, LAYOUT_PADDED, LAYOUT_ROWS,
-                              LAYOUT_REPAD};
-    int64_t packed_pairs = 0;
+    static Compared all[] = {{.layout = LAYOUT_PACKED}, {.layout = LAYOUT_SHARED},
+                             {.layout = LAYOUT_PADDED}, {.layout = LAYOUT_PADDED, .grouped = true},
+                             {.layout = LAYOUT_REPAD},  {.layout = LAYOUT_ROWS}};
+    Compared *const end = all + sizeof all / sizeof *all, *c;
+    static LlamaModel m;
+    LlamaSettings largest = settings_of(o, 0, 0, d);
+    largest.recompute = planned->settings.recompute;
+    for (c = all; c < end; c++) compare_load(c, &largest, &planned->config, o, d);
+    llama_plan(&m, &planned->config, largest);
+    must(llama_allocate(&m, &err));
+    load_or_init(&m, weights, o);
+    for (int i = -1; i < o->compare; i++)  // the first step is not timed
+        for (c = all; c < end; c++) {
+            line_show(stderr, "step %d of %d: %s ...", i + 2, o->compare + 1, c->name);
+            const double start_ms = now_ms();
+            c->scalars = llama_train_step(&m, &c->data, adamw, o->grad_clip);
+            if (i >= 0) c->ms[i] = now_ms() - start_ms;
+        }
+    line_erase(stderr);
     printf(
-        "\nlayout     step ms   real tok/s   TFLOP/s  padding %%  computed  attention pairs   "
-        "memory MiB        loss\n");
-    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
-        compare_layout(layouts[i], o, d, planned, weights, &packed_pairs);
+        "\nlayout    step ms       min       max  real tok/s  TFLOP/s  padding %%  computed      "
+        "pairs      MiB        loss\n");
+    for (c = all; c < end; c++) compare_print(c, &m, o, all->data.plan.attention_pairs);
     printf(
-        "The same documents, weights and kernels in every row; the median of %d step%s. TFLOP/s\n"
-        "counts real tokens and pairs inside documents. In rows attention crosses documents: "
+        "The same documents, weights and kernels in every row: the median of %d step%s, in turns."
+        "\nTFLOP/s counts real tokens and pairs inside documents. padded, repad: --pad-to %s; "
+        "grouped:\nto the longest, sorted by length first. In rows attention crosses documents: "
         "another loss.\n",
-        o->compare, text_plural(o->compare));
+        o->compare, text_plural(o->compare), o->pad_to == PAD_TO_MAX ? "max" : "longest");
 }
 
 // ---- --check-packing: the documents of one micro-batch, packed and each alone -------------------

@@ -252,10 +252,10 @@ def take_turns(programs, steps):
 
 def parse_compare(text):
     """The table of --compare: {layout: {column: number}}"""
-    names = ("ms", "rate", "tflops", "padding", "computed", "pairs", "mib", "loss")
+    names = ("ms", "least", "most", "rate", "tflops", "padding", "computed", "pairs", "mib", "loss")
     return {line.split()[0]: dict(zip(names, map(float, line.split()[1:])))
             for line in text.splitlines()
-            if re.match(r"(packed|shared|padded|rows|repad) +[\d.]+ ", line)}
+            if re.match(r"(packed|shared|padded|grouped|repad|rows) +[\d.]+ ", line)}
 
 
 def compare(o, say, shard, lengths):
@@ -269,7 +269,7 @@ def compare(o, say, shard, lengths):
         *[line for line in text.splitlines()
           if line.startswith(("model ", "recompute ", "layout "))],
         *[line for line in text.splitlines() if line.split(" ")[0] in table])
-    for layout in "shared", "padded", "repad", "rows":
+    for layout in "shared", "padded", "grouped", "repad", "rows":
         if layout in table:
             say(f"packed is {table[layout]['ms'] / table['packed']['ms']:.2f} times as fast as "
                 f"{layout}")

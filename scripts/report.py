@@ -201,7 +201,7 @@ def charts(run):
               ("Real tokens/s", "tokens_per_s", 0), ("Gradient norm", "grad_norm", 0),
               ("Learning rate", "lr", 0),
               ("Real tokens, % of the buffer", "percent", 0, 100),
-              ("Attention pairs, % of padded rows", "pairs", 0, 100),
+              ("Attention pairs, % of padded rows", "pairs", 0),
               ("Busiest rank / mean", "imbalance_measured", 1, None, "1 is even"))
     return "".join(figure(run, *what) for what in wanted if what[1] in run.steps[-1])
 
@@ -214,12 +214,12 @@ def first_to_last(values):
 
 
 def facts(run):
-    losses, length = [val["loss"] for val in run.vals], run.start["options"].get("max-seqlen")
+    losses = [val["loss"] for val in run.vals]
     speeds = sorted(s["tokens_per_s"] for s in run.steps)
     lowest = min([v for v in losses if v is not None], default=math.inf)
-    padded, pairs, tokens = (max(1, sum(s[key] for s in run.steps))
-                             for key in ("padded_pairs", "attention_pairs", "real_tokens"))
-    rows = f"{2 * padded / (length + 1) / tokens:.2f}" if is_number(length) else "unknown"
+    rows, padded, pairs, tokens = (max(1, sum(s.get(key, 0) for s in run.steps)) for key in (
+        "padded_tokens", "padded_pairs", "attention_pairs", "real_tokens"))
+    rows = f"{rows / tokens:.2f}" if rows > 1 else "unknown"  # in older logs
     return {
         "steps": f"{run.steps[-1]['step']} of {run.start['options'].get('steps', '?')}" + "".join(
             f", resumed after {resume['step']}" for resume in run.resumes[-5:]),
@@ -227,7 +227,7 @@ def facts(run):
         "validation loss": first_to_last(losses) + f", lowest {lowest:.4f}" if losses else "none",
         "trained": f"{tokens:,} real tokens in {sum(s['ms'] for s in run.steps) / 6e4:.1f} minutes,"
                    f" median {speeds[len(speeds) // 2]:.0f} a second",
-        "packing": f"rows padded to {length} would have {rows} times the tokens and "
+        "packing": f"padded rows would have {rows} times the tokens and "
                    f"{padded / pairs:.2f} times the attention pairs",
     }
 

@@ -61,15 +61,17 @@ expect resume_from_its_own_newest_checkpoint 0 'start +branch/step-00000009' "${
     --resume=branch/step-00000009
 expect compare 0 '^repad ' "${run[@]}" --compare 2
 check_python compare_table_is_consistent <<'PY'
-rows = [l.split() for l in open("out.txt", errors="replace") if l.split(" ")[0] in ("packed", "shared", "padded", "rows", "repad")]
-assert [r[0] for r in rows] == ["packed", "shared", "padded", "rows", "repad"], rows
+text = open("out.txt", errors="replace").read()
+rows = [l.split() for l in re.findall("^(?:packed|shared|padded|grouped|rows|repad) +[0-9].*$", text, re.M)]
+assert [r[0] for r in rows] == ["packed", "shared", "padded", "grouped", "repad", "rows"], rows
 times = [float(r[1]) for r in rows]
-tokens = [float(r[2]) * t for r, t in zip(rows, times)]     # the same documents in every layout
+assert all(float(r[2]) <= float(r[1]) <= float(r[3]) for r in rows), rows     # median, least, most
+tokens = [float(r[4]) * t for r, t in zip(rows, times)]     # the same documents in every layout
 assert max(tokens) < (1.01 + 0.1 / min(times)) * min(tokens), tokens     # ms have one decimal
-loss = {r[0]: float(r[8]) for r in rows}
-assert all(abs(loss["packed"] - loss[k]) < 2e-6 for k in ("shared", "padded", "repad")), loss
-pairs = {r[0]: int(r[6]) for r in rows}
-assert pairs["packed"] == pairs["repad"] < pairs["padded"], pairs
+loss = {r[0]: float(r[10]) for r in rows}
+assert all(abs(loss["packed"] - loss[k]) < 2e-6 for k in ("shared", "padded", "grouped", "repad")), loss
+pairs = {r[0]: int(r[8]) for r in rows}
+assert pairs["packed"] == pairs["repad"] < pairs["grouped"] <= pairs["padded"], pairs
 PY
 expect check_packing 0 'packing does not change the result' "${run[@]}" --check-packing
 has check_packing_is_bit_for_bit 'max .delta. of a logit .*bit for bit' out.txt

@@ -89,7 +89,7 @@ static void fill(Batch *b, const StepData *d, int32_t m, const LoaderSettings *s
             targets[at] = target ? token_of(c->doc, k + 1) : -1;
         }
     }
-    batch_fill(b, s->layout, docs, (int)(end - first), s->plan.max_seqlen);
+    batch_fill(b, s->layout, docs, (int)(end - first), plan_row_len(&d->plan, &s->plan, micro));
 }
 
 // Adds the batches of a rank to the sums of the step.
@@ -113,13 +113,13 @@ static void check_rank(const StepData *d, const LoaderSettings *s, StepPlan *sum
 }
 
 static void check_sums(const StepPlan *p, const StepPlan *sums, const LoaderSettings *s) {
-    const int64_t S = s->plan.max_seqlen, padded = p->num_stream * S, total = sums->buffer_tokens;
+    const int64_t S = s->plan.max_seqlen, total = sums->buffer_tokens;
     CHECK(sums->num_micro == p->num_micro && sums->num_targets == p->num_targets);
     CHECK(sums->real_tokens == p->real_tokens && sums->attention_pairs == p->attention_pairs);
     CHECK(total <= p->buffer_tokens && p->masked == masked && p->longest_segment <= S);
-    CHECK(p->padded_pairs == padded * (S + 1) / 2 && p->attention_pairs <= p->padded_pairs);
+    CHECK(s->layout == LAYOUT_ROWS || p->attention_pairs <= p->padded_pairs);
     CHECK(s->layout == LAYOUT_PACKED ? total == p->real_tokens
-                                     : s->layout == LAYOUT_ROWS || total == padded);
+                                     : s->layout == LAYOUT_ROWS || total == p->padded_tokens);
 }
 
 // In every layout, in memory that other steps have used, on any number of ranks

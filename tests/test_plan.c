@@ -193,10 +193,29 @@ static int64_t micro_tokens(const StepPlan *p, int32_t m) {
     return tokens;
 }
 
-// padded and repad: a row for each segment; rows: the stream, cut every so many tokens.
-static int64_t rows_of(const StepPlan *p, const PlanSettings *s, int32_t m) {
-    return p->layout == LAYOUT_ROWS ? (micro_tokens(p, m) + s->max_seqlen - 1) / s->max_seqlen
-                                    : p->micro_start[m + 1] - p->micro_start[m];
+// The row that holds the longest of segments [first, end): a multiple of 8, but never beyond S
+static int64_t longest_row(const StepPlan *p, const PlanSettings *s, int64_t first, int64_t end) {
+    int64_t longest = s->pad_to == PAD_TO_MAX ? s->max_seqlen : 0;
+    for (int64_t i = first; i < end; i++)
+        if (p->segments[i].length > longest) longest = p->segments[i].length;
+    while (longest % 8 != 0 && longest < s->max_seqlen) longest++;
+    return longest;
+}
+
+// padded and repad: a row for each segment, as long as the longest; one more would be too much.
+static void check_padded_rows(const StepPlan *p, const PlanSettings *s, int64_t *pairs) {
+    for (int32_t m = 0; m < p->num_micro; m++) {
+        const int64_t first = p->micro_start[m], end = p->micro_start[m + 1], n = end - first,
+                      row = longest_row(p, s, first, end);
+        CHECK(n > 0 && n * row <= s->micro_batch_tokens && plan_row_len(p, s, m) == row);
+        CHECK(m + 1 == p->num_micro ||
+              (n + 1) * longest_row(p, s, first, end + 1) > s->micro_batch_tokens);
+        for (int64_t i = first; i < end; i++) *pairs += row * (row + 1) / 2;
+        for (int64_t i = first; i < end && s->pad_to != PAD_GROUPED; i++)
+            CHECK(same_segment(&p->segments[i], &p->stream[i]));
+        for (int64_t i = first + (m == 0); i < end && s->pad_to == PAD_GROUPED; i++)
+            CHECK(p->segments[i].length <= p->segments[i - 1].length);
+    }
 }
 
 // Segments that fit whatever their lengths are: a step takes them, however full it is.
@@ -205,7 +224,7 @@ static int64_t sure_to_fit(const PlanSettings *s) {
 }
 
 static void check_step(const StepPlan *p, const Lengths *l, const PlanSettings *s) {
-    int64_t tokens = 0, targets = 0, longest = 0;
+    int64_t tokens = 0, targets = 0, longest = 0, pairs = 0;
     for (int64_t i = 0; i < p->num_stream; i++) {
         const Segment *c = &p->stream[i];
         tokens += c->length;
@@ -215,10 +234,13 @@ static void check_step(const StepPlan *p, const Lengths *l, const PlanSettings *
     CHECK(tokens == p->real_tokens && targets == p->num_targets && longest == p->longest_segment);
     CHECK(tokens <= plan_goal(s) || p->num_stream <= (s->set_tokens > 0 ? 1 : sure_to_fit(s)));
     CHECK(p->micro_start[0] == 0 && p->micro_start[p->num_micro] == p->num_segments);
-    for (int32_t m = 0; m < p->num_micro; m++)
-        CHECK(p->layout == LAYOUT_PACKED
-                  ? micro_tokens(p, m) <= s->micro_batch_tokens
-                  : rows_of(p, s, m) <= s->micro_batch_tokens / s->max_seqlen);
+    for (int32_t m = 0; m < p->num_micro; m++) {  // rows: the stream, cut every so many tokens
+        const int64_t row = p->layout == LAYOUT_ROWS ? s->max_seqlen : 1;
+        CHECK((micro_tokens(p, m) + row - 1) / row * row <= s->micro_batch_tokens);
+    }
+    if (p->layout != LAYOUT_PADDED && p->layout != LAYOUT_REPAD) return;
+    check_padded_rows(p, s, &pairs);
+    CHECK(pairs == p->padded_pairs);
 }
 
 // Steps from START on, in every layout: they cut the stream, each as late as possible.
@@ -275,7 +297,7 @@ TEST(steps_cut_the_stream_in_every_layout) {
     for (int round = 0; round < 300; round++) {
         PlanSettings s = random_settings();
         LENGTHS l = make_lengths(1 + test_rng_below(300), 1 + test_rng_below(600));
-        s.long_docs = (LongDocs)test_rng_below(3);
+        s.long_docs = (LongDocs)test_rng_below(3), s.pad_to = (PadTo)(round / 2 % 3);
         l.mask = round % 2 ? 1 + test_rng_below(5) : 0;
         if (round % 4 == 0) s.micro_batch_tokens = s.max_seqlen, s.fill_ppm = 1000000;
         if (round % 20 == 0) s.num_micro = 1, l.lengths[l.n - 1] = s.max_seqlen + 1;
@@ -615,7 +637,8 @@ TEST(the_steps_of_epochs_train_each_document_so_often) {
     for (int round = 0; round < 60; round++) {
         LENGTHS l = make_lengths(300, 1);
         DocIndex index = (l.mask = round % 4 < 2 ? 0 : 3, index_of(&l));
-        PlanSettings s = {test_rng_u64(), 64, 64, 1 + round % 2, 970000, 0, LONG_SPLIT};
+        PlanSettings s = {test_rng_u64(), 64, 64,         1 + round % 2,
+                          970000,         0,  LONG_SPLIT, PAD_TO_LONGEST};
         Sources sources = {0};
         PLAN p = {0};
         PlanState at = START;
@@ -747,6 +770,7 @@ TEST(golden_digests_of_fifty_steps) {
         for (int i = 0; i < N; i++)
             docs[i] = cases[k].scale * (1 + (int32_t)(splitmix64((uint64_t)i) % 300));
         s.seed = 42, s.max_seqlen *= cases[k].scale, s.micro_batch_tokens = 512 * cases[k].scale;
+        s.pad_to = PAD_TO_MAX;
         families = 1, index.read = read_tokens, index.sources = &sources;
         MUST(sources_parse(&sources, cases[k].sources, &err));
         for (int i = 0; i < sources.n; i++)
@@ -776,7 +800,7 @@ TEST(golden_digests_of_random_plans) {
         DocIndex index = (l.mask = round / 4 % 4, families = round % 5, index_of(&l));
         LongCounts left = {0};
         Error none = {0};
-        s.long_docs = (LongDocs)(round % 4), index.read = read_tokens;
+        s.long_docs = (LongDocs)(round % 4), s.pad_to = PAD_TO_MAX, index.read = read_tokens;
         if (round % 7 < 3) index.follows = in_record;
         if (round % 3 == 0) s.micro_batch_tokens = s.max_seqlen, s.fill_ppm = 1000000;
         stream_count_left_out(&index, &s, &left, &none);

@@ -3,7 +3,7 @@
 //
 //   packed   documents one after another; cu_seqlens = document ends; no padding
 //   shared   packed, but the leader of documents that begin alike lends them these tokens
-//   padded   each document in a row of row_len tokens, padding after it; cu_seqlens = 0, S, 2S ...
+//   padded   each document in a row of row_len tokens, padding after it; cu_seqlens = 0, R, 2R ...
 //   rows     documents concatenated and cut every row_len tokens; attention crosses documents
 //   repad    padded, plus the list of real rows that attention gathers and scatters
 //   cached   packed, but the first tokens of each text are in the key-value cache: generation

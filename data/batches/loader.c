@@ -92,7 +92,7 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     for (int64_t i = from; i < to; at += 3 * plan->segments[i++].length + 1)
         if (!segment_read(&d->views[i - from], ds, &plan->segments[i], plan->weight_scale, at, err))
             return false;
-    batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
+    batch_fill(b, s->layout, d->views, (int)n, plan_row_len(plan, &s->plan, micro));
     assert(batch_is_valid(b, ds->vocab_size));
     return true;
 }

@@ -206,12 +206,61 @@ static bool plan_layout_shared(StepPlan *p, const DocIndex *index, const PlanSet
     return fits;
 }
 
-// The stream in rows of max_seqlen tokens, as many in a micro-batch as it holds. padded: each
-// segment in a row of its own; else one that crosses the end of a micro-batch is cut there.
-static void plan_layout_rows(StepPlan *p, const PlanSettings *s, bool padded) {
+// ---- Rows ---------------------------------------------------------------------------------------
+
+static int32_t row_for(const PlanSettings *s, int32_t length) {
+    const int32_t rounded = (length + 7) / 8 * 8;
+    return s->pad_to == PAD_TO_MAX || rounded > s->max_seqlen ? s->max_seqlen : rounded;
+}
+
+int32_t plan_row_len(const StepPlan *p, const PlanSettings *s, int32_t m) {
+    int32_t longest = 0;
+    if (p->layout == LAYOUT_ROWS) return s->max_seqlen;
+    for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++)
+        if (p->segments[i].length > longest) longest = p->segments[i].length;
+    return row_for(s, longest);
+}
+
+// How many of the n segments, each in a row of *row_len, one micro-batch holds
+static int64_t padded_rows(const PlanSettings *s, const Segment *list, int64_t n,
+                           int64_t *row_len) {
+    int64_t rows = 0;
+    for (*row_len = 0; rows < n; rows++) {
+        const int64_t row = row_for(s, list[rows].length), most = row > *row_len ? row : *row_len;
+        if ((rows + 1) * most > s->micro_batch_tokens) break;
+        *row_len = most;
+    }
+    assert(rows > 0 || n == 0);  // plan_settings_check
+    return rows;
+}
+
+static int longest_segment_first(const void *a, const void *b) {
+    const Segment *x = a, *y = b;
+    return (x->length < y->length) - (x->length > y->length);
+}
+
+// padded and repad: a row for each segment, in the order of the stream, as a loader that shuffles
+// and pads would do it
+static void plan_layout_padded(StepPlan *p, const PlanSettings *s) {
+    int64_t row_len;
+    plan_reserve(p, p->num_stream, p->num_stream);
+    memcpy(p->segments, p->stream, (size_t)p->num_stream * sizeof *p->segments);
+    if (s->pad_to == PAD_GROUPED)
+        qsort(p->segments, (size_t)p->num_stream, sizeof *p->segments, longest_segment_first);
+    p->num_micro = 0;
+    for (int64_t i = 0, rows; i < p->num_stream; i += rows) {
+        rows = padded_rows(s, p->segments + i, p->num_stream - i, &row_len);
+        p->micro_work[p->num_micro] = rows * plan_work(row_len);
+        p->micro_start[p->num_micro++] = i;
+    }
+    p->micro_start[p->num_micro] = p->num_stream;
+}
+
+// The stream in rows of max_seqlen tokens, as many in a micro-batch as it holds; a segment that
+// crosses the end of a micro-batch is cut there.
+static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
     const int64_t room = (int64_t)(s->micro_batch_tokens / s->max_seqlen) * s->max_seqlen,
-                  tokens = padded ? p->num_stream * s->max_seqlen : p->real_tokens,
-                  num_micro = (tokens + room - 1) / room;
+                  num_micro = (p->real_tokens + room - 1) / room;
     assert(room > 0);  // plan_settings_check
     plan_reserve(p, p->num_stream + num_micro, num_micro);
     p->num_segments = p->num_micro = 0;
@@ -227,7 +276,7 @@ static void plan_layout_rows(StepPlan *p, const PlanSettings *s, bool padded) {
             p->segments[p->num_segments++] =
                 (Segment){whole.doc, whole.tok_off + done, n, n < rest || whole.has_next, 0, false};
             done += n;
-            left -= padded ? s->max_seqlen : n;
+            left -= n;
         }
     }
     p->micro_start[p->num_micro] = p->num_segments;
@@ -304,11 +353,16 @@ static bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *
     return true;
 }
 
-static void plan_count(StepPlan *p, const PlanSettings *s) {
-    const int64_t S = s->max_seqlen, row_pairs = S * (S + 1) / 2;
+static void plan_count(StepPlan *p, const PlanSettings *s, bool padded) {
+    const int64_t S = s->max_seqlen;
+    int64_t row_len;
     p->buffer_tokens = (int64_t)p->num_micro * s->micro_batch_tokens;
-    p->padded_pairs = p->num_stream * row_pairs;
-    p->attention_pairs = 0;
+    p->padded_tokens = p->padded_pairs = p->attention_pairs = 0;
+    for (int64_t i = 0, rows; i < p->num_stream; i += rows) {
+        rows = padded_rows(s, (padded ? p->segments : p->stream) + i, p->num_stream - i, &row_len);
+        p->padded_tokens += rows * row_len;
+        p->padded_pairs += rows * (row_len * (row_len + 1) / 2);
+    }
     for (int64_t i = 0; i < p->num_stream; i++)
         p->attention_pairs += (int64_t)p->stream[i].length * (p->stream[i].length + 1) / 2;
     for (int64_t i = 0; p->layout == LAYOUT_SHARED && i < p->num_segments; i++) {
@@ -316,7 +370,8 @@ static void plan_count(StepPlan *p, const PlanSettings *s) {
         p->attention_pairs -= n * (n + 1) / 2;
     }
     if (p->layout == LAYOUT_PADDED) p->attention_pairs = p->padded_pairs;
-    if (p->layout == LAYOUT_ROWS) p->attention_pairs = (p->real_tokens + S - 1) / S * row_pairs;
+    if (p->layout == LAYOUT_ROWS)
+        p->attention_pairs = (p->real_tokens + S - 1) / S * (S * (S + 1) / 2);
 }
 
 bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Layout layout,
@@ -334,8 +389,9 @@ bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Lay
     plan->computed_tokens = plan->real_tokens;
     if (layout == LAYOUT_SHARED && !plan_layout_shared(plan, index, s, err)) return false;
     const bool padded = layout == LAYOUT_PADDED || layout == LAYOUT_REPAD;
-    if (padded || layout == LAYOUT_ROWS) plan_layout_rows(plan, s, padded);
-    plan_count(plan, s);
+    if (padded) plan_layout_padded(plan, s);
+    if (layout == LAYOUT_ROWS) plan_layout_rows(plan, s);
+    plan_count(plan, s, padded);
     return true;
 }
 

@@ -40,10 +40,10 @@ typedef struct {
     int32_t longest_segment;
     PlanState cursor_after;  // where the next step begins
     // of all micro-batches of this layout
-    int64_t buffer_tokens;    // rows that they have room for
-    int64_t computed_tokens;  // real_tokens, less the shared ones
-    int64_t attention_pairs;  // that attention computes
-    int64_t padded_pairs;     // that it would compute in the padded layout
+    int64_t buffer_tokens;                // rows that they have room for
+    int64_t computed_tokens;              // real_tokens, less the shared ones
+    int64_t attention_pairs;              // that attention computes
+    int64_t padded_tokens, padded_pairs;  // the same of the padded layout, padding included
     // kept from step to step, for packing
     int64_t num_units;
     PlanUnit *units;           // (num_units) at most num_stream; sorted when placed, longest first
@@ -60,6 +60,9 @@ bool plan_settings_check(const PlanSettings *s, Error *err);
 // Predicted work of a segment: linear layers of its tokens, and attention in tiles of 128 x 128.
 // Their ratio is taken from SmolLM2-135M, where both are equal at 4,400 tokens.
 int64_t plan_work(int64_t length);
+
+// The row length of micro-batch m in the layouts that have rows
+int32_t plan_row_len(const StepPlan *p, const PlanSettings *s, int32_t m);
 
 // The most tokens of a step that has more segments than fit whatever their lengths are.
 int64_t plan_goal(const PlanSettings *s);

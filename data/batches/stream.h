@@ -38,14 +38,19 @@ typedef struct {
 // Policy for documents longer than max_seqlen
 typedef enum { LONG_SPLIT, LONG_TRUNCATE, LONG_DROP, LONG_ERROR } LongDocs;
 
+// The rows of padded and repad: as long as the longest segment of the micro-batch, rounded up to 8,
+// as collators pad; max_seqlen; or the longest again, of segments that are sorted by length first
+typedef enum { PAD_TO_LONGEST, PAD_TO_MAX, PAD_GROUPED } PadTo;
+
 typedef struct {
     uint64_t seed;
-    int32_t max_seqlen;          // the longest segment, and the row of padded, rows and repad
+    int32_t max_seqlen;          // the longest segment, and the row of rows and PAD_TO_MAX
     int32_t micro_batch_tokens;  // the buffer of one micro-batch, >= max_seqlen
     int32_t num_micro;           // micro-batches of a step, all ranks together
     int32_t fill_ppm;            // fill in millionths: fraction of the buffers that a step may use
     int64_t set_tokens;  // > 0: the most tokens of a step, regardless of fill_ppm (plan_fix_set)
     LongDocs long_docs;
+    PadTo pad_to;
 } PlanSettings;
 
 // A position in the stream of one source; {0} is the beginning.

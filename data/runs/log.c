@@ -202,6 +202,7 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
         {"docs", json_integer(p->num_stream)},
         {"longest_doc", json_integer(p->longest_segment)},
         {"attention_pairs", json_integer(p->attention_pairs)},
+        {"padded_tokens", json_integer(p->padded_tokens)},
         {"padded_pairs", json_integer(p->padded_pairs)},
         {"sources", mixture_json(p->sources, &p->cursor_after)},
         {"skipped", json_boolean(r->skipped)},

@@ -45,7 +45,11 @@ const Option run_option_table[] = {
     CHOICE("layout", layout, "packed", "packed|padded|rows|repad|shared",
            "how documents fill a batch"),
     NUMBER("max-seqlen", max_seqlen, "1024", 1, 1 << 24,
-           "longest sequence: longer documents are split; also the row length of padded layouts"),
+           "longest sequence: longer documents are split; also the length of full rows"),
+    CHOICE(
+        "pad-to", pad_to, "longest", "longest|max",
+        "rows of --layout padded and repad: as long as the longest document of each micro-batch, "
+        "as collators pad, or --max-seqlen"),
     NUMBER("micro-batch-tokens", micro_batch_tokens, "4096", 1, 1 << 29,
            "capacity of the 1D token buffer"),
     NUMBER("batch-tokens", batch_tokens, "0", 0, 1e12,

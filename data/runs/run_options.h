@@ -27,7 +27,7 @@ typedef struct {
         *bench, *check_packing, *options;
     bool from_scratch, overwrite, deterministic, bf16_matmul, generate, chat, eval, dry_run,
         allow_other_tokenizer, lora_merge;
-    int train_on, invalid_utf8, layout, optimizer, moments, schedule, long_docs, recompute,
+    int train_on, invalid_utf8, layout, pad_to, optimizer, moments, schedule, long_docs, recompute,
         final_dtype, compare, lora, base;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, sample_tokens, num_samples;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,

@@ -369,7 +369,7 @@ static bool fuzz_checkpoint(Input *in) {
     const Sources sources = {{{.weight = ALL_WEIGHTS, .num_docs = 50}}, 1};
     const Dataset train = {
         .sources = sources, .fingerprint = 5 << 12, .token_fingerprint = 6 << 12};
-    const PlanSettings plan = {1, 16, 32, 2, 970000, 0, LONG_SPLIT};
+    const PlanSettings plan = {1, 16, 32, 2, 970000, 0, LONG_SPLIT, PAD_TO_LONGEST};
     const DocIndex index = {.num_docs = 50, .length = length_of, .sources = &sources};
     const char *dir = scratch(".");
     TrainingState s = {0};
