@@ -671,6 +671,10 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
     llama_plan(&m, &planned->config, largest);
     must(llama_allocate(&m, &err));
     load_or_init(&m, weights, o);
+    printf(
+        "\nlayout    step ms       min       max  real tok/s  TFLOP/s  padding %%  computed      "
+        "pairs      MiB        loss\n");
+    fflush(stdout);
     for (int i = -1; i < o->compare; i++)  // the first step is not timed
         for (c = all; c < end; c++) {
             line_show(stderr, "step %d of %d: %s ...", i + 2, o->compare + 1, c->name);
@@ -679,9 +683,6 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
             if (i >= 0) c->ms[i] = now_ms() - start_ms;
         }
     line_erase(stderr);
-    printf(
-        "\nlayout    step ms       min       max  real tok/s  TFLOP/s  padding %%  computed      "
-        "pairs      MiB        loss\n");
     for (c = all; c < end; c++) compare_print(c, &m, o, all->data.plan.attention_pairs);
     printf(
         "The same documents, weights and kernels in every row: the median of %d step%s, in turns."
