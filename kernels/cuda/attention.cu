@@ -103,12 +103,11 @@ size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host,
 
 static AttentionShape make_shape(HeadShape heads, int64_t total_tokens) {
     if (heads.head_dim != 64 && heads.head_dim != 128)
-        cuda_unsupported("attention: expected head_dim 64 or 128", heads.head_dim);
+        cuda_unsupported("attention", "head_dim 64 or 128", heads.head_dim);
     if (heads.num_kv_heads <= 0)
-        cuda_unsupported("attention: expected at least one kv head", heads.num_kv_heads);
+        cuda_unsupported("attention", "at least one kv head", heads.num_kv_heads);
     if (heads.num_heads <= 0 || heads.num_heads % heads.num_kv_heads != 0)
-        cuda_unsupported("attention: expected heads that are a multiple of kv heads",
-                         heads.num_heads);
+        cuda_unsupported("attention", "heads that are a multiple of kv heads", heads.num_heads);
     AttentionShape s;
     s.qkv_row = (int64_t)(heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
     s.out_row = (int64_t)heads.num_heads * heads.head_dim;

@@ -668,7 +668,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
 // A grid's first dimension may have 2^31 - 1 CTAs.
 unsigned grid_size(int64_t items, int heads) {
     if (items * heads > INT32_MAX)
-        cuda_unsupported("attention: expected fewer than 2^31 items times heads", items * heads);
+        cuda_unsupported("attention", "fewer than 2^31 items times heads", items * heads);
     return (unsigned)(items * heads);
 }
 

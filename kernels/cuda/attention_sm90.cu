@@ -318,7 +318,7 @@ CUtensorMap ragged_map(const floatX *tensor, int64_t columns, int64_t total_toke
         CUDA_CHECK(
             cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found));
 #endif
-        if (!entry) cuda_unsupported("attention: expected a driver with tensor maps", 0);
+        if (!entry) cuda_unsupported("attention", "a driver with tensor maps", 0);
         encode = (decltype(encode))entry;
     }
     const cuuint64_t row_bytes = (cuuint64_t)columns * sizeof(floatX);

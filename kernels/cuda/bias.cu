@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(ROW_MAX_THREADS)
 void bias_backward(real *dbias, const floatX *dout, int64_t T, int64_t N) {
     if (T == 0 || !dbias) return;
     const RowGrid grid = row_grid("bias_backward", T, N);
-    if (N > ROW_MAX_COLUMNS) cuda_unsupported("bias: expected at most 16384 columns", N);
+    if (N > ROW_MAX_COLUMNS) cuda_unsupported("bias", "at most 16384 columns", N);
     const unsigned blocks = grid.blocks < BACKWARD_BLOCKS ? grid.blocks : (unsigned)BACKWARD_BLOCKS;
     float *partial = (float *)cuda_scratch();
     bias_backward_kernel<<<blocks, grid.block, 0, cuda_stream()>>>(partial, dout, T, (int)N);

@@ -55,7 +55,7 @@ void matmul_many(MatmulKind kind, const MatmulOperands &x, int64_t T, int64_t K,
 
 // Ends the program with exit code 11 (device error): one error line, one hint line.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t status);
-[[noreturn]] void cuda_unsupported(const char *what, int64_t found);
+[[noreturn]] void cuda_unsupported(const char *op, const char *expected, int64_t found);
 
 inline void cuda_check(const char *file, int line, const char *what, cudaError_t status) {
     if (status != cudaSuccess) cuda_fail(file, line, what, status);
@@ -201,17 +201,13 @@ struct RowGrid {
 };
 
 inline RowGrid row_grid(const char *op, int64_t rows, int64_t columns) {
-    if (columns <= 0 || columns % 8 != 0) {
-        char what[96];
-        snprintf(what, sizeof what, "%s: expected a row length that is a multiple of 8", op);
-        cuda_unsupported(what, columns);
-    }
+    if (columns <= 0 || columns % 8 != 0)
+        cuda_unsupported(op, "a row length that is a multiple of 8", columns);
     int64_t warps = ceil_div<int64_t>(columns, 8 * WARP * ROW_VECTORS);
     if (warps > ROW_MAX_WARPS) warps = ROW_MAX_WARPS;
     const int64_t per_block = warps < ROW_BLOCK_WARPS ? ROW_BLOCK_WARPS / warps : 1;
-    RowGrid grid = {dim3((unsigned)(warps * WARP), (unsigned)per_block),
-                    (unsigned)ceil_div(rows, per_block)};
-    return grid;
+    return {dim3((unsigned)(warps * WARP), (unsigned)per_block),
+            (unsigned)ceil_div(rows, per_block)};
 }
 
 __device__ __forceinline__ int64_t row_of_thread() {

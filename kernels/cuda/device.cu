@@ -1,5 +1,8 @@
 // The GPU as a device: one stream, counted memory, copies through a ring of pinned buffers.
 
+#include <algorithm>
+#include <unordered_map>
+
 #include "../comm/comm.h"
 #include "common.cuh"
 
@@ -17,21 +20,13 @@ struct PinnedBuffer {
     cudaEvent_t copied;  // the last copy out of it is complete
 };
 
-struct Allocation {
-    void *p;
-    size_t bytes;
-};
-enum { MAX_ALLOCATIONS = 4096 };
-
 static cudaStream_t stream;
 static PinnedBuffer buffers[NUM_BUFFERS];
 static int next_buffer;
-static Allocation allocations[MAX_ALLOCATIONS];
-static int num_allocations;
+static std::unordered_map<void *, size_t> allocations;  // bytes of each
 static DeviceMemory memory;
 static void *scratch;
 static cudaDeviceProp properties;
-static char description[192], failure[192];
 static void (*describe_work)(void *context, char *text, size_t capacity);
 static void *describe_context;
 
@@ -39,7 +34,6 @@ cudaStream_t cuda_stream() { return stream; }
 int cuda_num_sms() { return properties.multiProcessorCount; }
 int cuda_arch() { return properties.major * 10 + properties.minor; }
 int cuda_shared_kb() { return (int)(properties.sharedMemPerMultiprocessor >> 10); }
-
 void *cuda_scratch() { return scratch; }
 
 // ---- Errors -------------------------------------------------------------------------------------
@@ -80,9 +74,19 @@ void cuda_fail(const char *file, int line, const char *what, cudaError_t status)
                 cudaGetErrorString(status));
 }
 
-void cuda_unsupported(const char *what, int64_t found) {
+void cuda_unsupported(const char *op, const char *expected, int64_t found) {
     device_fail("this model or batch has a shape that the backend does not support",
-                "cuda: %s, found %lld", what, (long long)found);
+                "cuda: %s: expected %s, found %lld", op, expected, (long long)found);
+}
+
+// A problem that is returned, not printed; valid until the next one
+__attribute__((format(printf, 1, 2))) static const char *problem(const char *format, ...) {
+    static char text[192];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return text;
 }
 
 // ---- Start --------------------------------------------------------------------------------------
@@ -101,40 +105,18 @@ static const char *choose_device(int *device) {
         cudaDriverGetVersion(&driver);
         cudaRuntimeGetVersion(&runtime);
         if (driver == 0) return "no NVIDIA driver is installed; see nvidia-smi";
-        snprintf(failure, sizeof failure,
-                 "the NVIDIA driver is too old: it supports CUDA %d.%d, this program needs %d.%d",
-                 driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
-        return failure;
+        return problem(
+            "the NVIDIA driver is too old: it supports CUDA %d.%d, this program needs %d.%d",
+            driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     }
     if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0))
         return "no NVIDIA GPU is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES";
-    if (status != cudaSuccess) {
-        snprintf(failure, sizeof failure, "CUDA does not start: %s", cudaGetErrorString(status));
-        return failure;
-    }
+    if (status != cudaSuccess)
+        return problem("CUDA does not start: %s", cudaGetErrorString(status));
     *device = probed_device() >= 0 ? probed_device() : count > 1 ? comm_local_rank() : 0;
     if (*device < count) return NULL;
-    snprintf(failure, sizeof failure,
-             "rank %d is number %d of this machine, but only GPUs 0 to %d are visible", comm_rank(),
-             *device, count - 1);
-    return failure;
-}
-
-static void create_buffers() {
-    for (int i = 0; i < NUM_BUFFERS; i++) {
-        CUDA_CHECK(cudaMallocHost(&buffers[i].bytes, BUFFER_BYTES));
-        CUDA_CHECK(cudaEventCreateWithFlags(&buffers[i].copied, cudaEventDisableTiming));
-    }
-}
-
-static void describe() {
-    int driver = 0, runtime = 0;
-    CUDA_CHECK(cudaDriverGetVersion(&driver));
-    CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
-    snprintf(description, sizeof description,
-             "%.80s, sm_%d, %d SMs, %.1f GiB, driver %d.%d, runtime %d.%d", properties.name,
-             cuda_arch(), cuda_num_sms(), (double)properties.totalGlobalMem / 0x1p30, driver / 1000,
-             driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    return problem("rank %d is number %d of this machine, but only GPUs 0 to %d are visible",
+                   comm_rank(), *device, count - 1);
 }
 
 // NCCL allocates buffers at the first call of each kind: now, so that they do not count as free.
@@ -160,22 +142,19 @@ const char *device_init(const DeviceOptions *options) {
     if (missing) return missing;
     CUDA_CHECK(cudaSetDevice(device));
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    if (properties.major < 8) {
-        snprintf(failure, sizeof failure, "%.80s is sm_%d; expected sm_80 (Ampere) or later",
-                 properties.name, cuda_arch());
-        return failure;
-    }
+    if (properties.major < 8)
+        return problem("%.80s is sm_%d; expected sm_80 (Ampere) or later", properties.name,
+                       cuda_arch());
     int runtime = 0;
     CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
-    if (properties.major >= 10 && runtime < 12080) {
-        snprintf(failure, sizeof failure,
-                 "%.80s: sm_%d needs CUDA 12.8; this program has CUDA %d.%d", properties.name,
-                 cuda_arch(), runtime / 1000, runtime % 1000 / 10);
-        return failure;
-    }
+    if (properties.major >= 10 && runtime < 12080)
+        return problem("%.80s: sm_%d needs CUDA 12.8; this program has CUDA %d.%d", properties.name,
+                       cuda_arch(), runtime / 1000, runtime % 1000 / 10);
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    create_buffers();
-    describe();
+    for (PinnedBuffer &b : buffers) {
+        CUDA_CHECK(cudaMallocHost(&b.bytes, BUFFER_BYTES));
+        CUDA_CHECK(cudaEventCreateWithFlags(&b.copied, cudaEventDisableTiming));
+    }
     scratch = cuda_allocate("scratch", CUDA_SCRATCH_BYTES);
     missing = matmul_init();
     if (!missing) missing = comm_connect(stream);
@@ -183,23 +162,25 @@ const char *device_init(const DeviceOptions *options) {
     return missing;
 }
 
-static const char *refuse(const char *key, const char *expected, int found) {
-    snprintf(failure, sizeof failure, "config.json: %s: expected %s on a GPU, found %d", key,
-             expected, found);
-    return failure;
-}
-
 const char *device_refuses(int C, int F, int D) {
-    if (C % 8) return refuse("hidden_size", "a multiple of 8", C);
-    if (C > ROW_MAX_COLUMNS) return refuse("hidden_size", "at most 16384", C);
-    if (F % 8) return refuse("intermediate_size", "a multiple of 8", F);
-    return D == 64 || D == 128 ? NULL : refuse("head_dim", "64 or 128", D);
+    const char *const format = "config.json: %s: expected %s on a GPU, found %d";
+    if (C % 8) return problem(format, "hidden_size", "a multiple of 8", C);
+    if (C > ROW_MAX_COLUMNS) return problem(format, "hidden_size", "at most 16384", C);
+    if (F % 8) return problem(format, "intermediate_size", "a multiple of 8", F);
+    return D == 64 || D == 128 ? NULL : problem(format, "head_dim", "64 or 128", D);
 }
 
 const char *device_describe(void) {
-    static char text[sizeof description + 96];
+    static char text[288];
+    int driver = 0, runtime = 0;
+    CUDA_CHECK(cudaDriverGetVersion(&driver));
+    CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
     snprintf(
-        text, sizeof text, "%s, attention %s%s", description, attention_describe(),
+        text, sizeof text,
+        "%.80s, sm_%d, %d SMs, %.1f GiB, driver %d.%d, runtime %d.%d, attention %s%s",
+        properties.name, cuda_arch(), cuda_num_sms(), (double)properties.totalGlobalMem / 0x1p30,
+        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10,
+        attention_describe(),
         cuda_arch() / 10 == 10 ? " (made for older GPUs; this one could do 3 times as much)" : "");
     return text;
 }
@@ -209,7 +190,6 @@ const char *device_describe(void) {
 void *device_malloc(size_t bytes) {
     assert(stream);  // device_init has run
     void *p = NULL;
-    if (num_allocations == MAX_ALLOCATIONS) return NULL;
     const cudaError_t status = cudaMalloc(&p, bytes ? bytes : 1);
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError();  // refused, not broken: the next launch check must not find it
@@ -219,11 +199,10 @@ void *device_malloc(size_t bytes) {
 #ifdef POISON
     CUDA_CHECK(cudaMemsetAsync(p, 0xff, bytes, stream));
 #endif
-    const Allocation allocation = {p, bytes};
-    allocations[num_allocations++] = allocation;
+    allocations[p] = bytes;
     memory.count++;
     memory.bytes_now += bytes;
-    if (memory.bytes_now > memory.bytes_peak) memory.bytes_peak = memory.bytes_now;
+    memory.bytes_peak = std::max(memory.bytes_peak, memory.bytes_now);
     return p;
 }
 
@@ -237,12 +216,10 @@ void *cuda_allocate(const char *what, size_t bytes) {
 
 void device_free(void *p) {
     if (!p) return;
-    int i = 0;
-    while (i < num_allocations && allocations[i].p != p) i++;
-    if (i == num_allocations) cuda_unsupported("device_free: expected what device_malloc gave", 0);
-    assert(memory.bytes_now >= allocations[i].bytes);
-    memory.bytes_now -= allocations[i].bytes;
-    allocations[i] = allocations[--num_allocations];
+    const auto found = allocations.find(p);
+    if (found == allocations.end()) cuda_unsupported("device_free", "what device_malloc gave", 0);
+    memory.bytes_now -= found->second;
+    allocations.erase(found);
     CUDA_CHECK(cudaStreamSynchronize(stream));  // work in flight may still use it
     CUDA_CHECK(cudaFree(p));
 }
@@ -265,37 +242,36 @@ void device_zero(void *p, size_t bytes) {
 
 // ---- Copies -------------------------------------------------------------------------------------
 
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-
-// A pinned buffer whose last copy is complete
-static PinnedBuffer *take_buffer() {
-    PinnedBuffer *b = &buffers[next_buffer++ % NUM_BUFFERS];
-    CUDA_CHECK(cudaEventSynchronize(b->copied));
-    return b;
-}
-
 static void copy_async(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind) {
     CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, kind, stream));
 }
 
-void device_upload(void *dst, const void *src_host, size_t bytes) {
-    for (size_t done = 0; done < bytes; done += BUFFER_BYTES) {
-        const size_t n = min_size(bytes - done, BUFFER_BYTES);
-        PinnedBuffer *b = take_buffer();
-        memcpy(b->bytes, (const char *)src_host + done, n);
-        copy_async((char *)dst + done, b->bytes, n, cudaMemcpyHostToDevice);
+// each(bytes, first, count): takes `count` of n elements of `size` bytes from `first` on through a
+// pinned buffer whose last copy is complete.
+template <class Each>
+static void through_buffers(size_t n, size_t size, Each each) {
+    const size_t most = BUFFER_BYTES / size;
+    for (size_t first = 0; first < n; first += most) {
+        PinnedBuffer *b = &buffers[next_buffer++ % NUM_BUFFERS];
+        CUDA_CHECK(cudaEventSynchronize(b->copied));
+        each(b->bytes, first, std::min(n - first, most));
         CUDA_CHECK(cudaEventRecord(b->copied, stream));
     }
 }
 
+void device_upload(void *dst, const void *src_host, size_t bytes) {
+    through_buffers(bytes, 1, [=](char *pinned, size_t first, size_t n) {
+        memcpy(pinned, (const char *)src_host + first, n);
+        copy_async((char *)dst + first, pinned, n, cudaMemcpyHostToDevice);
+    });
+}
+
 void device_download(void *dst_host, const void *src, size_t bytes) {
-    for (size_t done = 0; done < bytes; done += BUFFER_BYTES) {
-        const size_t n = min_size(bytes - done, BUFFER_BYTES);
-        PinnedBuffer *b = take_buffer();
-        copy_async(b->bytes, (const char *)src + done, n, cudaMemcpyDeviceToHost);
+    through_buffers(bytes, 1, [=](char *pinned, size_t first, size_t n) {
+        copy_async(pinned, (const char *)src + first, n, cudaMemcpyDeviceToHost);
         CUDA_CHECK(cudaStreamSynchronize(stream));
-        memcpy((char *)dst_host + done, b->bytes, n);
-    }
+        memcpy((char *)dst_host + first, pinned, n);
+    });
     memory.waits++;
 }
 
@@ -324,31 +300,26 @@ float device_timer_ms(void) {
 
 size_t master_lo_bytes(void) { return sizeof(uint16_t); }
 
-static const size_t BUFFER_WEIGHTS = BUFFER_BYTES / (2 * sizeof(uint16_t));
-
 void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_host, size_t n) {
-    for (size_t done = 0; done < n; done += BUFFER_WEIGHTS) {
-        const size_t count = min_size(n - done, BUFFER_WEIGHTS);
-        PinnedBuffer *b = take_buffer();
-        uint16_t *hi = (uint16_t *)b->bytes, *lo = hi + count;
-        for (size_t i = 0; i < count; i++) master_split(src_host[done + i], &hi[i], &lo[i]);
-        copy_async(weights + done, hi, count * sizeof *hi, cudaMemcpyHostToDevice);
-        if (master_lo) copy_async(master_lo + done, lo, count * sizeof *lo, cudaMemcpyHostToDevice);
-        CUDA_CHECK(cudaEventRecord(b->copied, stream));
-    }
+    through_buffers(n, 2 * sizeof(uint16_t), [=](char *pinned, size_t first, size_t count) {
+        uint16_t *hi = (uint16_t *)pinned, *lo = hi + count;
+        const size_t bytes = count * sizeof *hi;
+        for (size_t i = 0; i < count; i++) master_split(src_host[first + i], &hi[i], &lo[i]);
+        copy_async(weights + first, hi, bytes, cudaMemcpyHostToDevice);
+        if (master_lo) copy_async(master_lo + first, lo, bytes, cudaMemcpyHostToDevice);
+    });
 }
 
 // master_lo may be NULL: the bf16 are then the whole values.
 void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n) {
-    for (size_t done = 0; done < n; done += BUFFER_WEIGHTS) {
-        const size_t count = min_size(n - done, BUFFER_WEIGHTS);
-        PinnedBuffer *b = take_buffer();
-        uint16_t *hi = (uint16_t *)b->bytes, *lo = hi + count;
-        copy_async(hi, weights + done, count * sizeof *hi, cudaMemcpyDeviceToHost);
-        if (master_lo) copy_async(lo, master_lo + done, count * sizeof *lo, cudaMemcpyDeviceToHost);
+    through_buffers(n, 2 * sizeof(uint16_t), [=](char *pinned, size_t first, size_t count) {
+        uint16_t *hi = (uint16_t *)pinned, *lo = hi + count;
+        const size_t bytes = count * sizeof *hi;
+        copy_async(hi, weights + first, bytes, cudaMemcpyDeviceToHost);
+        if (master_lo) copy_async(lo, master_lo + first, bytes, cudaMemcpyDeviceToHost);
         CUDA_CHECK(cudaStreamSynchronize(stream));
         for (size_t i = 0; i < count; i++)
-            dst_host[done + i] = master_join(hi[i], master_lo ? lo[i] : 0);
-    }
+            dst_host[first + i] = master_join(hi[i], master_lo ? lo[i] : 0);
+    });
     memory.waits++;
 }

@@ -63,8 +63,7 @@ void attention_decode(floatX *out, const floatX *qkv, const floatX *cache,
                       HeadShape heads) {
     if (T == 0) return;
     const int D = heads.head_dim, H = heads.num_heads;
-    if (D != 64 && D != 128)
-        cuda_unsupported("attention_decode: expected a head_dim of 64 or 128", D);
+    if (D != 64 && D != 128) cuda_unsupported("attention_decode", "a head_dim of 64 or 128", D);
     const unsigned blocks = (unsigned)ceil_div<int64_t>(T * H, DECODE_WARPS);
     const auto kernel = D == 64 ? attention_decode_kernel<64> : attention_decode_kernel<128>;
     kernel<<<blocks, dim3(WARP, DECODE_WARPS), 0, cuda_stream()>>>(

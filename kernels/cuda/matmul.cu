@@ -69,10 +69,10 @@ static void create_preference() {
     LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof workspace_bytes);
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions);
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment, sizeof alignment);
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment, sizeof alignment);
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment, sizeof alignment);
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment, sizeof alignment);
+    for (const auto operand :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        prefer(operand, &alignment, sizeof alignment);
 }
 
 const char *matmul_init() {
@@ -132,10 +132,9 @@ static cublasLtMatmulAlgo_t suggest(const Shape &s) {
         return first.algo;
     if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED)
         lt_fail(__LINE__, "cublasLtMatmulAlgoGetHeuristic", status);
-    char what[160];
-    snprintf(what, sizeof what, "%s: cuBLASLt has no algorithm for T %lld, K %lld, N %lld",
-             KIND_NAMES[s.kind], (long long)s.T, (long long)s.K, (long long)s.N);
-    cuda_unsupported(what, (int64_t)status);
+    device_fail("this model or batch has a shape that the backend does not support",
+                "cuda: %s: cuBLASLt has no algorithm for T %lld, K %lld, N %lld (status %d)",
+                KIND_NAMES[s.kind], (long long)s.T, (long long)s.K, (long long)s.N, (int)status);
 }
 
 // ---- The product --------------------------------------------------------------------------------
@@ -156,13 +155,9 @@ static bool refused(cublasStatus_t status) {
 
 static void check_sizes(const Shape &s) {
     assert(handle && s.T > 0);
-    for (const int64_t size : {s.K, s.N, s.inp_stride, s.out_stride}) {
-        if (size > 0 && size % 8 == 0) continue;
-        char what[96];
-        snprintf(what, sizeof what, "%s: expected sizes that are multiples of 8",
-                 KIND_NAMES[s.kind]);
-        cuda_unsupported(what, size);
-    }
+    for (const int64_t size : {s.K, s.N, s.inp_stride, s.out_stride})
+        if (size <= 0 || size % 8 != 0)
+            cuda_unsupported(KIND_NAMES[s.kind], "sizes that are multiples of 8", size);
 }
 
 static void run(const Shape &s, const MatmulOperands &x) {

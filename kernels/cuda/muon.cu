@@ -10,7 +10,7 @@ static size_t elements(const MuonShape &s) { return (size_t)(s.rows * s.cols); }
 
 static dim3 grid_of(const MuonShape &s) {
     for (const int64_t size : {s.rows, s.cols, (int64_t)s.stride})
-        if (size % WIDTH != 0) cuda_unsupported("muon: expected multiples of 8", size);
+        if (size % WIDTH != 0) cuda_unsupported("muon", "multiples of 8", size);
     return dim3((unsigned)ceil_div<size_t>(elements(s), BLOCK * WIDTH), (unsigned)s.num);
 }
 

@@ -25,7 +25,7 @@ __global__ void nf4_dequantize_kernel(floatX *__restrict__ out, const uint32_t *
 
 void nf4_dequantize(floatX *out, const uint8_t *codes, const float *absmax, size_t n) {
     if (n == 0) return;
-    if (n % NF4_BLOCK != 0) cuda_unsupported("nf4_dequantize: expected whole blocks", (int64_t)n);
+    if (n % NF4_BLOCK != 0) cuda_unsupported("nf4_dequantize", "whole blocks", (int64_t)n);
     nf4_dequantize_kernel<<<(unsigned)ceil_div<size_t>(n, 8 * BLOCK), BLOCK, 0, cuda_stream()>>>(
         out, (const uint32_t *)codes, absmax, n);
     LAUNCH_CHECK("nf4_dequantize_kernel");

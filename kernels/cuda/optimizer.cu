@@ -68,7 +68,7 @@ void add_squares(double *sums, const real *x, size_t n, int64_t num, size_t stri
 void global_norm_squared(double *sum, const real *x, size_t n) {
     if (n == 0) return;
     if ((uintptr_t)x % 16 != 0)
-        cuda_unsupported("global_norm_squared: expected 16-byte alignment", (int64_t)(uintptr_t)x);
+        cuda_unsupported("global_norm_squared", "16-byte alignment", (int64_t)(uintptr_t)x);
     add_squares(sum, x, n, 1, 0);
 }
 
@@ -167,7 +167,7 @@ void adamw_update(floatX *weights, uint16_t *master_lo, Moments moments, const r
                     wide = (uintptr_t)grads | (moments.bf16 ? 2 * kept : kept),
                     narrow = (uintptr_t)weights | (uintptr_t)master_lo;
     if (wide % 16 != 0 || narrow % 8 != 0)
-        cuda_unsupported("adamw_update: expected 16-byte alignment", (int64_t)(wide | narrow));
+        cuda_unsupported("adamw_update", "16-byte alignment", (int64_t)(wide | narrow));
     Coefficients k = {
         hyper.lr,
         hyper.beta1,

@@ -7,7 +7,7 @@
 
 static RowGrid norm_grid(const char *op, int64_t T, int C) {
     const RowGrid grid = row_grid(op, T, C);
-    if (C > ROW_MAX_COLUMNS) cuda_unsupported("RMSNorm: expected at most 16384 columns", C);
+    if (C > ROW_MAX_COLUMNS) cuda_unsupported(op, "at most 16384 columns", C);
     return grid;
 }
 
@@ -239,12 +239,8 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 
 static unsigned qk_norm_blocks(const char *op, int64_t T, HeadShape heads) {
     const int D = heads.head_dim;
-    if (D % 8 != 0 || D > 8 * WARP) {
-        char what[96];
-        snprintf(what, sizeof what, "%s: expected a head_dim that is a multiple of 8, up to 256",
-                 op);
-        cuda_unsupported(what, D);
-    }
+    if (D % 8 != 0 || D > 8 * WARP)
+        cuda_unsupported(op, "a head_dim that is a multiple of 8, up to 256", D);
     return (unsigned)ceil_div<int64_t>(T * heads.num_heads, HEAD_WARPS);
 }
 

@@ -45,7 +45,7 @@ void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_tab
     if (T == 0) return;
     const int D = heads.head_dim, rotated = heads.num_heads + heads.num_kv_heads;
     if (D <= 0 || D % 16 != 0)
-        cuda_unsupported("rope_forward: expected a head_dim that is a multiple of 16", D);
+        cuda_unsupported("rope_forward", "a head_dim that is a multiple of 16", D);
     const int per_token = rotated * (D / 16);
     const int tokens = per_token < BLOCK_ITEMS ? BLOCK_ITEMS / per_token : 1;
     const unsigned blocks = (unsigned)ceil_div<int64_t>(T, tokens);
