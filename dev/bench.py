@@ -261,8 +261,8 @@ def parse_compare(text):
 def compare(o, say, shard, lengths):
     row = o.row_len or max(lengths)
     command = [o.trainer, "--model", o.model, "--train", shard, "--boundary-token", 0,
-               *layout_options(lengths, row), "--compare", o.steps,
-               "--threads", o.threads, *o.options]
+               *layout_options(lengths, row), *["--pad-to", "max"] * bool(o.row_len),
+               "--compare", o.steps, "--threads", o.threads, *o.options]
     text = run(*command)
     table = parse_compare(text)
     say(f"$ {shown(command)}",

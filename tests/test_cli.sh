@@ -106,8 +106,13 @@ PY
 for exponent in 126 0 -140; do
     python $exponent > w$exponent.jsonl <<< 'for line in open("weighted.jsonl"):
     print(re.sub(r"[-0-9.]+}$", lambda w: "%r}" % (float(w[0][:-1]) * 2.0 ** int(sys.argv[1])), line), end="")'
-    check "trains_weights_2^$exponent" "${weigh[@]}" --train w$exponent.jsonl --out w$exponent --steps 3 --val-every 0 --num-samples 0
+    check "trains_weights_2^$exponent" "${weigh[@]}" --train w$exponent.jsonl --out w$exponent --steps 3 --val-every 0 --num-samples 0 \
+        --max-seqlen 120 --pad-to max
 done
+check_python rows_are_padded_to_max_seqlen <<'PY'
+steps = [json.loads(line) for line in open("w0/log.jsonl") if '"event"' not in line]
+assert len(steps) == 3 and all(s["padded_tokens"] == 120 * s["docs"] for s in steps), steps
+PY
 same_losses sums_of_weights_beyond_a_float 0 0 3 w0 w126 w-140
 expect a_kit_is_not_overwritten 4 'plain.json' "${weigh[@]}" --train plain.jsonl --out wp --check-packing=plain.json
 # a weight that makes every logit NaN: no two logits are equal

@@ -213,15 +213,7 @@ static int32_t row_for(const PlanSettings *s, int32_t length) {
     return s->pad_to == PAD_TO_MAX || rounded > s->max_seqlen ? s->max_seqlen : rounded;
 }
 
-int32_t plan_row_len(const StepPlan *p, const PlanSettings *s, int32_t m) {
-    int32_t longest = 0;
-    if (p->layout == LAYOUT_ROWS) return s->max_seqlen;
-    for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++)
-        if (p->segments[i].length > longest) longest = p->segments[i].length;
-    return row_for(s, longest);
-}
-
-// How many of the n segments, each in a row of *row_len, one micro-batch holds
+// The number of segments, of n, that one micro-batch holds, each in a row of *row_len
 static int64_t padded_rows(const PlanSettings *s, const Segment *list, int64_t n,
                            int64_t *row_len) {
     int64_t rows = 0;
@@ -232,6 +224,13 @@ static int64_t padded_rows(const PlanSettings *s, const Segment *list, int64_t n
     }
     assert(rows > 0 || n == 0);  // plan_settings_check
     return rows;
+}
+
+int32_t plan_row_len(const StepPlan *p, const PlanSettings *s, int32_t m) {
+    const int64_t first = p->micro_start[m], n = p->micro_start[m + 1] - first;
+    int64_t row_len = s->max_seqlen;
+    if (p->layout != LAYOUT_ROWS) padded_rows(s, p->segments + first, n, &row_len);
+    return (int32_t)row_len;
 }
 
 static int longest_segment_first(const void *a, const void *b) {
