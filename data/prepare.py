@@ -12,10 +12,12 @@ field as the text.
 With --chat, the chat template of --model renders chats (needs jinja2) into
 {"parts": [[text, trained], ...]}, for templates that train_llama does not know. data/README.md says
 what is trained on, and which chats are left out. With --bench, rows of a benchmark become
-{"context", "choices", "answer"} for train_llama --bench, with lm-evaluation-harness's zero-shot
-prompts. A row without an answer, as in test splits, is an error.
+{"context", "choices", "answer"} for train_llama --bench, with lm-evaluation-harness's prompts:
+zero-shot, or after the questions that --shots has about the subject. A row without an answer, as
+in test splits, is an error.
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
+import argparse
 import collections
 import contextlib
 import csv
@@ -495,7 +497,21 @@ def mmlu(row):
 BENCHMARKS = {f.__name__: f for f in (hellaswag, arc, piqa, winogrande, mmlu)}
 
 
-def question_of(row, name):
+def shots_of(args):
+    """{what a prompt says about its subject: the questions of --shots, with their answers}"""
+    shots = {}
+    for where, row in records(argparse.Namespace(**dict(vars(args), input=[args.shots]))):
+        try:
+            found = question_of(row, args.bench)
+        except LeftOut as e:
+            fail(BAD_INPUT, "%s: %s" % (where, e), "a split with answers, as the hub has it")
+        about, question = found["context"].split("\n\n", 1)
+        shots[about] = "%s%s %s\n\n" % (
+            shots.get(about, ""), question, found["choices"][found["answer"]])
+    return shots
+
+
+def question_of(row, name, shots=None):
     try:
         context, choices, answer = BENCHMARKS[name](row)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
@@ -504,6 +520,11 @@ def question_of(row, name):
     if not 0 <= answer < len(choices):
         raise LeftOut("expected an answer of %d choices, found %d: has the split answers?" % (
             len(choices), answer))
+    if shots is not None:
+        about, question = context.split("\n\n", 1)
+        if about not in shots:
+            raise LeftOut("--shots has no question with this beginning: " + about)
+        context = about + "\n\n" + shots[about] + question
     return {"context": context, "choices": choices, "answer": answer}
 
 
@@ -529,6 +550,7 @@ def documents(args, left_out, unknown):
     """(content, line) of each. Bad records are left out; with --strict, or if they are the first
     1000, they are an error."""
     template, count = Template(args) if args.chat else None, 0
+    shots = shots_of(args) if args.shots else None
     for where, record in records(args):
         keys = set()
         try:
@@ -537,8 +559,9 @@ def documents(args, left_out, unknown):
             if not isinstance(record, dict):
                 raise LeftOut("expected an object, found " + kind_name(record))
             record = clean(record)
-            found = (question_of(record, args.bench) if args.bench else template.parts(record, keys)
-                     if template else known(record, args.text_key, keys))
+            found = (question_of(record, args.bench, shots) if args.bench else
+                     template.parts(record, keys) if template else
+                     known(record, args.text_key, keys))
             line = json.dumps(found, allow_nan=False)
         except (LeftOut, TypeError, ValueError) as e:  # not JSON: a date, infinity
             left_out.append("%s: %s" % (where, e))
@@ -601,6 +624,8 @@ def parse_args():
     kind.add_argument("--text-key", metavar="NAME", help="field or column with the text")
     kind.add_argument("--chat", action="store_true", help="records are chats")
     kind.add_argument("--bench", choices=BENCHMARKS, help="rows are questions of this benchmark")
+    p.add_argument("--shots", metavar="INPUT",
+                   help="--bench mmlu: rows to show before each question about their subject")
     p.add_argument("--model", default="", metavar="DIR",
                    help="model with the template (default: ChatML)")
     p.add_argument("--chat-template", metavar="FILE",
@@ -611,6 +636,8 @@ def parse_args():
     args = p.parse_args()
     if not args.out and not args.show:
         p.error("expected --out FILE.jsonl, or --show N")
+    if args.shots and args.bench != "mmlu":  # there each question of a subject has the same ones
+        p.error("expected --bench mmlu with --shots: other benchmarks draw them for each question")
     return args
 
 

@@ -130,6 +130,17 @@ for name in hellaswag arc piqa winogrande mmlu; do
     cat question.jsonl >> questions.jsonl
 done
 same questions_of_benchmarks questions.jsonl questions.expected
+cat mmlu.jsonl mmlu.jsonl > shots.jsonl
+check bench_with_shots run mmlu.jsonl --bench mmlu --shots shots.jsonl --out question.jsonl
+same shots_come_before_the_question question.jsonl <(tail -n 1 questions.expected |
+    sed -E 's/(2 [+] 2.*Answer:)",/\1 D\\n\\n\1 D\\n\\n\1",/')
+sed s/algebra/art/ mmlu.jsonl > other.jsonl
+sed s/answer/x/ mmlu.jsonl > unanswered.jsonl
+refused shots_of_another_subject 3 '--shots has no question with this beginning: The following' \
+    mmlu.jsonl --bench mmlu --shots other.jsonl
+refused shots_without_answer 3 'unanswered.jsonl:1: expected a question of mmlu with its answer: KeyError' \
+    mmlu.jsonl --bench mmlu --shots unanswered.jsonl
+refused shots_of_arc 2 'expected --bench mmlu with --shots' arc.jsonl --bench arc --shots arc.jsonl
 refused no_answer 3 'no_answer.jsonl:1: expected a question of hellaswag with its answer: ValueError' no_answer.jsonl --bench hellaswag
 refused minus_one 3 'minus_one.jsonl:1: expected an answer of 2 choices, found -1' minus_one.jsonl --bench piqa
 refused other_columns 3 "piqa.jsonl:1: expected a question of arc with its answer: KeyError: 'choices'" piqa.jsonl --bench arc
