@@ -76,22 +76,23 @@ def make_lengths(dist="seed", tokens=65536, cap=8192, given=None):
     return [tokens] if dist == "giant" else SEED
 
 
-def make_documents(lengths, vocab):
+def make_documents(lengths, vocab, prefix=0):
     """Token 0 begins a document and occurs nowhere else; then a short cycle with noise, so that
-    there is something to learn."""
+    there is something to learn. The first `prefix` tokens are the same in all."""
     rng, documents = random.Random(1), []
     for length in lengths:
         start = rng.randrange(1, vocab)
         documents.append([0] + [1 + (start + i % 7 * 37 + (rng.random() < 0.1) * i) % (vocab - 1)
                                 for i in range(length - 1)])
+        documents[-1][:prefix] = documents[0][:prefix]
     return documents
 
 
-def write_shard(folder, lengths, vocab=258):
+def write_shard(folder, lengths, vocab=258, prefix=0):
     """A shard of llm.c's format, for --boundary-token 0. Returns the directory."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tokens = [t for document in make_documents(lengths, vocab) for t in document]
+    tokens = [t for document in make_documents(lengths, vocab, prefix) for t in document]
     with open(folder / "train_00000.bin", "wb") as f:
         f.write(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253))
         f.write(struct.pack(f"<{len(tokens)}H", *tokens))
@@ -259,10 +260,10 @@ def parse_compare(text):
 
 
 def compare(o, say, shard, lengths):
-    row = o.row_len or max(lengths)
+    rows = [*layout_options(lengths, o.row_len), "--pad-to", "max"] if o.row_len else []
     command = [o.trainer, "--model", o.model, "--train", shard, "--boundary-token", 0,
-               *layout_options(lengths, row), *["--pad-to", "max"] * bool(o.row_len),
-               "--compare", o.steps, "--threads", o.threads, *o.options]
+               *(rows or packed_options(lengths)), "--compare", o.steps, "--threads", o.threads,
+               *o.options]
     text = run(*command)
     table = parse_compare(text)
     say(f"$ {shown(command)}",
@@ -315,7 +316,9 @@ def main():
     add("--lengths", help="e.g. 220,217 or 64x512")
     add("--tokens", type=int, default=65536)
     add("--cap", type=int, default=8192, help="longest document")
-    add("--row-len", type=int, help="rows of other layouts (default: the longest document)")
+    add("--row-len", type=int, help="a row of this length for each document, in one micro-batch "
+        "(default: a buffer for these tokens, which every layout fills)")
+    add("--prefix", type=int, default=0, help="tokens that all documents begin with")
     add("--vocab", type=int, default=258)
     add("--steps", type=int, default=5, help="timed steps")
     add("--threads", type=int, default=0)
@@ -326,13 +329,13 @@ def main():
     said = (f"{len(lengths)} documents of {min(lengths)} to {max(lengths)} tokens, {sum(lengths)} "
             f"tokens, {sum(n * (n + 1) // 2 for n in lengths)} pairs")
     if o.write:
-        write_shard(o.write, lengths, o.vocab)
+        write_shard(o.write, lengths, o.vocab, o.prefix)
         print(said)
         return
     say = Record(o.record or "bench", o.trainer)
     say(f"{o.lengths or o.dist}: {said}")
     with tempfile.TemporaryDirectory() as folder:
-        shard = write_shard(folder + "/shard", lengths, o.vocab)
+        shard = write_shard(folder + "/shard", lengths, o.vocab, o.prefix)
         (against if o.against else compare)(o, say, shard, lengths)
     if o.record:
         say.write()

@@ -12,6 +12,8 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot  # noqa: E402
 
+import figures  # noqa: E402
+
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 # Colours with enough contrast on white and on black: the background is transparent
 TEXT, OURS, OWN, OTHER = "#757e89", "#2b7fd0", "#8fb8e0", "#9aa1a9"
@@ -21,15 +23,8 @@ pyplot.rcParams.update({
     "axes.spines.right": False, "axes.titlesize": 9, "axes.titlelocation": "left", "legend.frameon": False,
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color",
                      "ytick.color"), TEXT)})
-NAMES = {"ours": "unpad.c packed", "hf-flat": "transformers, flattened", "hf": "transformers, padded",
-         "alone": "PyTorch, one by one", "packed": "PyTorch, packed",
-         "packed compiled": "PyTorch, packed, compiled", "padded": "PyTorch, padded",
-         "padded compiled": "PyTorch, padded, compiled"}
-LENGTHS = {"short": "short texts", "chat": "chats", "r65": "web pages", "seed": "a small mix",
-           "long": "long texts", "equal": "equal lengths", "giant": "one document"}
-SHARED = {"answers": "8 answers, prompt of 512", "text": "nothing in common",
-          "sys 300": "chats, system prompt of 300", "sys 2000": "chats, system prompt of 2,000",
-          "sys 2000, larger step*": "2,000, steps 4 times as large"}
+NAMES = {"ours": "unpad.c packed", "hf-flat": "transformers, flattened", "hf-padded": "transformers, padded",
+         "packed": "PyTorch, packed", "padded": "PyTorch, padded"}
 
 
 def newest(pattern):
@@ -38,8 +33,8 @@ def newest(pattern):
 
 
 def save(name, figure, path, title, subtitle):
-    """The subtitle ends with the date in the name of the measurements' file."""
-    date = re.search(r"\d{4}-\d\d-\d\d", path.name)[0]
+    """The subtitle ends with the date in the path of the measurements."""
+    date = re.search(r"\d{4}-\d\d-\d\d", str(path))[0]
     figure.suptitle(title, x=0.012, ha="left", fontsize=12, weight="bold")
     figure.text(0.013, 1 - 0.42 / figure.get_figheight(), f"{subtitle}, {date}", va="top")
     figure.savefig(RESULTS / name, metadata={
@@ -84,47 +79,32 @@ def curves(name, path, title, subtitle, x_label, y_range, lines):
 
 
 def speed():
-    path, text = newest("cpu-peers-*.txt")
-    part = text.split("== SmolLM2-135M, six documents, 2 thread(s)")[1].split("\n== SmolLM2-135M, ")[0]
-    rates = {}
-    for dtype, mode, rate in re.findall(r"^(fp32|bf16)  (.+?) {2,}(\d+)  \[", part, re.M):
-        rates.setdefault(NAMES[re.sub(r" \d+ x \d+", "", mode)], {})[dtype] = float(rate)
-    for dtype in ("fp32", "bf16"):      # other layouts: by their ratio to packed in one run
-        table = part.split(f"== layouts of unpad.c, {dtype}")[1].split("==")[0]
-        own = {name: float(rate) for name, rate in re.findall(r"^(\w+) +[\d.]+ +(\d+) ", table, re.M)}
-        for layout in ("padded", "repad"):
-            rates.setdefault(f"unpad.c {layout}", {})[dtype] = \
-                own[layout] / own["packed"] * rates[NAMES["ours"]][dtype]
-    rows = [(name, OURS if name == NAMES["ours"] else OWN if name.startswith("unpad") else OTHER,
-             (by["fp32"], by["bf16"])) for name, by in rates.items()]
-    bars("speed.svg", path, "Training SmolLM2-135M on a CPU: real tokens per second",
-         "six documents of 130 to 350 tokens, whole steps, AMD EPYC, 2 cores",
-         sorted(rows, key=lambda row: -row[2][0]), [("fp32", "%.0f"), ("bf16", "%.0f")])
+    peers, own = map(figures.outputs("speed").__getitem__, (0, 1))
+    rows = [(NAMES[mode.removesuffix(" compiled")] + ", compiled" * mode.endswith("compiled"),
+             OURS if mode == "ours" else OTHER, (rate,)) for mode, rate in figures.rates(peers).items()]
+    own = figures.layouts(own)      # in other turns: by their ratio to packed there
+    rows += [(f"unpad.c {layout}", OWN, (figures.rates(peers)["ours"] * own["packed"][0] / own[layout][0],))
+             for layout in ("padded", "repad")]
+    bars("speed.svg", figures.newest("speed"), "Training SmolLM2-135M on a CPU: real tokens per second",
+         "six documents of 130 to 350 tokens, whole steps, fp32, two cores", sorted(rows, key=lambda row: -row[2][0]),
+         [("", "%.0f")])
 
 
 def scaling():
-    path, text = newest("scaling-cpu-*.csv")
-    runs = {(r["lengths"], r["layout"]): r for r in csv.DictReader(text.splitlines())
-            if r["sweep"] == "lengths"}
-    rows = []
-    for key, name in LENGTHS.items():
-        packed, padded = runs[key, "packed"], runs[key, "padded"]
-        count, tokens = int(packed["documents"]), int(packed["tokens"])
-        rows.append((f"{name}: {count}, mean {tokens / count:,.0f}", OURS, (
-            float(padded["step_ms"]) / float(packed["step_ms"]), 100 * (1 - float(padded["fill"])))))
-    bars("scaling.svg", path, "How many times faster than padded, by document length",
-         "built-in demo model, fp32, about 8,192 tokens a step (documents, their mean length), AMD EPYC, 2 cores",
+    rows = [(kind, OURS, (t["padded"][0] / t["packed"][0], t["grouped"][0] / t["packed"][0], t["padded"][5]))
+            for kind, t in figures.scaling().items()]
+    bars("scaling.svg", figures.newest("scaling"), "How many times faster than padded, by kind of documents",
+         "built-in demo model, fp32, steps of 16,384 tokens in buffers of 4,096, two cores",
          sorted(rows, key=lambda row: -row[2][0]),
-         [("step time, padded / packed", "%.2f"), ("padding in padded rows", "%.0f %%")])
+         [("step time, padded / packed", "%.2f"), ("sorted by length / packed", "%.2f"), ("padding in padded rows", "%.0f %%")])
 
 
 def shared():
-    path, text = newest("shared-cpu-*.txt")
-    rows = re.findall(r"^(\S.*?)  +[\d.]+(?: +[\d.]+)+? +([\d.]+) +\d+ / +\d+ = ([\d.]+)", text, re.M)
-    bars("shared.svg", path, "A common beginning computed once: packed / shared",
-         "built-in demo model, fp32, one thread, processor time of whole runs, AMD EPYC",
-         sorted(((SHARED[name], OURS, (float(times), float(tokens))) for name, times, tokens in rows),
-                key=lambda row: -row[2][0]), [("time", "%.2f"), ("tokens computed", "%.2f")])
+    tables = zip(figures.PREFIXES, map(figures.layouts, figures.outputs("shared")))
+    bars("shared.svg", figures.newest("shared"), "A common beginning computed once: packed / shared",
+         "built-in demo model, fp32, 16 documents with 100 tokens of their own after the common ones, two cores",
+         [(f"{n:,} common tokens", OURS, tuple(t["packed"][i] / t["shared"][i] for i in (0, 6))) for n, t in tables],
+         [("step time", "%.2f"), ("tokens computed", "%.2f")])
 
 
 def runs(pattern, key, x, kinds):
@@ -153,8 +133,8 @@ def training():
 def muon():
     path, lines = runs("muon-long-cpu-*.csv", "optimizer", lambda r: int(r["tokens"]) / 1e6,
                        [("AdamW", "adamw"), ("Muon", "muon")])
-    curves("muon.svg", path, "Validation loss on the same tokens", "built-in demo model, Python's library, best of "
-           "three learning rates, CPU", "million tokens", (0.8, 2.1), lines)
+    curves("muon.svg", path, "Validation loss on the same tokens", "built-in demo model, Python's library, CPU; "
+           "the best lr of 2.5e-4, 5e-4, 1e-3 (AdamW) and of 2e-3, 4e-3, 8e-3 (Muon)", "million tokens", (0.8, 2.1), lines)
 
 
 def moments():

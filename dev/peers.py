@@ -359,6 +359,8 @@ def make_modes(own, d, docs, weights, o, say):
             except Exception as error:      # a peer's failure is a result, not the end
                 lines = str(error).strip().splitlines() or [""]
                 say(f"{name}: cannot run: {type(error).__name__}: {lines[0][:120]}")
+                if not isinstance(error, torch.OutOfMemoryError):
+                    break       # compiled neither; but that may need less memory
     if not modes:
         sys.exit("error: no mode can run\nhint: see above")
     for m in modes:

@@ -2,8 +2,8 @@
 // with OpenMP (the readable reference), kernels/cuda in CUDA. train_llama.cu and llama.h see
 // nothing of either.
 //
-// No operation takes a (batch, time) pair. A micro-batch is one 1D buffer of tokens with
-// cu_seqlens, so padding between layers cannot be expressed.
+// No operation knows rows. A micro-batch is one 1D buffer of tokens with cu_seqlens: padding would
+// have to be in it as tokens, where the padded layouts put it.
 //
 // Letters in shape comments:
 //   T  total_tokens, the packed length of this micro-batch

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Measures again what README.md quotes, on an idle machine, and prints the texts to quote.
+
+    dev/figures.py                  every part, about an hour on two cores; or make figures
+    dev/figures.py speed scaling    these parts; quickstart replaces out/demo
+    dev/figures.py --quote          only prints, from the newest records
+
+dev/results/figures-DATE/PART.txt gets each command and what it printed. tests/test_house.sh holds
+README.md to the newest of them. The peers need torch and transformers, the charts matplotlib.
+"""
+import datetime
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "dev/results"
+SMOLLM2 = "--model smollm2-135m --vocab 49152"
+LENGTHS = {"chats": "--dist chat", "short texts": "--dist short", "web pages": "--dist r65 --cap 2048",
+           "long texts": "--dist long --cap 4096", "equal lengths": "--lengths 32x512",
+           "one document": "--lengths 4x4096"}
+PREFIXES = [64, 128, 192, 256, 512, 1024, 1920]
+STEP = "-- --micro-batch-tokens 4096 --batch-tokens 16384"
+PARTS = {
+    "quickstart": ["scripts/quickstart.sh"],
+    "speed": ["dev/peers.py --model smollm2-135m --compile --warmup 1 --steps 3",
+              f"dev/bench.py {SMOLLM2} --row-len 350 --steps 3",
+              "dev/peers.py --compile --modes packed padded",
+              "dev/peers.py --compile --modes packed padded --lengths 4096",
+              "dev/peers.py --modes packed padded --dist short --tokens 8192"],
+    "scaling": [f"dev/bench.py {given} --tokens 16384 --steps 3 {STEP}" for given in LENGTHS.values()],
+    "shared": [f"dev/bench.py --lengths 16x{n + 100} --prefix {n} --steps 3" for n in PREFIXES],
+    "published": [f"dev/bench.py {SMOLLM2} --row-len 2048 --steps 1",
+                  "dev/bench.py --lengths 64x512 --row-len 2048 --steps 3",
+                  "dev/bench.py --lengths 64x512 --steps 3 -- --max-seqlen 4096 --micro-batch-tokens 4096",
+                  f"dev/bench.py {SMOLLM2} --write build/figures",
+                  "./train_llama --model smollm2-135m --train build/figures --boundary-token 0 --max-seqlen 350 "
+                  "--micro-batch-tokens 1395 --check-packing"],
+}
+
+
+def measure(part):
+    folder = RESULTS / f"figures-{datetime.date.today()}"
+    folder.mkdir(exist_ok=True)
+    with open(folder / f"{part}.partial", "w") as record:
+        for command in PARTS[part]:
+            print(f"== {command}", flush=True)
+            record.write(f"== {command}\n")
+            record.flush()
+            subprocess.run(command.split(), cwd=ROOT, stdout=record, check=True)
+    (folder / f"{part}.partial").rename(folder / f"{part}.txt")
+
+
+def newest(part):
+    return sorted(RESULTS.glob(f"figures-*/{part}.txt"))[-1]
+
+
+def outputs(part):
+    """What each command of the newest record of a part printed"""
+    return re.split(r"^== .*\n", newest(part).read_text(), flags=re.M)[1:]
+
+
+def layouts(text):
+    """The table of --compare: {layout: [ms, least, most, tokens/s, TFLOP/s, padding, tokens, pairs, MiB, loss]}"""
+    return {name: [float(x) for x in numbers.split()] for name, numbers in re.findall(
+        r"^(packed|shared|padded|grouped|repad|rows) ((?: +[\d.]+){10})$", text, re.M)}
+
+
+def rates(text):
+    """The table of dev/peers.py: {mode: tokens/s}"""
+    return {mode: float(rate.replace(",", ""))
+            for mode, rate in re.findall(r"^(\S+(?: compiled)?) +[\d.]+ \[\S+\] +([\d,]+)$", text, re.M)}
+
+
+def scaling():
+    """{kind of documents: table of the layouts}"""
+    return dict(zip(LENGTHS, map(layouts, outputs("scaling"))))
+
+
+def quotes():
+    """Texts that README.md must have"""
+    log, _, compared = outputs("quickstart")[0].rpartition("layout ")
+    yield from re.findall(r"^(?:model   demo|val after|step +1/|step +300/).*", log, re.M)
+    yield from ("layout " + compared).split("\n\n")[0].splitlines()
+    times = {kind: table["padded"][0] / table["packed"][0] for kind, table in scaling().items()}
+    yield "Step time, padded divided by packed: " + ", ".join(
+        f"{kind} {ratio:.2f}" for kind, ratio in sorted(times.items(), key=lambda item: -item[1]))
+    grouped = [table["grouped"][0] / table["packed"][0] for table in scaling().values()]
+    yield f"{min(grouped):.1f}x to {max(grouped):.1f}x as long"
+    by_processor = [float(x) for x in re.findall(r"^\| .* \| \*\*([\d.]+)\*\* \|", (ROOT / "dev/README.md").read_text(), re.M)]
+    yield f"{min(by_processor):.1f}x to {max(by_processor):.1f}x as fast, by processor"
+    mode = rates(outputs("speed")[0])
+    yield f"{mode['ours'] / mode['padded compiled']:.1f}x\nas fast as compiled PyTorch with padding"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--quote"]:
+        for part in sys.argv[1:] or PARTS:
+            measure(part)
+        subprocess.run([sys.executable, ROOT / "dev/charts.py"], check=True)
+    print(*quotes(), sep="\n")
