@@ -6,6 +6,9 @@
 #include "../data/use/evaluate.h"
 #include "test.h"
 
+// Freed at the end of its block
+#define BATCH __attribute__((cleanup(batch_free))) Batch
+
 enum { SMALL_VOCAB = 50, MAX_DOCS = 12, MAX_LENGTH = 40, CAPACITY = 800 };
 
 typedef struct {
@@ -81,7 +84,7 @@ static void check_places(const Batch *b, const Case *c) {
 // In each layout, in one batch that is filled again and again
 TEST(layouts_hold_every_token_at_its_place) {
     Case c;
-    Batch b, packed;
+    BATCH b, packed;
     batch_init(&b, CAPACITY, CAPACITY);
     batch_init(&packed, CAPACITY, CAPACITY);
     for (int round = 0; round < 2000; round++) {
@@ -109,14 +112,12 @@ TEST(layouts_hold_every_token_at_its_place) {
                 CHECK(packed.cu_seqlens[s] == b.real_cu_seqlens[s]);
         }
     }
-    batch_free(&b);
-    batch_free(&packed);
 }
 
 // Texts of which each has some tokens in the cache, and free rows after its last one
 TEST(cached_texts_begin_after_the_tokens_of_the_cache) {
     Case c;
-    Batch b;
+    BATCH b;
     batch_init(&b, CAPACITY, CAPACITY);
     for (int round = 0; round < 1000; round++) {
         int32_t first_rows[MAX_DOCS], end = 0, row = 0;
@@ -145,7 +146,6 @@ TEST(cached_texts_begin_after_the_tokens_of_the_cache) {
                 first_rows[i] = was;
             }
     }
-    batch_free(&b);
 }
 
 // ---- Shared prefixes: test_llama.c has the losses and gradients of their rows -------------------
@@ -260,23 +260,21 @@ static void check_numbers(Batch *b) {
 
 TEST(shared_documents_come_by_falling_length) {
     static int32_t text[300];
-    static const int32_t falling[2][2] = {{260, 256}, {140, 128}};  // lengths, and shared
-    Batch b;
+    BATCH b;
     batch_init(&b, 400, 3);
     for (int i = 0; i < 2; i++) {
-        const int32_t *first = falling[i], *second = falling[1 - i];
-        const DocView alike[3] = {{text, 300, -1, NULL, NULL, 0},
-                                  {text, first[0], -1, NULL, NULL, first[1]},
-                                  {text, second[0], -1, NULL, NULL, second[1]}};
+        DocView alike[3] = {{text, 300, -1, NULL, NULL, 0}};
+        alike[1 + i] = (DocView){text, 260, -1, NULL, NULL, 256};
+        alike[2 - i] = (DocView){text, 140, -1, NULL, NULL, 128};
         batch_fill(&b, LAYOUT_SHARED, alike, 3, 0);
         CHECK(batch_is_valid(&b, SMALL_VOCAB) == (i == 0));
     }
-    batch_free(&b);
 }
 
 TEST(every_planted_corruption_is_refused) {
     for (int layout = 0; layout <= LAYOUT_CACHED; layout++) {
-        Batch batch, *b = &batch;
+        BATCH batch;
+        Batch *b = &batch;
         make_small(b, (Layout)layout);
         CHECK(batch_is_valid(b, SMALL_VOCAB));
         check_numbers(b);
@@ -289,7 +287,6 @@ TEST(every_planted_corruption_is_refused) {
         CHECK(batch_is_valid(b, SMALL_VOCAB));
         b->micro_batch_tokens = b->total_tokens - 1;
         CHECK(!batch_is_valid(b, SMALL_VOCAB));  // it has no room for them
-        batch_free(b);
     }
 }
 

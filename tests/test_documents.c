@@ -352,16 +352,6 @@ TEST(a_bad_token_is_found_at_any_position) {
     }
 }
 
-TEST(a_shard_that_shrinks_is_noticed) {
-    Files f = make_files(2, false);
-    int32_t out[64];
-    save(&f, "shrink");
-    OPEN(ds, scratch("shrink.bin"));
-    CHECK(truncate(scratch("shrink.bin"), 1024 + 2 * BLOCK) == 0);
-    MUST(dataset_read(&ds, 0, 0, 3, out, &err));
-    REFUSED(EXIT_BAD_INPUT, "", dataset_read(&ds, 4, 0, 2, out, &err));
-}
-
 // Made by llm.c's and modded-nanogpt's own writers (dev/reference/make_shard_golden.py): token j of
 // document i is 100 i + j + 1, but for the first one, which is put here.
 static const struct {
