@@ -358,6 +358,9 @@ TEST(json_strings_of_any_bytes_stay_json) {
               strcmp(json_string_value(root), value) == 0);
         CHECK(strchr(text, '\n') == text + strlen(text) - 1);
     }
+    // test_samples.c has more of what is replaced
+    json_auto_t *replaced = there_and_back(json_text("a\xff z\x80\xe2\x82x"), text, sizeof text);
+    CHECK(strcmp(json_string_value(replaced), "a\xef\xbf\xbd z\xef\xbf\xbd\xef\xbf\xbdx") == 0);
     json_decref(there_and_back(json_text(NULL), text, sizeof text));
     CHECK(strcmp(text, "null\n") == 0);
 }

@@ -223,21 +223,10 @@ static bool opens_index(const char *index, Error *err) {
     return opens(scratch("dir"), err);
 }
 
-TEST(shards_are_read_as_one) {
-    SAFETENSORS s;
-    float c, b;
-    const char *index = "{'metadata':{'total_size':24},'weight_map':{'a':'s1','c':'s2','b':'s1'}}";
-    make_shards();
-    put_file(scratch("dir/model.safetensors.index.json"), json_of(index), strlen(index));
-    MUST(safetensors_open(&s, scratch("dir"), &err));
-    CHECK(s.num_files == 2 && s.num_tensors == 3);
-    MUST(safetensors_read_f32(&s, safetensors_find(&s, "c"), &c, 0, 1, &err) &&
-         safetensors_read_f32(&s, safetensors_find(&s, "b"), &b, 0, 1, &err));
-    CHECK(memcmp(&c, "cccc", 4) == 0 && memcmp(&b, "bbbb", 4) == 0);
-    MUST(opens(scratch("dir/model.safetensors.index.json"), &err));
-}
-
-TEST(inconsistent_indexes) {
+// test_llama.c reads the numbers of models in several files.
+TEST(indexes_are_consistent_or_refused) {
+    static const char good[] =
+        "{'metadata':{'total_size':24},'weight_map':{'a':'s1','c':'s2','b':'s1'}}";
     static const char *const bad[][2] = {
         {"{'weight_map':{}}", "weight_map"},
         {"{'weight_map':{'a':1}}", "weight_map: expected file names"},
@@ -256,6 +245,7 @@ TEST(inconsistent_indexes) {
     CHECK(!opens(scratch("not there"), &none) && none.hint[0]);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         REFUSED(EXIT_BAD_INPUT, bad[i][1], opens_index(bad[i][0], &err));
+    MUST(opens_index(good, &err) && opens(scratch("dir/model.safetensors.index.json"), &err));
 }
 
 TEST_MAIN()

@@ -156,12 +156,22 @@ TEST(texts_of_a_prompt_differ) {
 enum { BYTES = 256, SPECIAL_TOKEN = BYTES, UNKNOWN };
 
 // No special tokens (S), unknown ones (U) by number, no control characters but newlines and tabs,
-// and each part between those tokens as UTF-8 with replacements
+// and each part between those tokens as UTF-8, with replacements as Python's errors="replace" has
+// them
 TEST(texts_are_shown_as_utf8_without_control_characters) {
 #define R "\xef\xbf\xbd"
     static const char *const cases[][2] = {{"a\x1b\x7f\n\t\1b", "a\n\tb"},
                                            {"aSbUcUUS", "ab<257>c<257><257>"},
                                            {"\xc3\xa9\xe2\x82\xac", "\xc3\xa9\xe2\x82\xac"},
+                                           {"\xf0\x9f\x99\x82 plain", "\xf0\x9f\x99\x82 plain"},
+                                           {"a\xff z\x80", "a" R " z" R},
+                                           {"\xc3(", R "("},
+                                           {"\xe2\x82\xe2\x82\xac", R "\xe2\x82\xac"},
+                                           {"\xf0\x9f\x99x", R "x"},
+                                           {"\xed\xa0\x80", R R R},  // half a surrogate pair
+                                           {"\xe0\x80\x80", R R R},  // overlong
+                                           {"\xf4\x90\x80\x80", R R R R},
+                                           {"\xc0\xaf", R R},
                                            {"\xf0\x9fS\x99\x82", R R R},
                                            {"\xe2\x82U\xac", R "<257>" R},
                                            {"\xff\xc3", R R}};
