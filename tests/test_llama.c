@@ -854,15 +854,10 @@ TEST(adapters_keep_the_promises_of_a_model) {
 
 #else  // GRADCHECK: the gradient of the whole model
 
-// The loss that training minimises: it may have terms that evaluation lacks.
+// Without a change to the gradients
 static double loss_of(LlamaModel *m, const Batch *b) {
-    const LlamaInputs *in = &m->in;
     device_zero(m->zero.step, sizeof(StepScalars));
-    llama_forward(m);
-    assert(in->num_head_rows <= m->settings.head_chunk);
-    llama_logits(m, in->head_rows, in->num_head_rows);
-    cross_entropy_forward_backward(m->scratch.losses, m->scratch.logits, in->targets, in->weights,
-                                   m->loss_scale, in->num_head_rows, m->config.vocab_size);
+    llama_pass(m, b, false, NULL, NULL);
     llama_add_losses(m);
     return zero_read_step(&m->zero).loss_sum / b->num_targets;
 }

@@ -204,6 +204,9 @@ static Run new_run(const Operation *op, Shape s) {
         r.n[k] = 1;
         for (const char *c = op->operands[k].size; *c; c++) r.n[k] *= dim(&r, *c);
         r.x[k] = take((size_t)r.n[k], sizeof(double));
+        if (op->operands[k].role == IN) continue;
+        r.want[k] = take((size_t)r.n[k], sizeof(double));
+        r.tol[k] = take((size_t)r.n[k], sizeof(double));
     }
     for (int k = 0; k < MAX_OPERANDS && op->operands[k].name; k++) fill(&r, k), store(&r, k);
     if (op->prepare) op->prepare(&r, r.x);
@@ -349,19 +352,10 @@ static double *round_factors(Run *r, int k) {
     return before;
 }
 
-static void want_results(Run *r) {
-    for (int k = 0; k < MAX_OPERANDS && r->op->operands[k].name; k++)
-        if (r->op->operands[k].role != IN) {
-            r->want[k] = take((size_t)r->n[k], sizeof(double));
-            r->tol[k] = take((size_t)r->n[k], sizeof(double));
-        }
-}
-
 static double check_against_plain_code(const Operation *op, Shape s) {
     double *before[MAX_OPERANDS];
     Run r = new_run(op, s);
     double worst = 0;
-    want_results(&r);
     for (int k = 0; k < MAX_OPERANDS; k++) before[k] = round_factors(&r, k);
     op->reference(&r, r.x, r.s.T, r.s.C, r.s.V);
     for (int k = 0; k < MAX_OPERANDS; k++) {

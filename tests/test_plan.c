@@ -59,11 +59,6 @@ static Lengths make_lengths(int64_t n, uint32_t longest) {
     return l;
 }
 
-static PlanSettings small_settings(void) {
-    return (PlanSettings){
-        .max_seqlen = 64, .micro_batch_tokens = 256, .num_micro = 4, .fill_ppm = 970000};
-}
-
 // Anything valid, from one document per step to hundreds.
 static PlanSettings random_settings(void) {
     PlanSettings s = {.seed = test_rng_u64()};
@@ -384,7 +379,8 @@ TEST(a_fixed_set_is_whole_documents_and_as_many_as_fit) {
 
 TEST(states_of_other_data_are_refused) {
     PLAN p = {0};
-    PlanSettings s = small_settings();
+    PlanSettings s = {
+        .max_seqlen = 64, .micro_batch_tokens = 256, .num_micro = 4, .fill_ppm = 970000};
     int32_t docs[] = {100, 100, 100};
     const Lengths l = {docs, 3, 0};
     const DocIndex index = index_of(&l);

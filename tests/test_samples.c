@@ -223,28 +223,6 @@ TEST(a_continued_text_is_that_of_its_whole_beginning) {
     CHECK(memcmp(text->tokens, whole->tokens, (size_t)text->length * sizeof(int32_t)) == 0);
 }
 
-// Three fit at a time. Each text is that of its prompt alone.
-TEST(samples_of_a_prompt_are_those_of_each_alone) {
-    enum { N = 8, PROMPT = 9 };
-    MODEL m;
-    Options o = greedy(96);
-    WRITER w = {.o = &o}, other = {.o = &o};
-    o.temperature = 2;
-    const ModelFace model = open_model(&m, "gqa3_tied", 3 * (PROMPT + NEW_TOKENS), 96, &none);
-    for (int i = 0; i < 2 * N; i++) {
-        const Text *text = text_add(i < N ? &w : &other, PROMPT);
-        for (int32_t k = 0; k < PROMPT; k++) text->tokens[k] = 3 * k + 1;
-    }
-    texts_write(&w, model, 1);
-    other.num_texts = 1;
-    for (const Text *text = w.texts; text < w.texts + N; text++, other.texts++) {
-        texts_write(&other, model, 1);
-        for (int32_t k = 0; k < PROMPT + NEW_TOKENS; k++)
-            CHECK(text->tokens[k] == other.texts->tokens[k]);
-    }
-    other.texts -= other.num_texts = N;
-}
-
 // One draw, plainly: candidates by falling probability, equal ones by id, from the fewest that sum
 // to top_p of all.
 static int32_t plain_sample(const float *logits, int32_t V, float temperature, float top_p,
