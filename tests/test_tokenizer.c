@@ -96,16 +96,6 @@ TEST(tokens_decode) {
 
 enum { ROOM = 4096 };
 
-typedef struct {
-    Tokenizer t;
-    BpeEncoder *e;
-} Encoder;
-
-static void encoder_close(Encoder *e) {
-    bpe_encoder_close(e->e);
-    tokenizer_free(&e->t);
-}
-
 static void check_golden(const char *dir) {
     static int32_t ids[ROOM];
     TOKENIZER t;
@@ -183,19 +173,18 @@ static void toy_make(Toy *toy) {
     }
 }
 
-static void toy_open(const Toy *toy, Encoder *e) {
+static Tokenizer toy_open(const Toy *toy) {
     char vocab[1024] = "", merges[1024] = "";
     for (int id = 0; id < toy->num_tokens; id++)
         strcat(vocab, printed("%s'%s': %d", id ? ", " : "", toy->tokens[id], id));
     for (int i = 0; i < toy->num_merges; i++)
         strcat(merges, printed("%s'%s %s'", i ? ", " : "", toy->tokens[toy->merges[i][0]],
                                toy->tokens[toy->merges[i][1]]));
-    e->t =
-        must_open(printed("{'decoder': {'type': 'ByteLevel'}, 'pre_tokenizer': {'type':"
-                          " 'ByteLevel', 'use_regex': false}, 'model': {'ignore_merges': %s,"
-                          " 'vocab': {%s}, 'merges': [%s]}}",
-                          toy->ignore_merges ? "true" : "false", vocab, merges));
-    e->e = bpe_encoder_open(&e->t);
+    return must_open(
+        printed("{'decoder': {'type': 'ByteLevel'}, 'pre_tokenizer': {'type':"
+                " 'ByteLevel', 'use_regex': false}, 'model': {'ignore_merges': %s,"
+                " 'vocab': {%s}, 'merges': [%s]}}",
+                toy->ignore_merges ? "true" : "false", vocab, merges));
 }
 
 // Merges the leftmost pair of the lowest rank until there is none. A byte without a token is left
@@ -220,13 +209,13 @@ static int toy_encode(const Toy *toy, const char *p, size_t n, int32_t *ids) {
     return count;
 }
 
-static void check_toy(const Toy *toy, Encoder *e, const char *text, size_t n) {
+static void check_toy(const Toy *toy, BpeEncoder *e, const char *text, size_t n) {
     int32_t expected[TOY_TEXT];
     size_t count = 0;
-    bpe_clear(e->e);
-    MUST(bpe_encode(e->e, (const unsigned char *)text, n, &err));
+    bpe_clear(e);
+    MUST(bpe_encode(e, (const unsigned char *)text, n, &err));
     const size_t wanted = (size_t)toy_encode(toy, text, n, expected);
-    const int32_t *ids = bpe_ids(e->e, &count);
+    const int32_t *ids = bpe_ids(e, &count);
     CHECK_MSG(count == wanted && (!wanted || !memcmp(ids, expected, count * sizeof *ids)),
               "'%s': %zu ids, %zu wanted", text, count, wanted);
 }
@@ -234,17 +223,17 @@ static void check_toy(const Toy *toy, Encoder *e, const char *text, size_t n) {
 TEST(bpe_encodes_as_the_naive_encoder) {
     for (int round = 0; round < 150; round++) {
         static Toy toy;
-        Encoder e;
         toy_make(&toy);
-        toy_open(&toy, &e);
+        TOKENIZER t = toy_open(&toy);
+        BpeEncoder *e = bpe_encoder_open(&t);
         for (int i = 0; i < 40; i++) {
             char text[TOY_TEXT + 1] = "";
             const size_t n = test_rng_below(i % 4 ? 6 : TOY_TEXT);
             for (size_t k = 0; k < n; k++)
                 text[k] = "abcd\0"[test_rng_below(toy.bytes == 2 ? 2 : 5)];
-            check_toy(&toy, &e, text, n);
+            check_toy(&toy, e, text, n);
         }
-        encoder_close(&e);
+        bpe_encoder_close(e);
     }
 }
 
@@ -254,19 +243,19 @@ TEST(cached_words_are_not_mistaken) {
                      .num_tokens = 7,
                      .merges = {{0, 0, 4}, {4, 4, 5}, {5, 5, 6}},
                      .num_merges = 3};
-    Encoder e;
     char text[17] = "aaaaaaaa";
-    toy_open(&toy, &e);
+    TOKENIZER t = toy_open(&toy);
+    BpeEncoder *e = bpe_encoder_open(&t);
     for (int i = 0; i < 6561; i++) {
         for (int digit = 0, rest = i; digit < 8; digit++, rest /= 3)
             text[8 + digit] = "abc"[rest % 3];
-        check_toy(&toy, &e, text, 16);
+        check_toy(&toy, e, text, 16);
     }
     for (int i = 38; i < 54; i++) {  // an a or i after 19 to 26 times a
         const char *word = printed("%.*s%c", i / 2, "aaaaaaaaaaaaaaaaaaaaaaaaaa", "ai"[i % 2]);
-        check_toy(&toy, &e, word, strlen(word));
+        check_toy(&toy, e, word, strlen(word));
     }
-    encoder_close(&e);
+    bpe_encoder_close(e);
 }
 
 // Seven tokens and three merges; `more` goes into the model.
