@@ -403,21 +403,18 @@ TEST(shards_of_a_failed_conversion_are_whole_or_none) {
     CHECK_MSG(calls > 60, "%ld calls", calls);
 }
 
-TEST(what_cannot_be_looked_at_exists) {
+// A file or directory that cannot be looked at exists, is none of another kind, nor was it renamed.
+TEST(a_failed_look_is_told_as_such) {
+    const char *dir = scratch("seen"), *why = strerror(EIO);
     const int errors[] = {EACCES, EIO, ELOOP};
+    File f;
+    DirLock lock;
     for (int i = 0; i < 3; i++) {
         fault_arm(FAULT_IO, 1, errors[i], false);
         const bool exists = path_exists(scratch("nothing"));
         fault_disarm();
         CHECK(exists && !path_exists(scratch("nothing")));
     }
-}
-
-// A file or directory that cannot be looked at is none of another kind, nor one that was renamed.
-TEST(a_failed_look_is_told_as_such) {
-    const char *dir = scratch("seen"), *why = strerror(EIO);
-    File f;
-    DirLock lock;
     MUST(dir_create_all(dir, &err) && dir_lock(&lock, dir, &err));
     fault_arm(FAULT_IO, 2, EIO, false);
     REFUSED(EXIT_BAD_INPUT, why, file_open(&f, scratch("seen/.lock"), "", &err));

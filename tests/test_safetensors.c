@@ -9,15 +9,6 @@
 // Closed at the end of the block
 #define SAFETENSORS __attribute__((cleanup(safetensors_close))) SafetensorsSet
 
-// uint64 length, header, data_bytes bytes 0, 1, 2, ...
-static size_t build(char *out, const char *header, size_t header_bytes, size_t data_bytes) {
-    uint64_t n = header_bytes;
-    memcpy(out, &n, 8);
-    memcpy(out + 8, header, header_bytes);
-    for (size_t i = 0; i < data_bytes; i++) out[8 + header_bytes + i] = (char)i;
-    return 8 + header_bytes + data_bytes;
-}
-
 static bool opens(const char *path, Error *err) {
     SafetensorsSet s;
     memset(err, 0, sizeof *err);
@@ -28,10 +19,13 @@ static bool opens(const char *path, Error *err) {
     return ok;
 }
 
+// Of a length (uint64), this header, and zeros
 static bool opens_built(const char *header, size_t data_bytes, Error *err) {
-    char bytes[4096];
-    size_t n = build(bytes, json_of(header), strlen(header), data_bytes);
-    put_file(scratch("built.safetensors"), bytes, n);
+    char bytes[4096] = {0};
+    const uint64_t n = strlen(header);
+    memcpy(bytes, &n, 8);
+    memcpy(bytes + 8, json_of(header), n);
+    put_file(scratch("built.safetensors"), bytes, 8 + n + data_bytes);
     return opens(scratch("built.safetensors"), err);
 }
 
