@@ -255,14 +255,11 @@ TEST(errors_in_a_file_of_options) {
 
 // The text that --help prints about a topic; empty: the topic is not known.
 static const char *help_on(const char *topic) {
-    static char text[8192];
     Error err = {0};
-    memset(text, 0, sizeof text);
-    FILE *f = fmemopen(text, sizeof text, "w");
-    CHECK(f);
+    capture_begin();
     const bool known =
-        options_print_help(table, "program [options]", "steps|layout", topic, f, &err);
-    fclose(f);
+        options_print_help(table, "program [options]", "steps|layout", topic, stdout, &err);
+    const char *text = capture_end();
     CHECK(known == (err.code == 0) && known == (text[0] != 0));
     return text;
 }
@@ -290,7 +287,6 @@ TEST(options_of_an_earlier_run_are_taken_unless_given) {
         "--resume y --deterministic --no-overlap --any-float 1e-30 --any-int -5",
                       second[] = "--steps 9 --overlap --lr=17e-4 --layout repad";
     static Values was, empty;
-    char changes[1024] = "";
     const char *expected =
         "resume: --steps 7 -> 9\nresume: --overlap false -> true\n"
         "resume: --train-data (none) -> a\"b\n";  // of a file without any option
@@ -304,12 +300,11 @@ TEST(options_of_an_earlier_run_are_taken_unless_given) {
     must_parse(second);
     options_take(&o.set, &was.set, "out|resume");
     CHECK(was.steps == 7 && !was.overlap && option_given(&was.set, "overlap") == GIVEN_BY_RUN);
-    FILE *out = fmemopen(changes, sizeof changes, "w");
-    CHECK(out);
-    options_print_changes(&o.set, &was.set, "out|resume", out);
+    capture_begin();
+    options_print_changes(&o.set, &was.set, "out|resume", stdout);
     options_open(&empty.set, table);
-    options_print_changes(&o.set, &empty.set, "out|resume", out);
-    fclose(out);
+    options_print_changes(&o.set, &empty.set, "out|resume", stdout);
+    const char *changes = capture_end();
     CHECK_MSG(strcmp(changes, expected) == 0, "%s", changes);
     CHECK(strcmp(o.train_data, "a\"b") == 0 && o.layout == 3 && o.seed == 8999999999999999);
     CHECK(o.lr == 1.7e-3f && o.deterministic && o.any_float == 1e-30f);

@@ -543,7 +543,7 @@ static int32_t tokens_in_common(const Segment *a, const Segment *b) {
 // is computed.
 static int64_t check_shared(const StepPlan *p, const StepPlan *packed, const PlanSettings *s) {
     int64_t computed = 0, pairs = 0;
-    bool *seen = (bool *)host_calloc((size_t)p->num_stream, 1, "test");
+    AUTO_FREE bool *seen = (bool *)host_calloc((size_t)p->num_stream, 1, "test");
     CHECK(p->num_segments == packed->num_segments && p->num_stream == packed->num_stream &&
           memcmp(&p->cursor_after, &packed->cursor_after, sizeof(PlanState)) == 0 &&
           p->num_micro <= packed->num_micro && p->real_tokens == packed->real_tokens);
@@ -567,7 +567,6 @@ static int64_t check_shared(const StepPlan *p, const StepPlan *packed, const Pla
         CHECK(rows <= s->micro_batch_tokens && work == p->micro_work[m]);
         computed += rows;
     }
-    free(seen);
     CHECK(computed == p->computed_tokens && pairs == p->attention_pairs);
     return computed;
 }
