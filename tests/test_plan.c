@@ -20,6 +20,7 @@ typedef struct {
 static void free_lengths(Lengths *l) { free(l->lengths); }
 #define LENGTHS __attribute__((cleanup(free_lengths))) Lengths
 #define PLAN __attribute__((cleanup(plan_free))) StepPlan
+#define SOURCES __attribute__((cleanup(sources_free))) Sources
 
 static int64_t length_of(const void *context, int64_t doc) {
     return ((const Lengths *)context)->lengths[doc];
@@ -153,13 +154,6 @@ TEST(an_epoch_has_each_token_once_or_counts_it_as_left_out) {
 
 // ---- Steps --------------------------------------------------------------------------------------
 
-static int64_t micro_tokens(const StepPlan *p, int32_t m) {
-    int64_t tokens = 0;
-    for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++)
-        tokens += p->segments[i].length;
-    return tokens;
-}
-
 // The row that holds the longest of segments [first, end): a multiple of 8, but never beyond S
 static int64_t longest_row(const StepPlan *p, const PlanSettings *s, int64_t first, int64_t end) {
     int64_t longest = s->pad_to == PAD_TO_MAX ? s->max_seqlen : 0;
@@ -202,8 +196,10 @@ static void check_step(const StepPlan *p, const Lengths *l, const PlanSettings *
     CHECK(tokens <= plan_goal(s) || p->num_stream <= (s->set_tokens > 0 ? 1 : sure_to_fit(s)));
     CHECK(p->micro_start[0] == 0 && p->micro_start[p->num_micro] == p->num_segments);
     for (int32_t m = 0; m < p->num_micro; m++) {  // rows: the stream, cut every so many tokens
-        const int64_t row = p->layout == LAYOUT_ROWS ? s->max_seqlen : 1;
-        CHECK((micro_tokens(p, m) + row - 1) / row * row <= s->micro_batch_tokens);
+        int64_t row = p->layout == LAYOUT_ROWS ? s->max_seqlen : 1, used = row - 1;
+        for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++)
+            used += p->segments[i].length;
+        CHECK(used / row * row <= s->micro_batch_tokens);
     }
     if (p->layout != LAYOUT_PADDED && p->layout != LAYOUT_REPAD) return;
     check_padded_rows(p, s, &pairs);
@@ -472,23 +468,21 @@ static void check_draws(DocIndex index, const PlanSettings *s, Sources *sources,
 TEST(every_prefix_of_a_mixture_has_the_shares_to_within_a_segment) {
     for (int round = 0; round < 400; round++) {
         LENGTHS l;
-        Sources sources;
+        SOURCES sources;
         PlanSettings s;
         const DocIndex index = make_mixture(&l, &sources, 1 + round % 8, &s);
         check_draws(index, &s, &sources, round % 3 ? -1 : 250);
         if (round % 7 == 0) check_steps(index, &s, 12);  // are what is drawn
-        sources_free(&sources);
     }
 }
 
 static bool parses(const char *spec, const char *expected) {
-    Sources s;
+    SOURCES s;
     Error err = {0};
     char text[1024] = "2";
     if (!sources_parse(&s, spec, &err)) sources_free(&s);
     for (int32_t i = 0, used = 0; i < s.n; i++)
         used += sprintf(text + used, "%s=%ld;", s.list[i].spec, s.list[i].weight);
-    sources_free(&s);
     return (err.code == 0 || err.code == EXIT_USAGE) && strcmp(text, expected) == 0;
 }
 
@@ -606,7 +600,7 @@ TEST(the_steps_of_epochs_train_each_document_so_often) {
         DocIndex index = (l.mask = round % 4 < 2 ? 0 : 3, index_of(&l));
         PlanSettings s = {test_rng_u64(), 64, 64,         1 + round % 2,
                           970000,         0,  LONG_SPLIT, PAD_TO_LONGEST};
-        Sources sources = {0};
+        SOURCES sources = {0};
         PLAN p = {0};
         PlanState at = START;
         int64_t trained[300] = {0}, n = round % 5 ? 300 : 200, steps = 0, again = 0, most = 0,
@@ -637,7 +631,6 @@ TEST(the_steps_of_epochs_train_each_document_so_often) {
         CHECK(again == steps && same == epochs && late > 0 && (sources.n > 1 || most == wanted));
         for (int64_t d = 0; d < n; d++)
             CHECK(trained[d] >= wanted || !is_trainable(&l, d, l.lengths[d]));
-        sources_free(&sources);
     }
 }
 
@@ -720,7 +713,7 @@ TEST(golden_digests_of_random_plans) {
                                         0xbfea5ef487945a69ull, 0x92124e20d93abf5dull,
                                         0x5ec41b21a796b50full};
     uint64_t found[5] = {0};
-    Sources two;
+    SOURCES two;
     MUST(sources_parse(&two, "a:3,b:1", &err));
     test_rng_state = 1;  // for every --seed
     for (int round = 0; round < 240; round++) {
@@ -756,7 +749,6 @@ TEST(golden_digests_of_random_plans) {
     for (int layout = LAYOUT_PACKED; layout <= LAYOUT_SHARED; layout++)
         CHECK_MSG(found[layout] == expected[layout], "%s: 0x%016lxull", layout_name(layout),
                   found[layout]);
-    sources_free(&two);
 }
 
 TEST_MAIN()
