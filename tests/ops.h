@@ -86,7 +86,8 @@ enum {
     BY_DOCS = 2,  // on its own document and no later row
     PRODUCT = 4,
     ATTENTION = 8,  // there are several kernels to select from
-    CPU_ROWS = 16   // BY_ROWS on the CPU
+    CPU_ROWS = 16,  // BY_ROWS on the CPU
+    CPU_PRODUCT = CPU_ROWS | PRODUCT
 };
 
 struct Operation {
@@ -1028,27 +1029,23 @@ static const Operation operations[] = {
     OPERATION(attention_decode, .flags = BY_ROWS, SHAPES(decode), .operands = {
         RESULT("out", "TO"), INPUT("qkv", "TQ"), INPUT("cache", "RK"),
         {"first_rows", INT, IN, "T", FIRST_ROWS}, {"position_ids", INT, IN, "T", POSITIONS}}),
-    OPERATION(matmul_forward, .flags = CPU_ROWS | PRODUCT, TIMED(product), .operands = {
+    OPERATION(matmul_forward, .flags = CPU_PRODUCT, TIMED(product), .operands = {
         RESULT("out", "TV"), INPUT("inp", "TC"), INPUT("weight", "VC")}),
-    OPERATION(matmul_add, .flags = CPU_ROWS | PRODUCT, TIMED(product), .operands = {
+    OPERATION(matmul_add, .flags = CPU_PRODUCT, TIMED(product), .operands = {
         RESULT("out", "TV"), INPUT("resid", "TV"), INPUT("inp", "TC"), INPUT("weight", "VC")}),
-    OPERATION(matmul_add_in_place, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
-              .operands = {
+    OPERATION(matmul_add_in_place, .flags = CPU_PRODUCT, .shapes = product_shapes, .operands = {
         SUM("out", "TV"), INPUT("inp", "TC"), INPUT("weight", "VC")}),
-    OPERATION(matmul_backward_input, .flags = CPU_ROWS | PRODUCT, TIMED(product), .operands = {
+    OPERATION(matmul_backward_input, .flags = CPU_PRODUCT, TIMED(product), .operands = {
         RESULT("dinp", "TC"), INPUT("dout", "TV"), INPUT("weight", "VC")}),
-    OPERATION(matmul_add_to_input, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
-              .operands = {
+    OPERATION(matmul_add_to_input, .flags = CPU_PRODUCT, .shapes = product_shapes, .operands = {
         SUM("dinp", "TC"), INPUT("dout", "TV"), INPUT("weight", "VC")}),
     OPERATION(matmul_backward_weight, .flags = PRODUCT, TIMED(product), .operands = {
         GRADIENT("dweight", "VC"), INPUT("dout", "TV"), INPUT("inp", "TC")}),
     OPERATION(matmul_new_weight, .flags = PRODUCT, .shapes = product_shapes, .operands = {
         {"dweight", REAL, OUT, "VC", 0}, INPUT("dout", "TV"), INPUT("inp", "TC")}),
-    OPERATION(matmul_forward_columns, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
-              .operands = {
+    OPERATION(matmul_forward_columns, .flags = CPU_PRODUCT, .shapes = product_shapes, .operands = {
         SUM("out", "T2V"), INPUT("resid", "T2V"), INPUT("inp", "T2C"), INPUT("weight", "VC")}),
-    OPERATION(matmul_new_columns, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
-              .operands = {
+    OPERATION(matmul_new_columns, .flags = CPU_PRODUCT, .shapes = product_shapes, .operands = {
         SUM("out", "T2V"), INPUT("inp", "T2C"), INPUT("weight", "VC")}),
     OPERATION(matmul_backward_columns, .flags = PRODUCT, .shapes = product_shapes, .operands = {
         SUM("dinp", "T2C"), GRADIENT("dweight", "VC"), INPUT("dout", "T2V"), INPUT("inp", "T2C"),
