@@ -168,8 +168,10 @@ int main(int argc, char **argv) {
     missing = device_init(&options);
     if (!missing && comm_num_ranks() == 1) missing = comm_connect_alone();
     comm_heartbeat(20);
-    if (argc > 1 && strcmp(argv[1], "--beyond") == 0)  // a rank of another program: exit code 9
-        comm_merge(host, comm_rank() ? sizeof host : 64, comm_rank() ? 128 : 0, 64);
+    if (argc > 1 && strcmp(argv[1], "--beyond") == 0) {  // a rank of another program: exit code 8
+        first[1] = 64, first[2] = comm_rank() ? 256 : 128;
+        comm_merge(host, first, 0, 256);
+    }
     const int failed = comm_max(test_main(argc, argv));
     comm_finalize();
     return failed;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "../../data/base/error.h"
+#include "../../data/base/file.h"
 #include "../../data/base/hash.h"
 #include "../../data/base/memory.h"
 #include "../kernels.h"
@@ -34,33 +35,28 @@ void rank_field_options(RankFields *f, const OptionSet *set) {
 }
 
 void rank_field_file(RankFields *f, const char *name, const char *path) {
-    unsigned char bytes[1 << 14];
-    uint32_t crc = 0;
-    FILE *file = fopen(path, "rbe");
-    for (size_t n; file && (n = fread(bytes, 1, sizeof bytes, file)) > 0;)
-        crc = crc32c(crc, bytes, n);
-    if (file) fclose(file);
-    rank_field(f, name, &crc, sizeof crc);
+    unsigned char digest[32] = {0};
+    file_sha256(path, digest, &(Error){0});
+    rank_field(f, name, digest, sizeof digest);
 }
 
 void rank_field_device(RankFields *f, const char *name, const void *device, size_t bytes) {
     enum { MOST = 1 << 20 };  // at a time
     uint32_t crc = 0;
-    char *part = host_calloc(1, MOST, "weights");
+    AUTO_FREE char *part = host_calloc(1, MOST, "weights");
     for (size_t at = 0, n; at < bytes; at += n) {
         n = bytes - at < MOST ? bytes - at : MOST;
         comm_progress();
         device_download(part, (const char *)device + at, n);
         crc = crc32c(crc, part, n);
     }
-    free(part);
     rank_field(f, name, &crc, sizeof crc);
 }
 
 void rank_fields_agree(const RankFields *own, const char *what, const char *hint) {
     const size_t all = (size_t)comm_num_ranks() * MAX_RANK_FIELDS;
     char differing[400] = "";
-    RankField *fields = host_calloc(all, sizeof *fields, "ranks");
+    AUTO_FREE RankField *fields = host_calloc(all, sizeof *fields, "ranks");
     comm_all_gather_host(fields, own->field, sizeof own->field);
     for (size_t i = MAX_RANK_FIELDS; i < all; i++) {
         const RankField *first = &fields[i % MAX_RANK_FIELDS], *other = &fields[i];
@@ -68,7 +64,6 @@ void rank_fields_agree(const RankFields *own, const char *what, const char *hint
             text_list(differing, sizeof differing, "%.31s (rank %zu)",
                       first->name[0] ? first->name : other->name, i / MAX_RANK_FIELDS);
     }
-    free(fields);
     if (differing[0])
         exit_with(EXIT_CHECKPOINT_MISFIT, hint,
                   "ranks: expected %s of every rank as of rank 0, found differences in %s", what,
@@ -80,17 +75,17 @@ void rank_fields_agree(const RankFields *own, const char *what, const char *hint
 // "0-3,8": the cores that this process may use, as Linux lists them
 static void cores_text(char *out, size_t capacity) {
     char line[4096], list[4096] = "?";
-    FILE *status = fopen("/proc/self/status", "re");
+    AUTO_CLOSE FILE *status = fopen("/proc/self/status", "re");
     while (status && fgets(line, sizeof line, status))
         if (sscanf(line, "Cpus_allowed_list: %4095s", list) == 1) break;
-    if (status) fclose(status);
     text_copy(out, capacity, list);
 }
 
 void rank_places_print(void) {
     enum { MOST = 384 };
     const int ranks = comm_num_ranks();
-    char own[MOST] = "", cores[64], *all = host_calloc((size_t)ranks, MOST, "ranks");
+    char own[MOST] = "", cores[64];
+    AUTO_FREE char *all = host_calloc((size_t)ranks, MOST, "ranks");
     cores_text(cores, sizeof cores);
     snprintf(own, sizeof own, "%s, cores %s: %s", world.host, cores, device_describe());
     text_sanitize(own, sizeof own);
@@ -104,5 +99,4 @@ void rank_places_print(void) {
         if (last > r) printf("-%d", last);
         printf(" on %s\n", place);
     }
-    free(all);
 }

@@ -28,7 +28,7 @@ typedef struct {
 // Adds a field; its name is cut to 31 characters. At most MAX_RANK_FIELDS of them.
 void rank_field(RankFields *f, const char *name, const void *data, size_t bytes);
 void rank_field_text(RankFields *f, const char *name, const char *text);
-// The content of a file; one that cannot be read counts as empty.
+// The content of a file of at most 1 GiB; all that cannot be read are alike.
 void rank_field_file(RankFields *f, const char *name, const char *path);
 // Bytes in device memory
 void rank_field_device(RankFields *f, const char *name, const void *device, size_t bytes);

@@ -71,9 +71,8 @@ int comm_max(int value);  // the largest of all ranks
 void comm_broadcast(void *data_host, size_t bytes);
 // out (num_ranks, bytes) =  every rank's data
 void comm_all_gather_host(void *out_host, const void *data_host, size_t bytes);
-// Rank 0 receives bytes [at, at + n) of every other rank's data, at the same place; each rank has
-// its own at and n.
-void comm_merge(void *data_host, size_t bytes, size_t at, size_t n);
+// values (to - from) on rank 0: each other rank's part of elements from .. to - 1 =  its values
+void comm_merge(float *values_host, const size_t *first, size_t from, size_t to);
 // A rank that has ended, with exit code 0, ends all with 9 here.
 void comm_barrier(void);
 

@@ -24,68 +24,55 @@ const char *comm_connect(void *stream) {
 #define REAL MPI_FLOAT
 #endif
 
-// For MPI's calls: each rank's number of elements and where they begin, (num_ranks) each
-typedef struct {
-    int *counts, *starts;
-} Counts;
-
-static Counts counts_alloc(void) {
-    const size_t ranks = (size_t)comm_num_ranks();
-    int *counts = host_calloc(2 * ranks, sizeof(int), "ranks");
-    return (Counts){counts, counts + ranks};
-}
-
-// The part of from .. to - 1 in each rank's shard. MPI counts in int.
-static Counts counts_of(const size_t *first, size_t from, size_t to) {
-    const Counts p = counts_alloc();
+// The part of from .. to - 1 in each rank's shard: (num_ranks) numbers of elements, then where they
+// begin. MPI counts in int.
+static int *counts_of(const size_t *first, size_t from, size_t to) {
+    const int ranks = comm_num_ranks();
+    int *counts = host_calloc(2 * (size_t)ranks, sizeof(int), "ranks");
     if (to > INT_MAX)
         exit_with(EXIT_DEVICE_ERROR, "train this model with one rank, or with the CUDA backend",
                   "ranks: expected at most %d parameters, found %zu", INT_MAX, to);
-    for (int r = 0; r < comm_num_ranks(); r++) {
+    for (int r = 0; r < ranks; r++) {
         const ShardPart part = part_of_shard(first, r, from, to);
-        p.counts[r] = (int)part.count;
-        p.starts[r] = part.count ? (int)part.at : (int)from;
+        counts[r] = (int)part.count;
+        counts[ranks + r] = part.count ? (int)part.at : (int)from;
     }
-    return p;
+    return counts;
 }
 
 // MPI writes the sum to the beginning of the range, whichever shard that is.
 static void reduce(real *x, const size_t *first, size_t from, size_t to) {
-    const Counts p = counts_of(first, from, to);
-    const int rank = comm_rank();
+    AUTO_FREE int *counts = counts_of(first, from, to);
+    const ShardPart own = part_of_shard(first, comm_rank(), from, to);
     MPI_Request request;
-    MPI_Ireduce_scatter(MPI_IN_PLACE, x + from, p.counts, REAL, MPI_SUM, MPI_COMM_WORLD, &request);
+    MPI_Ireduce_scatter(MPI_IN_PLACE, x + from, counts, REAL, MPI_SUM, MPI_COMM_WORLD, &request);
     rank_wait(&request, false);
-    memmove(x + p.starts[rank], x + from, (size_t)p.counts[rank] * sizeof(real));
-    free(p.counts);
+    if (own.count) memmove(x + own.at, x + from, own.count * sizeof(real));
 }
 
 static void gather(real *x, const size_t *first, size_t from, size_t to) {
-    const Counts p = counts_of(first, from, to);
+    AUTO_FREE int *counts = counts_of(first, from, to);
     MPI_Request request;
-    MPI_Iallgatherv(MPI_IN_PLACE, 0, REAL, x, p.counts, p.starts, REAL, MPI_COMM_WORLD, &request);
+    MPI_Iallgatherv(MPI_IN_PLACE, 0, REAL, x, counts, counts + comm_num_ranks(), REAL,
+                    MPI_COMM_WORLD, &request);
     rank_wait(&request, false);
-    free(p.counts);
 }
 
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
     const int ranks = comm_num_ranks(), rank = comm_rank();
-    const Counts theirs = counts_of(first, 0, first[ranks]), own = counts_alloc();
+    AUTO_FREE int *theirs = counts_of(first, 0, first[ranks]);  // to send
+    AUTO_FREE int *own = counts_of(first, 0, first[ranks]);     // to receive
     MPI_Request request;
     for (int r = 0; r < ranks; r++) {
         const ShardPart part = part_of_shard(first, r, first[r] + at, first[r] + at + block);
-        theirs.counts[r] = (int)part.count;
-        theirs.starts[r] = part.count ? (int)part.at : 0;
+        theirs[r] = (int)part.count;
+        theirs[ranks + r] = part.count ? (int)part.at : 0;
+        own[ranks + r] = (int)((size_t)r * block);
     }
-    for (int r = 0; r < ranks; r++) {
-        own.counts[r] = theirs.counts[rank];
-        own.starts[r] = (int)((size_t)r * block);
-    }
-    MPI_Ialltoallv(x, theirs.counts, theirs.starts, REAL, out, own.counts, own.starts, REAL,
-                   MPI_COMM_WORLD, &request);
+    for (int r = 0; r < ranks; r++) own[r] = theirs[rank];
+    MPI_Ialltoallv(x, theirs, theirs + ranks, REAL, out, own, own + ranks, REAL, MPI_COMM_WORLD,
+                   &request);
     rank_wait(&request, false);
-    free(theirs.counts);
-    free(own.counts);
 }
 
 static void sum_over_ranks(double *x, size_t n) {

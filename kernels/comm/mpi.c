@@ -202,14 +202,13 @@ static void find_machine(void) {
     MPI_Aint bytes;
     Machine *shared;
     void *own;
-    int unit, first = world.rank, *firsts = host_calloc((size_t)world.num, sizeof(int), "ranks");
+    int unit, is_first;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &comm);
     MPI_Comm_rank(comm, &world.local_rank);
     MPI_Comm_size(comm, &world.num_local);
-    MPI_Bcast(&first, 1, MPI_INT, 0, comm);
-    comm_all_gather_host(firsts, &first, sizeof first);
-    for (int r = 0; r < first; r++) world.machine += firsts[r] == r;
-    free(firsts);
+    is_first = world.local_rank == 0;
+    MPI_Exscan(&is_first, &world.machine, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);  // rank 0's stays 0
+    MPI_Bcast(&world.machine, 1, MPI_INT, 0, comm);
     bytes = (MPI_Aint)(sizeof *shared + (size_t)world.num_local * sizeof(Life));
     MPI_Win_allocate_shared(world.local_rank == 0 ? bytes : 0, 1, MPI_INFO_NULL, comm, &own,
                             &shared_memory);
@@ -281,7 +280,7 @@ void comm_finalize(void) {
 // Others wait while rank 0 works alone, e.g. during a save. From time to time rank 0 sends them a
 // sign in comm_progress, which they receive while they wait.
 
-enum { SIGN_MS = 250, SIGN_TAG = 1 };
+enum { SIGN_MS = 250, SIGN_TAG = 1, MERGE_TAG };
 
 // True: rank 0 has sent a sign
 static bool exchange_signs(void) {
@@ -360,26 +359,20 @@ void comm_all_gather_host(void *out, const void *data, size_t bytes) {
     rank_wait(&request, true);
 }
 
-void comm_merge(void *data, size_t bytes, size_t at, size_t n) {
-    const size_t ranks_2 = 2 * (size_t)world.num;
-    const int own[2] = {n ? count_of(at) : 0, count_of(n)};
+void comm_merge(float *values, const size_t *first, size_t from, size_t to) {
     MPI_Request request;
-    assert(n == 0 || (n <= bytes && at <= bytes - n));
-    if (world.num == 1) return;
-    int *all = host_calloc(2 * ranks_2, sizeof(int), "ranks"), *counts = all + ranks_2,
-        *starts = counts + world.num;
-    comm_all_gather_host(all, own, sizeof own);
-    for (int r = 0; r < world.num; r++) {
-        starts[r] = all[2 * r], counts[r] = all[2 * r + 1];
-        if (starts[r] < 0 || counts[r] < 0 || (uint64_t)starts[r] + (uint64_t)counts[r] > bytes)
-            exit_with(EXIT_CHECKPOINT_MISFIT, "start every rank with the same program and files",
-                      "ranks: expected a part of %zu bytes of rank %d, found %d from %d on", bytes,
-                      r, counts[r], starts[r]);
+    for (int r = 1; r < world.num; r++) {
+        const ShardPart part = part_of_shard(first, r, from, to);
+        const int n = count_of(part.count * sizeof *values);
+        if (n == 0 || (world.rank != 0 && world.rank != r)) continue;
+        if (world.rank == 0)
+            MPI_Irecv(values + (part.at - from), n, MPI_BYTE, r, MERGE_TAG, MPI_COMM_WORLD,
+                      &request);
+        else
+            MPI_Isend(values + (part.at - from), n, MPI_BYTE, 0, MERGE_TAG, MPI_COMM_WORLD,
+                      &request);
+        rank_wait(&request, true);
     }
-    MPI_Igatherv(world.rank == 0 ? MPI_IN_PLACE : (char *)data + at, own[1], MPI_BYTE, data, counts,
-                 starts, MPI_BYTE, 0, MPI_COMM_WORLD, &request);
-    rank_wait(&request, true);
-    free(all);
 }
 
 #endif

@@ -39,8 +39,7 @@ static void sum_over_ranks(double *, size_t) {}
 #include <pthread.h>
 #include <sys/stat.h>
 
-static ncclComm_t nccl;  // NULL: a single rank
-static int rank, num_ranks = 1;
+static ncclComm_t nccl;                                         // NULL: a single rank
 static pthread_mutex_t connection = PTHREAD_MUTEX_INITIALIZER;  // guards its end
 
 // Overlapped communication has its own stream. A handle counts operations enqueued there; its event
@@ -71,7 +70,7 @@ static void CUDART_CB device_leaves(void *) { rank_waits(false); }
 static void CUDART_CB device_is_alive(void *) { rank_progress(); }
 
 static void mark(cudaStream_t on, cudaHostFn_t what) {
-    if (num_ranks > 1) CUDA_CHECK(cudaLaunchHostFunc(on, what, nullptr));
+    if (comm_num_ranks() > 1) CUDA_CHECK(cudaLaunchHostFunc(on, what, nullptr));
 }
 
 static void group_start(cudaStream_t on) {
@@ -141,13 +140,11 @@ static void disconnect() {
 static const char *connect() {
     static const Network network = {network_error, disconnect, phase};
     ncclUniqueId id;
-    rank = comm_rank();
-    num_ranks = comm_num_ranks();
-    if (rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
+    if (comm_rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     comm_broadcast(&id, sizeof id);
-    if (rank > 0) log_to_stderr();
+    if (comm_rank() > 0) log_to_stderr();
     rank_waits(true);
-    NCCL_CHECK(ncclCommInitRank(&nccl, num_ranks, id, rank));
+    NCCL_CHECK(ncclCommInitRank(&nccl, comm_num_ranks(), id, comm_rank()));
     rank_waits(false);
     create_stream();
     rank_set_network(&network);
@@ -163,23 +160,16 @@ static const char *connect() {
 // one communicator in one order: a collective on the main stream first waits for everything on the
 // stream of overlapped communication.
 
-// Elements of any type, as bytes; inside a group
-static void broadcast_shards(void *x, size_t element_bytes, const size_t *first, size_t from,
-                             size_t to, cudaStream_t on) {
-    for (int r = 0; r < num_ranks; r++) {
-        const ShardPart own = part_of_shard(first, r, from, to);
-        char *at = (char *)x + own.at * element_bytes;
-        if (own.count)
-            NCCL_CHECK(ncclBroadcast(at, at, own.count * element_bytes, ncclUint8, r, nccl, on));
-    }
-}
-
-static void begin() {
+// Calls `one` with each rank and its part of the range, in a group on the overlapped stream.
+template <typename One>
+static uint64_t begin_shards(const size_t *first, size_t from, size_t to, One one) {
+    if (!nccl || from >= to) return begun;
     overlapped_waits();
     group_start(overlapped);
-}
-
-static uint64_t end() {
+    for (int r = 0; r < comm_num_ranks(); r++) {
+        const ShardPart part = part_of_shard(first, r, from, to);
+        if (part.count) one(r, part);
+    }
     begun++;
     NCCL_CHECK(ncclGroupEnd());
     CUDA_CHECK(cudaEventRecord(communicated[begun % NUM_EVENTS], overlapped));
@@ -188,22 +178,18 @@ static uint64_t end() {
 }
 
 uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to) {
-    if (!nccl || from >= to) return begun;
-    begin();
-    for (int r = 0; r < num_ranks; r++) {
-        const ShardPart own = part_of_shard(first, r, from, to);
-        if (own.count)
-            NCCL_CHECK(ncclReduce(x + own.at, x + own.at, own.count, ncclFloat32, ncclSum, r, nccl,
-                                  overlapped));
-    }
-    return end();
+    return begin_shards(first, from, to, [=](int r, ShardPart part) {
+        real *at = x + part.at;
+        NCCL_CHECK(ncclReduce(at, at, part.count, ncclFloat32, ncclSum, r, nccl, overlapped));
+    });
 }
 
 uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to) {
-    if (!nccl || from >= to) return begun;
-    begin();
-    broadcast_shards(weights, sizeof *weights, first, from, to, overlapped);
-    return end();
+    return begin_shards(first, from, to, [=](int r, ShardPart part) {
+        floatX *at = weights + part.at;
+        const size_t bytes = part.count * sizeof *at;
+        NCCL_CHECK(ncclBroadcast(at, at, bytes, ncclUint8, r, nccl, overlapped));
+    });
 }
 
 void comm_wait(uint64_t handle) {
@@ -218,9 +204,9 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
     const auto part = [=](int r) {
         return part_of_shard(first, r, first[r] + at, first[r] + at + block);
     };
-    const size_t own = part(rank).count;
+    const size_t own = part(comm_rank()).count;
     group_start(stream);
-    for (int r = 0; r < num_ranks; r++) {
+    for (int r = 0; r < comm_num_ranks(); r++) {
         const ShardPart theirs = part(r);
         if (theirs.count)
             NCCL_CHECK(ncclSend(x + theirs.at, theirs.count, ncclFloat32, r, nccl, stream));

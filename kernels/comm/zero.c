@@ -334,13 +334,9 @@ void zero_grads_done(Zero *z, int bucket) {
 }
 
 void zero_reduce(Zero *z) {
-    if (z->settings.deterministic) {
-        while (z->leaf < z->end_leaf) end_leaf(z);
-        complete_grads(z);  // where this rank has no leaf
-        finish_sum(z);
-        return;
-    }
-    complete_grads(z);
+    while (z->settings.deterministic && z->leaf < z->end_leaf) end_leaf(z);
+    complete_grads(z);  // where this rank has no leaf
+    if (z->settings.deterministic) return finish_sum(z);
     // if this rank had no last micro-batch, all leave now: same ranges, same order, same bits
     while (z->num_unsent > 0) send_grads(z, z->num_unsent - 1);
     comm_wait(z->reduced);
@@ -416,19 +412,17 @@ static void *moment(const Zero *z, ZeroArray array, size_t i) {
 
 // Rounds what is not bf16: it comes from a run with fp32.
 static void put_moments(const Zero *z, void *to, const float *values, size_t n) {
-    uint16_t *halves = host_calloc(n, sizeof *halves, "moments");
+    AUTO_FREE uint16_t *halves = host_calloc(n, sizeof *halves, "moments");
     for (size_t i = 0; i < n; i++) halves[i] = moment_narrow(values[i], TO_NEAREST);
     device_upload(to, z->settings.bf16_moments ? (const void *)halves : values,
                   n * moment_bytes(z));
-    free(halves);
 }
 
 static void get_moments(const Zero *z, float *values, const void *from, size_t n) {
-    uint16_t *halves = host_calloc(n, sizeof *halves, "moments");
+    AUTO_FREE uint16_t *halves = host_calloc(n, sizeof *halves, "moments");
     const bool bf16 = z->settings.bf16_moments;
     device_download(bf16 ? (void *)halves : values, from, n * moment_bytes(z));
     for (size_t i = 0; i < n && bf16; i++) values[i] = moment_widen(halves[i]);
-    free(halves);
 }
 
 void zero_put(Zero *z, ZeroArray array, size_t offset, const float *values, size_t n) {
@@ -450,13 +444,12 @@ void zero_get(Zero *z, ZeroArray array, size_t offset, float *values, size_t n) 
         weights_to_host(values + at, z->weights + own.at, low_bits(z, own.at), own.count);
     else if (own.count)
         get_moments(z, values + at, moment(z, array, own.at), own.count);
-    if (z->settings.num_ranks > 1)
-        comm_merge(values, n * sizeof(float), at * sizeof(float), own.count * sizeof(float));
+    if (z->settings.num_ranks > 1) comm_merge(values, z->shards, offset, offset + n);
 }
 
 uint32_t zero_weights_crc(const Zero *z, size_t num_weights, size_t n) {
     const uint16_t *low = z->shard_count == num_weights ? z->master_lo : NULL;
-    float *values = host_calloc(n, sizeof(float), "weights");
+    AUTO_FREE float *values = host_calloc(n, sizeof(float), "weights");
     uint32_t crc = 0;
     for (size_t at = 0; at < num_weights; at += n) {
         if (n > num_weights - at) n = num_weights - at;
@@ -464,6 +457,5 @@ uint32_t zero_weights_crc(const Zero *z, size_t num_weights, size_t n) {
         weights_to_host(values, z->weights + at, low ? low + at : NULL, n);
         crc = crc32c(crc, values, n * sizeof(float));
     }
-    free(values);
     return crc;
 }
