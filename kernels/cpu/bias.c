@@ -3,10 +3,6 @@
 
 #include "common.h"
 
-static CLONES void add_row(floatX *restrict out, const floatX *restrict bias, int64_t N) {
-    for (int64_t c = 0; c < N; c++) out[c] += bias[c];
-}
-
 void bias_forward(floatX *out, const floatX *bias, int64_t T, int64_t N) {
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < T; t++) add_row(out + t * N, bias, N);

@@ -80,6 +80,9 @@ enum { MOMENTS_SPAN = 1 << 12 };  // copies fit the cache
 real *moments_read(real *copy, void *values, const Moments *k, size_t i, size_t n);
 void moments_write(void *values, const real *x, const Moments *k, int random, size_t i, size_t n);
 
+// rows.c: sum (n) += row
+void add_row(real *restrict sum, const floatX *restrict row, int64_t n);
+
 // rope.c: the inverse of rope_forward, in place on dqkv (T,H+2*Hkv,D)
 void rope_inverse(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T,
                   HeadShape heads);

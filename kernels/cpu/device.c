@@ -113,18 +113,9 @@ void device_copy(void *dst, const void *src, size_t bytes) {
 }
 
 static double timer_start_ms, timer_ms;
-static int timer_runs;
-void device_timer_leave_out(double ms) {
-    if (timer_runs) timer_start_ms += ms;
-}
-void device_timer_start(void) {
-    timer_start_ms = now_ms();
-    timer_runs = 1;
-}
-void device_timer_stop(void) {
-    timer_ms = now_ms() - timer_start_ms;
-    timer_runs = 0;
-}
+void device_timer_leave_out(double ms) { timer_start_ms += ms; }
+void device_timer_start(void) { timer_start_ms = now_ms(); }
+void device_timer_stop(void) { timer_ms = now_ms() - timer_start_ms; }
 float device_timer_ms(void) { return (float)timer_ms; }
 
 DeviceMemory device_memory(void) { return memory; }

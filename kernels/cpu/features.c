@@ -4,11 +4,9 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#ifdef __x86_64__
-#include <cpuid.h>
-#endif
 
 #ifdef __x86_64__
+#include <cpuid.h>
 static bool processor_has_amx(void) {
     enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24 };
     unsigned a, b, c, d = 0;

@@ -134,11 +134,7 @@ typedef int32_t index4 __attribute__((vector_size(16)));
 #define TARGET __attribute__((target("avx512f,avx512bf16")))
 #define LANES 16
 #define FMA(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
-#include "matmul_tile.h"
-
-__attribute__((target("avx512f,avx512bf16"))) static void round_pairs_avx512_bf16(real *panel,
-                                                                                  int64_t pairs,
-                                                                                  int width) {
+TARGET static void round_pairs_avx512_bf16(real *panel, int64_t pairs, int width) {
     for (int64_t k = 0; k < pairs; k++) {
         for (int i = 0; i < width; i += 16) {
             __mmask16 mask = (__mmask16)(width - i < 16 ? (1 << (width - i)) - 1 : 0xffff);
@@ -151,6 +147,7 @@ __attribute__((target("avx512f,avx512bf16"))) static void round_pairs_avx512_bf1
         }
     }
 }
+#include "matmul_tile.h"
 
 #define NAME(x) x##_amx
 #define MERGE_LOW LOW_16
@@ -335,10 +332,12 @@ static void multiply_few(real *c, const real *addend, const real *a, const real 
     }
 }
 
-// C (m, n) = addend + scale A (m, depth) B (n, depth)^T; c_stride, c_col: of C and addend
+// C (m, n) = addend + scale A (m, depth) B (n, depth)^T; c_stride, c_col: of C and addend, which
+// may be NULL
 static void multiply(real *c, const real *addend, int64_t c_stride, int64_t c_col, real scale,
                      Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth) {
     if (!chosen) matmul_select(NULL, false);
+    if (!c || m == 0 || n == 0 || depth == 0) return;  // a frozen weight, or T = 0
     const int64_t mc = MC / chosen->mr * chosen->mr, kc = block_depth(depth);
     const int64_t nc = at_most(NC / chosen->nr * chosen->nr, round_up(n, chosen->nr));
     const int64_t span = kc * at_most(A_SIZE / (mc * kc), NC * KC / (nc * kc));
@@ -366,24 +365,19 @@ static void multiply(real *c, const real *addend, int64_t c_stride, int64_t c_co
 
 // ---- Selection, and the products ----------------------------------------------------------------
 
-// This CPU's best set with that name (NULL: any), of the bf16 or the fp32 kind.
-static const InstructionSet *find_set(const char *name, bool bf16) {
+bool matmul_select(const char *name, bool bf16) {
+#ifdef MADV_HUGEPAGE
+    madvise(packed_b, sizeof packed_b, MADV_HUGEPAGE);  // fewer TLB misses: 1 % of a product
+#endif
     for (int i = 0; i < NUM_INSTRUCTION_SETS; i++) {
         const InstructionSet *set = &instruction_sets[i];
         if (name && strcmp(name, set->name) != 0) continue;
         if ((set->round_pairs != NULL) != bf16) continue;
-        if (cpu_has(set->name) || strstr(set->name, "model")) return set;
+        if (!cpu_has(set->name) && !strstr(set->name, "model")) continue;
+        chosen = set;
+        return true;
     }
-    return NULL;
-}
-
-bool matmul_select(const char *name, bool bf16) {
-    const InstructionSet *set = find_set(name, bf16);
-    if (set) chosen = set;
-#ifdef MADV_HUGEPAGE
-    madvise(packed_b, sizeof packed_b, MADV_HUGEPAGE);  // fewer TLB misses: 1 % of a product
-#endif
-    return set != NULL;
+    return false;
 }
 
 const char *matmul_describe(void) {
@@ -393,40 +387,32 @@ const char *matmul_describe(void) {
     return text;
 }
 
-// addend NULL: zeros
-static void gemm(real *c, const real *addend, Matrix a, Matrix b, int64_t m, int64_t n,
-                 int64_t depth) {
-    for (int64_t i = 0; i < m * n && depth == 0; i++) c[i] = addend ? addend[i] : 0;
-    if (m == 0 || n == 0 || depth == 0) return;
-    multiply(c, addend, n, 1, 1, a, b, m, n, depth);
-}
-
 void matmul_forward(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
                     int64_t T, int64_t K, int64_t N) {
     if (!chosen) matmul_select(NULL, false);
-    if (chosen->few && T <= FEW_MOST && N >= chosen->few_width && K > 0)
+    if (chosen->few && T <= FEW_MOST && N >= chosen->few_width)
         multiply_few(out, resid, inp, weight, T, N, K);
-    else if (chosen->pack_tiles && T <= FEW_MOST && T > 0 && K > 0)  // the transpose
+    else if (chosen->pack_tiles && T <= FEW_MOST)  // the transpose
         multiply(out, resid, 1, N, 1, (Matrix){weight, K, 1}, (Matrix){inp, K, 1}, N, T, K);
     else
-        gemm(out, resid, (Matrix){inp, K, 1}, (Matrix){weight, K, 1}, T, N, K);
+        multiply(out, resid, N, 1, 1, (Matrix){inp, K, 1}, (Matrix){weight, K, 1}, T, N, K);
 }
 
 void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, bool accumulate,
                            int64_t T, int64_t K, int64_t N) {
-    gemm(dinp, accumulate ? dinp : NULL, (Matrix){dout, N, 1}, (Matrix){weight, 1, K}, T, K, N);
+    multiply(dinp, accumulate ? dinp : NULL, K, 1, 1, (Matrix){dout, N, 1}, (Matrix){weight, 1, K},
+             T, K, N);
 }
 
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, bool accumulate,
                             int64_t T, int64_t K, int64_t N) {
-    if (T == 0 || !dweight) return;
-    gemm(dweight, accumulate ? dweight : NULL, (Matrix){dout, 1, N}, (Matrix){inp, 1, K}, N, K, T);
+    multiply(dweight, accumulate ? dweight : NULL, K, 1, 1, (Matrix){dout, 1, N},
+             (Matrix){inp, 1, K}, N, K, T);
 }
 
 void matmul_forward_columns(floatX *out, const floatX *resid, const floatX *inp,
                             const floatX *weight, float scale, int64_t T, int64_t K, int64_t N,
                             int64_t inp_stride, int64_t out_stride) {
-    if (T == 0) return;
     multiply(out, resid, out_stride, 1, scale, (Matrix){inp, inp_stride, 1}, (Matrix){weight, K, 1},
              T, N, K);
 }
@@ -434,10 +420,8 @@ void matmul_forward_columns(floatX *out, const floatX *resid, const floatX *inp,
 void matmul_backward_columns(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,
                              const floatX *weight, float scale, bool accumulate, int64_t T,
                              int64_t K, int64_t N, int64_t inp_stride, int64_t out_stride) {
-    if (T == 0) return;
     multiply(dinp, NULL, inp_stride, 1, scale, (Matrix){dout, out_stride, 1},
              (Matrix){weight, 1, K}, T, K, N);
-    if (dweight)
-        multiply(dweight, accumulate ? dweight : NULL, K, 1, scale, (Matrix){dout, 1, out_stride},
-                 (Matrix){inp, 1, inp_stride}, N, K, T);
+    multiply(dweight, accumulate ? dweight : NULL, K, 1, scale, (Matrix){dout, 1, out_stride},
+             (Matrix){inp, 1, inp_stride}, N, K, T);
 }

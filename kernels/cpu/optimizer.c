@@ -34,14 +34,10 @@ void clip_scale(StepScalars *step, float max_norm) {
     if (!isfinite(norm) || !isfinite(step->loss_sum) || too_large) step->scale = 0;
 }
 
-static CLONES void add_span(real *restrict sum, const real *restrict x, size_t n) {
-    for (size_t i = 0; i < n; i++) sum[i] += x[i];
-}
-
 void grads_add(real *sum, const real *x, size_t n) {
-    const size_t span = 1 << 14;
+    enum { SPAN = 1 << 14 };
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i += span) add_span(sum + i, x + i, n - i < span ? n - i : span);
+    for (size_t i = 0; i < n; i += SPAN) add_row(sum + i, x + i, at_most(SPAN, (int64_t)(n - i)));
 }
 
 // ---- Moments ------------------------------------------------------------------------------------

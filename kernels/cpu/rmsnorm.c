@@ -3,10 +3,8 @@
 
 #include "common.h"
 
-static CLONES real sum_of_squares(const floatX *x, int C) { return dot_product(x, x, C); }
-
-static real row_rstd(const floatX *x, float eps, int C) {
-    return (real)1 / (real)sqrt((double)(sum_of_squares(x, C) / C + (real)eps));
+static CLONES real row_rstd(const floatX *x, float eps, int C) {
+    return (real)1 / (real)sqrt((double)(dot_product(x, x, C) / C + (real)eps));
 }
 
 static CLONES void scale_row(floatX *restrict out, const floatX *restrict x,

@@ -26,8 +26,8 @@ void embedding_forward(floatX *out, const int32_t *tokens, const floatX *weight,
     gather_rows(out, weight, tokens, T, C);
 }
 
-static CLONES void add_row(real *restrict sum, const floatX *restrict row, int C) {
-    for (int c = 0; c < C; c++) sum[c] += row[c];
+CLONES void add_row(real *restrict sum, const floatX *restrict row, int64_t n) {
+    for (int64_t i = 0; i < n; i++) sum[i] += row[i];
 }
 
 void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens,
