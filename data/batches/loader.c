@@ -69,12 +69,12 @@ bool segment_read(DocView *view, Dataset *ds, const Segment *c, double weight_sc
                       .shared_len = c->shared_len};
     if (!targets) return true;
     targets[c->length - 1] = -1;
-    memcpy(targets, tokens + 1, (size_t)n * sizeof *targets);
-    dataset_mask_tokens(ds, c->doc, c->tok_off + 1, n, targets);
-    for (int32_t i = 0; weights && i < c->length; i++)
-        weights[i] =
-            i < n ? (float)(weight_scale * (double)dataset_weight(ds, c->doc, c->tok_off + 1 + i))
-                  : 0;
+    if (weights) weights[c->length - 1] = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const float weight = dataset_weight(ds, c->doc, c->tok_off + 1 + i);
+        targets[i] = weight != 0 ? tokens[i + 1] : -1;
+        if (weights) weights[i] = (float)(weight_scale * (double)weight);
+    }
     return true;
 }
 

@@ -109,11 +109,9 @@ static void bpe_merge_pieces(BpeEncoder *e) {
 
 // With ignore_merges: the id of a word that is a token; -1: it is not one.
 static int32_t bpe_whole_word(const Tokenizer *t, const unsigned char *p, size_t n) {
-    char *token = host_calloc(2 * n + 1, 1, "a word");
+    AUTO_FREE char *token = host_calloc(2 * n + 1, 1, "a word");
     gpt2_encode(p, n, token);
-    const int32_t id = tokenizer_id(t, token);
-    free(token);
-    return id;
+    return tokenizer_id(t, token);
 }
 
 static void bpe_merge_word(BpeEncoder *e, const unsigned char *p, size_t n) {
@@ -202,11 +200,9 @@ static bool nfc_keeps(const unsigned char *p, size_t n) {
 // Encodes the text between added tokens.
 static bool bpe_part(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
     if (!e->tokenizer->nfc || nfc_keeps(p, n)) return bpe_cut(e, 0, p, n, err);
-    unsigned char *text = u8_normalize(UNINORM_NFC, p, n, NULL, &n);
-    const bool ok = text ? bpe_cut(e, 0, text, n, err)
-                         : error_set(err, EXIT_HOST_MEMORY, "", "libunistring: out of memory");
-    free(text);
-    return ok;
+    AUTO_FREE unsigned char *text = u8_normalize(UNINORM_NFC, p, n, NULL, &n);
+    return text ? bpe_cut(e, 0, text, n, err)
+                : error_set(err, EXIT_HOST_MEMORY, "", "libunistring: out of memory");
 }
 
 // The longest added token, normalized or not, that the text begins with; -1: none.

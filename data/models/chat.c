@@ -132,9 +132,8 @@ bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *token
     char path[IO_PATH_MAX], hint[512];
     *t = (ChatTemplate){.name = "ChatML", .end = "<|im_end|>"};
     if (!dir) return true;
-    char *text = find_template(dir, path, err);
+    AUTO_FREE char *text = find_template(dir, path, err);
     const bool found = text, known = found && read_template(t, text);
-    free(text);
     tokenizer_name(t->bos, sizeof t->bos, tokenizer, tokenizer->bos);
     if (t->style == CHAT_LLAMA) text_copy(t->end, sizeof t->end, "<|eot_id|>");
     if (t->style == CHAT_MISTRAL) tokenizer_name(t->end, sizeof t->end, tokenizer, tokenizer->eos);
@@ -188,7 +187,7 @@ static void end_turn(Parts *out, const ChatTemplate *t, const char *role, const 
 
 // SmolLM3: do answers begin with empty thoughts?
 static bool is_silent(const ChatTemplate *t, const char *system) {
-    return t->style == CHAT_SMOLLM3 && strstr(system, "/no_think");
+    return t->style == CHAT_SMOLLM3 && system && strstr(system, "/no_think");
 }
 
 // SmolLM3's system message, which is left open unless it replaces the whole default.
@@ -224,7 +223,7 @@ static void begin_smollm3(Parts *out, const ChatTemplate *t, char *system) {
 
 // Writes everything up to the first turn; system NULL: there is no such message.
 static void begin_chat(Parts *out, const ChatTemplate *t, const char *system) {
-    char *own = host_copy(system ? system : t->system, "a chat");
+    AUTO_FREE char *own = host_copy(system ? system : t->system, "a chat");
     if (t->style >= CHAT_LLAMA) add(out, t->bos, false);
     if (t->style == CHAT_SMOLLM3) {
         begin_smollm3(out, t, own);
@@ -233,7 +232,6 @@ static void begin_chat(Parts *out, const ChatTemplate *t, const char *system) {
         add(out, t->heading, false);
         end_turn(out, t, "system", t->style == CHAT_LLAMA ? strip(own, true) : own, false);
     }
-    free(own);
 }
 
 // Writes the thoughts of an answer of Qwen3, from the record or ending with </think>: only after
@@ -295,7 +293,7 @@ static bool is_blank(const char *text) {
 bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts *out, Error *bad) {
     const char *system = m->items[0].role[0] == 's' ? m->items[0].text : NULL;
     const size_t question = last_question(m);
-    const bool silent = is_silent(t, system ? system : "");
+    const bool silent = is_silent(t, system);
     bool any = false;
     if (!check_order(t, m, bad)) return false;
     for (size_t i = 0; i < m->n; i++) {
@@ -330,7 +328,7 @@ bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts 
 
 void chat_ask(const ChatTemplate *t, const char *system, const char *message, bool begins,
               bool ended, Parts *out) {
-    char *text = host_copy(message, "a chat");
+    AUTO_FREE char *text = host_copy(message, "a chat");
     if (begins) begin_chat(out, t, system);
     if (!begins && !ended) add(out, t->end, false);
     if (!begins) add_gap(out, t, false);
@@ -339,6 +337,5 @@ void chat_ask(const ChatTemplate *t, const char *system, const char *message, bo
         add(out, system, false), add(out, "\n\n", false);
     end_turn(out, t, "user", t->style == CHAT_LLAMA ? strip(text, true) : text, false);
     open_turn(out, t, "assistant", false);
-    add(out, is_silent(t, system ? system : "") ? NO_THOUGHTS : "", false);
-    free(text);
+    add(out, is_silent(t, system) ? NO_THOUGHTS : "", false);
 }

@@ -146,11 +146,9 @@ static const Field rope_fields[][6] = {
 };
 
 static bool refuse(const char *key, const char *expected, const json_t *item, Error *err) {
-    char *found = json_dumps(item, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
-    error_set(err, EXIT_BAD_INPUT, "this trainer does not implement it",
-              "%s: expected %s, found %.60s", key, expected, found);
-    free(found);
-    return false;
+    AUTO_FREE char *found = json_dumps(item, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
+    return error_set(err, EXIT_BAD_INPUT, "this trainer does not implement it",
+                     "%s: expected %s, found %.60s", key, expected, found);
 }
 
 // *out: the enum value of this name
@@ -459,13 +457,13 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
 }
 
 bool model_is_no_run(const char *option, const char *model, const char *file, Error *err) {
-    char log[IO_PATH_MAX], own[IO_PATH_MAX], final[IO_PATH_MAX], hint[512];
-    if (!path_is_dir(model) || !path_join(own, model, file, err) ||
-        !path_join(log, model, "log.jsonl", err) || !path_join(final, model, "final", err) ||
-        path_exists(own) || !path_exists(log))
-        return err->code == 0;
+    char hint[512];
+    if (!path_is_dir(model) || path_exists(PATH_IN(model, file)) ||
+        !path_exists(PATH_IN(model, "log.jsonl")))
+        return true;
     snprintf(hint, sizeof hint,
-             path_exists(final) ? "--%s %.400s/final" : "--%s %.400s/step-..., a checkpoint",
+             path_exists(PATH_IN(model, "final")) ? "--%s %.400s/final"
+                                                  : "--%s %.400s/step-..., a checkpoint",
              option, model);
     return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a model or adapters, found a run",
                      model);

@@ -115,7 +115,7 @@ bool lora_config_read(LoraConfig *c, char base_model[IO_PATH_MAX], const char *d
 }
 
 char *lora_config_text(const LoraConfig *c, const char *base_model) {
-    char *absolute = path_exists(base_model) ? realpath(base_model, NULL) : NULL;
+    AUTO_FREE char *absolute = path_exists(base_model) ? realpath(base_model, NULL) : NULL;
     json_t *targets = json_array();
     for (int t = 0; t < LORA_TARGETS; t++)
         if (c->target[t]) json_array_append_new(targets, json_string(lora_target_names[t]));
@@ -126,7 +126,6 @@ char *lora_config_text(const LoraConfig *c, const char *base_model) {
                   (double)c->alpha, "lora_dropout", 0.0, "bias", "none", "target_modules", targets,
                   QUANTIZATION, "quant_method", "bitsandbytes", "load_in_4bit", 1,
                   "bnb_4bit_quant_type", "nf4", "bnb_4bit_use_double_quant", 0);
-    free(absolute);
     if (!c->nf4) json_object_del(root, QUANTIZATION);
     return json_write(root, JSON_INDENT(2));
 }
@@ -189,14 +188,14 @@ static void get_merged(void *context, ParameterArena arena, size_t offset, float
     if (!a) return;
     const size_t cols = (size_t)t->cols, r = a->count / cols, first = offset - t->offset,
                  row = first / cols, rows = (first + n - 1) / cols - row + 1;
-    float *A = host_calloc(a->count + rows * r, sizeof *A, "adapters"), *B = A + a->count;
+    AUTO_FREE float *A = host_calloc(a->count + rows * r, sizeof *A, "adapters");
+    float *B = A + a->count;
     adapters->get(adapters->context, arena, a->offset, A, a->count);
     adapters->get(adapters->context, arena, b->offset + row * r, B, rows * r);
     for (size_t i = first; i < first + n; i++)
         for (size_t k = 0; k < r; k++)
             values[i - first] +=
                 lora_scale(merge->config) * B[(i / cols - row) * r + k] * A[k * cols + i % cols];
-    free(A);
 }
 
 bool lora_merge_open(LoraMerge *merge, const char *dir, Parameters *merged, Error *err) {

@@ -194,10 +194,8 @@ static bool read_header(SafetensorsSet *s, int file, Error *err) {
                          "%s: expected weights, found a pointer of Git LFS", f->path);
     if (n < 2 || n > most)
         return bad_input(err, "%s: header: expected 2 to %lu bytes, found %lu", f->path, most, n);
-    char *text = host_calloc(n, 1, f->path);
-    bool ok = file_read_at(f, text, n, 8, err) && parse_header(s, text, n, file, err);
-    free(text);
-    return ok;
+    AUTO_FREE char *text = host_calloc(n, 1, f->path);
+    return file_read_at(f, text, n, 8, err) && parse_header(s, text, n, file, err);
 }
 
 // ---- Opening ------------------------------------------------------------------------------------
@@ -352,10 +350,8 @@ bool safetensors_create(FileWriter *w, const char *path, const TensorInfo *tenso
     json_t *header = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
     uint64_t data_bytes = 0;
     for (int i = 0; i < num_tensors; i++) put_tensor(header, &tensors[i], &data_bytes);
-    char *text = json_write(header, 0);
+    AUTO_FREE char *text = json_write(header, 0);
     const uint64_t used = strlen(text) - 1, n = (used + 7) / 8 * 8;  // without the newline
-    const bool ok = writer_open(w, path, err) && writer_write(w, &n, sizeof n, err) &&
-                    writer_write(w, text, used, err) && writer_write(w, spaces, n - used, err);
-    free(text);
-    return ok;
+    return writer_open(w, path, err) && writer_write(w, &n, sizeof n, err) &&
+           writer_write(w, text, used, err) && writer_write(w, spaces, n - used, err);
 }

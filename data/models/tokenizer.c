@@ -368,11 +368,10 @@ static bool add_pattern(Tokenizer *t, const char *pattern, Error *err) {
     size_t at = 0;
     if (t->num_patterns == TOKENIZER_MAX_PATTERNS)
         return cannot_encode("more than 8 patterns of pre_tokenizers", err);
-    char *text = write_white_space(pattern);
+    AUTO_FREE char *text = write_white_space(pattern);
     // no \C: it would cut characters apart, and matches do not check that text is UTF-8
     const uint32_t options = PCRE2_UCP | PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C;
     pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)text, strlen(text), options, &code, &at, NULL);
-    free(text);
     if (!compiled)
         return bad_input(err, "pre_tokenizer: pattern '%s' is wrong at %zu", pattern, at);
     pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // if it fails, PCRE2 interprets

@@ -72,9 +72,8 @@ static void init_parameter(const Parameters *p, const Parameter *t, uint64_t see
 }
 
 void weights_init(Parameters p, uint64_t seed) {
-    float *values = alloc_block(&p);
+    AUTO_FREE float *values = alloc_block(&p);
     for (int i = 0; i < p.num; i++) init_parameter(&p, &p.list[i], seed, values);
-    free(values);
 }
 
 // ---- Names and shapes of a file against the table -----------------------------------------------
@@ -193,13 +192,11 @@ bool parameters_load(Parameters p, bool moments, const char *path, Error *err) {
     if (name && !path_inside(file, path, name, err)) return false;
     if (!safetensors_open(&s, name ? file : path, err)) return false;
     if (moments) path = file;
-    float *values = alloc_block(&p);
-    Stored *list = list_stored(&p, moments, "", &num);
+    AUTO_FREE float *values = alloc_block(&p);
+    AUTO_FREE Stored *list = list_stored(&p, moments, "", &num);
     bool ok =
         check_tensors(&p, list, num, &s, path, err) && (moments || check_tied(&p, &s, path, err));
     for (int i = 0; p.put && ok && i < num; i++) ok = load_parameter(&p, &list[i], &s, values, err);
-    free(list);
-    free(values);
     if (ok && s.num_nonfinite > 0)
         ok = error_set(err, EXIT_DIVERGED,
                        moments ? "take an earlier checkpoint"
@@ -235,18 +232,16 @@ static bool save_block(const char *path, const Stored *x, float *values, size_t 
 }
 
 static bool save_header(const Stored *list, int num, const char *path, FileWriter *w, Error *err) {
-    TensorInfo *infos = host_calloc((size_t)num, sizeof *infos, "tensor list");
+    AUTO_FREE TensorInfo *infos = host_calloc((size_t)num, sizeof *infos, "tensor list");
     for (int i = 0; i < num; i++) infos[i] = list[i].info;
-    const bool ok = safetensors_create(w, path, infos, num, err);
-    free(infos);
-    return ok;
+    return safetensors_create(w, path, infos, num, err);
 }
 
 bool parameters_save(Parameters p, bool moments, const char *dtype, const char *path, FileWriter *w,
                      Error *err) {
     int num;
-    float *values = alloc_block(&p);
-    Stored *list = list_stored(&p, moments, dtype, &num);
+    AUTO_FREE float *values = alloc_block(&p);
+    AUTO_FREE Stored *list = list_stored(&p, moments, dtype, &num);
     bool ok = path && save_header(list, num, path, w, err);
     for (int i = 0; i < num; i++) {
         const Parameter *t = list[i].t;
@@ -257,8 +252,6 @@ bool parameters_save(Parameters p, bool moments, const char *dtype, const char *
             ok = ok && save_block(path, &list[i], values, kept, w, err);
         }
     }
-    free(list);
-    free(values);
     if (ok) return writer_close(w, err);
     if (path) writer_abort(w);
     return false;

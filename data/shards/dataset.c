@@ -186,7 +186,7 @@ static bool dataset_read_stored(const Shard *s, int64_t from, int64_t n, unsigne
     if (size == 0)
         return file_read_at(&s->file, out, (uint64_t)(n * width),
                             SHARD_HEADER_BYTES + (uint64_t)(from * width), err);
-    unsigned char *block = host_calloc((size_t)size, (size_t)width, "a block of tokens");
+    AUTO_FREE unsigned char *block = host_calloc((size_t)size, (size_t)width, "a block of tokens");
     bool ok = true;
     for (int64_t b = from / size; ok && b * size < to; b++) {
         const int64_t first = b * size, left = s->num_tokens - first,
@@ -197,7 +197,6 @@ static bool dataset_read_stored(const Shard *s, int64_t from, int64_t n, unsigne
             memcpy(out + (low - from) * width, block + (low - first) * width,
                    (size_t)((high - low) * width));
     }
-    free(block);
     return ok;
 }
 
@@ -244,11 +243,4 @@ float dataset_weight(const Dataset *ds, int64_t doc, int64_t offset) {
     assert(offset >= 1 && offset < d.end - d.start);
     if (d.s->weights) return d.s->weights[d.start + offset];
     return !d.s->mask || mask_bit(d.s->mask, d.start + offset);
-}
-
-void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *ids) {
-    const Document d = dataset_find(ds, doc);
-    assert(offset >= 1 && n >= 0 && n <= d.end - d.start - offset);
-    for (int64_t i = 0; d.s->mask && i < n; i++)
-        if (!mask_bit(d.s->mask, d.start + offset + i)) ids[i] = -1;
 }

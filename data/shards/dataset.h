@@ -66,6 +66,3 @@ int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, in
 
 // The weight of a token of a document as a target; 0: it is none
 float dataset_weight(const Dataset *ds, int64_t doc, int64_t offset);
-
-// Replaces the tokens [offset, offset + n) of a document, (n), that are not targets by -1.
-void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *ids);

@@ -74,10 +74,10 @@ static bool expand_one(PathList *list, const char *item, const Search *s, Error 
 
 bool path_list_expand(PathList *list, const char *spec, const Search *search, Error *err) {
     if (path_exists(spec) || !strchr(spec, ',')) return expand_one(list, spec, search, err);
-    char *copy = host_copy(spec, "paths"), *rest = copy;
+    AUTO_FREE char *copy = host_copy(spec, "paths");
+    char *rest = copy;
     bool ok = true;
     for (char *item; ok && (item = strsep(&rest, ","));)
         ok = item[0] == 0 || expand_one(list, item, search, err);
-    free(copy);
     return ok && (list->n > 0 || bad_input(err, "%s: expected paths, found none", spec));
 }

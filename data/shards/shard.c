@@ -186,7 +186,7 @@ static bool scan(Shard *s, int32_t token, Error *err) {
     const uint64_t width = (uint64_t)s->token_bytes;
     uint64_t *ends = NULL, count = 0;  // positions of the token, and the end of the shard
     size_t capacity = 0;
-    unsigned char *block = host_calloc(BLOCK_TOKENS, 4, "scanning a shard");
+    AUTO_FREE unsigned char *block = host_calloc(BLOCK_TOKENS, 4, "scanning a shard");
     bool ok = true;
     for (int64_t at = 0; ok && at < s->num_tokens; at += BLOCK_TOKENS) {
         const int64_t left = s->num_tokens - at, n = left < BLOCK_TOKENS ? left : BLOCK_TOKENS;
@@ -198,7 +198,6 @@ static bool scan(Shard *s, int32_t token, Error *err) {
             if (shard_word(block + (uint64_t)i * width, width) == (uint32_t)token)
                 ends[count++] = (uint64_t)(at + i);
     }
-    free(block);
     s->doc_ends = ends;
     s->bos = token;
     s->scanned = true;

@@ -20,8 +20,6 @@ static bool shard_writer_open(ShardWriter *w, Error *err) {
     static const unsigned char head[SHARD_HEADER_BYTES] = {0};
     char path[IO_PATH_MAX];
     w->num_ends = w->num_crcs = 0;
-    w->block_crc = 0;
-    w->block_bytes = 0;
     w->masked = w->weighted = false;
     w->all_bos = w->all_eos = true;
     return path_printf(path, err, "%s/%s_%05d.bin", w->dir, w->split, w->num_shards++) &&

@@ -222,7 +222,7 @@ static bool add_document(Unit *u, const RawText *text, Error *bad) {
                ends = wrapped && has_token(u->options->tokenizer, v->eos, text, true);
     const int32_t bos = wrapped && !begins ? v->bos : -1, eos = wrapped && !ends ? v->eos : -1;
     const unsigned char *bytes = text->bytes;
-    unsigned char *valid = NULL;
+    AUTO_FREE unsigned char *valid = NULL;
     uint64_t n = text->n;
     size_t first, end;
     if (n == 0) {
@@ -237,7 +237,6 @@ static bool add_document(Unit *u, const RawText *text, Error *bad) {
     if (bos >= 0) bpe_add_id(e, bos);
     const bool ok = bpe_encode(e, bytes, n, &u->err) || error_prefix(&u->err, u->file->path);
     if (eos >= 0) bpe_add_id(e, eos);
-    free(valid);
     bpe_ids(e, &end);
     if (!ok) return true;
     if (end - first == (size_t)((bos >= 0) + (eos >= 0))) {
@@ -408,18 +407,16 @@ static void encode_file(Unit *u) {
     const bool utf16 = memcmp(head, "\xff\xfe", 2) == 0 || memcmp(head, "\xfe\xff", 2) == 0;
     if (memchr(head, 0, n))
         return leave_file_out(u, utf16 ? "UTF-16" : NULL, utf16 ? "UTF-16" : "a binary file");
-    unsigned char *bytes = (unsigned char *)file_read_all(
+    AUTO_FREE unsigned char *bytes = (unsigned char *)file_read_all(
         f->path, MAX_DOCUMENT_BYTES, &n, "write it as .jsonl with one document per line", &u->err);
     if (!bytes) return;
     const int64_t invalid = u->options->tokenizer->byte_ids ? 0 : count_invalid(bytes, n);
     if ((uint64_t)invalid > n / INVALID_SHARE && !u->options->keeps_invalid) {
         snprintf(found, sizeof found, "%ld other bytes", invalid);
-        leave_file_out(u, "WINDOWS-1252", found);
-    } else {
-        u->found.num_invalid = invalid;
-        encode_text(u, bytes, n);
+        return leave_file_out(u, "WINDOWS-1252", found);
     }
-    free(bytes);
+    u->found.num_invalid = invalid;
+    encode_text(u, bytes, n);
 }
 
 void unit_encode(Unit *u, BpeEncoder *e, const UnitOptions *options) {

@@ -125,20 +125,18 @@ uint64_t record_end(const unsigned char *text, uint64_t n, bool array, bool last
 }
 
 bool read_head(const char *path, void *out, uint64_t most, uint64_t *n, Error *err) {
-    File f;
+    OPEN_FILE f;
     if (!file_open(&f, path, "check it, or copy it again", err)) return false;
     *n = f.size_bytes < most ? f.size_bytes : most;
-    const bool ok = file_read_at(&f, out, *n, 0, err);
-    file_close(&f);
-    return ok;
+    return file_read_at(&f, out, *n, 0, err);
 }
 
 // By the first record of a JSON file, if it is complete. Any objects are records in a .json file
 // that was named; in a directory, only known kinds are.
 static void find_records(InputFile *f) {
     uint64_t n = f->kind == INPUT_LINES ? 1 << 12 : 1 << 24;
-    char *text = host_calloc(n + 1, 1, "the beginning of a file");
-    json_t *record = NULL;
+    AUTO_FREE char *text = host_calloc(n + 1, 1, "the beginning of a file");
+    json_auto_t *record = NULL;
     bool array = false;
     if (read_head(f->path, text, n, &n, &(Error){0})) {
         const uint64_t mark = mark_bytes(text), first = mark + strspn(text + mark, " \t\r\n");
@@ -148,11 +146,9 @@ static void find_records(InputFile *f) {
         record = json_loadb(text + at, size - (array && size > 0), JSON_ALLOW_NUL, NULL);
         f->first_byte = array ? at : mark;
     }
-    free(text);
     if (f->kind == INPUT_LEFT_OUT && record && (f->named || record_kind(record) != RECORD_OTHER))
         f->kind = INPUT_LINES;
     if (f->kind == INPUT_LINES && array) f->kind = INPUT_ARRAY;
-    json_decref(record);
 }
 
 static bool is_hidden(const InputFile *f) { return !f->named && basename(f->path)[0] == '.'; }

@@ -73,9 +73,6 @@ static const char tokenizer_json[] = JSON(
      "model": {"type": "BPE", "dropout": null, "unk_token": null,
                "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
                "byte_fallback": false, "ignore_merges": false, "vocab": {}, "merges": []}});
-static const char config_json[] = JSON(
-    {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>", "eos_token": "<|eos|>",
-     "clean_up_tokenization_spaces": false});
 // clang-format on
 
 // The text of tokenizer.json, in memory the caller frees.
@@ -93,8 +90,10 @@ static char *byte_tokenizer_json(void) {
 
 // Failures are EXIT_DISK.
 static bool byte_tokenizer_write(Checkpoint *ck, Error *err) {
-    json_t *config = json_loads(config_json, 0, NULL);
-    json_object_set_new(config, "chat_template", json_string(chatml_template));
+    json_t *config =
+        json_pack("{s:s, s:s, s:s, s:b, s:s}", "tokenizer_class", "PreTrainedTokenizerFast",
+                  "bos_token", "<|bos|>", "eos_token", "<|eos|>", "clean_up_tokenization_spaces",
+                  false, "chat_template", chatml_template);
     return checkpoint_write_text(ck, "tokenizer_config.json", json_write(config, JSON_INDENT(1)),
                                  err) &&
            checkpoint_write_text(ck, "tokenizer.json", byte_tokenizer_json(), err);
@@ -103,17 +102,15 @@ static bool byte_tokenizer_write(Checkpoint *ck, Error *err) {
 // ---- Set-up: before anything is written ---------------------------------------------------------
 
 static void open_byte_tokenizer(Conversion *c, unsigned char digest[32]) {
-    char *json = byte_tokenizer_json();
+    AUTO_FREE char *json = byte_tokenizer_json();
     sha256(json, strlen(json), digest);
-    free(json);
     c->tokenizer =
         (Tokenizer){.vocab_size = 258, .bos = 256, .eos = 257, .adds_bos = true, .byte_ids = true};
 }
 
 static bool open_model_tokenizer(Conversion *c, unsigned char digest[32], Error *err) {
     const char *model = c->settings->model;
-    char path[IO_PATH_MAX];
-    if (path_is_dir(model) && !path_join(path, model, "tokenizer.json", err)) return false;
+    const char *path = PATH_IN(model, "tokenizer.json");
     if (!path_is_dir(model) || !path_exists(path))
         return error_set(
             err, EXIT_BAD_INPUT,
@@ -160,13 +157,11 @@ static bool make_key(Conversion *c, Error *err) {
     static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja"};
     const UnitOptions *o = &c->options;
     const int64_t facts[] = {FORMAT, (int64_t)o->vocabulary.tokenizer_hash};
-    char path[IO_PATH_MAX];
     uint64_t h = fnv1a(FNV1A_START, facts, sizeof facts);
     for (int i = 0; i < 2 && c->tokenizer.file[0]; i++) {
         unsigned char digest[32] = {0};
-        if (!path_join(path, c->settings->model, names[i], err) ||
-            (path_exists(path) && !file_sha256(path, digest, err)))
-            return false;
+        const char *path = PATH_IN(c->settings->model, names[i]);
+        if (path_exists(path) && !file_sha256(path, digest, err)) return false;
         h = fnv1a(h, digest, sizeof digest);
     }
     if (getenv("SOURCE_DATE_EPOCH")) h = fnv1a(h, o->chat.heading, strlen(o->chat.heading));
@@ -187,14 +182,10 @@ static bool make_key(Conversion *c, Error *err) {
 
 // Was the directory made from the same texts with the same tokenizer?
 static bool is_up_to_date(const Conversion *c) {
-    char path[IO_PATH_MAX];
-    Error ignored = {0};
-    char *found = path_join(path, c->dir, "texts.key", &ignored) && path_exists(path)
-                      ? file_read_all(path, sizeof c->key, NULL, "", &ignored)
-                      : NULL;
-    const bool same = found && strcmp(found, c->key) == 0;
-    free(found);
-    return same;
+    const char *path = PATH_IN(c->dir, "texts.key");
+    AUTO_FREE char *found =
+        path_exists(path) ? file_read_all(path, sizeof c->key, NULL, "", &(Error){0}) : NULL;
+    return found && strcmp(found, c->key) == 0;
 }
 
 // ---- Rounds: units are read in order, encoded by all threads, and written in order --------------
@@ -320,14 +311,13 @@ static bool encode_with_threads(Conversion *c, Error *err) {
                           : (int)sysconf(_SC_NPROCESSORS_ONLN),
               num_threads = c->settings->o->threads > 0 ? c->settings->o->threads : cores;
     const int max_units = num_threads * UNITS_PER_THREAD;
-    Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");
+    AUTO_FREE Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");
     c->units = host_calloc((size_t)max_units, sizeof(Unit), "texts");
     for (int i = 0; i < num_threads; i++)
         threads[i] = (Thread){.conversion = c, .encoder = bpe_encoder_open(&c->tokenizer)};
     const bool ok = encode_all(c, threads, num_threads, err);
     for (int i = 0; i < num_threads; i++) bpe_encoder_close(threads[i].encoder);
     for (int i = 0; i < max_units; i++) unit_free(&c->units[i]);
-    free(threads);
     free(c->units);
     return ok;
 }
@@ -337,12 +327,11 @@ static bool encode_with_threads(Conversion *c, Error *err) {
 static bool write_tokenizer(Conversion *c, Error *err) {
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",
                                         "special_tokens_map.json", "chat_template.jinja"};
-    char from[IO_PATH_MAX];
     bool ok = true;
     if (!c->tokenizer.file[0]) return byte_tokenizer_write(&c->ck, err);
     for (size_t i = 0; ok && i < sizeof names / sizeof *names; i++) {
-        ok = path_join(from, c->settings->model, names[i], err);
-        if (!ok || !path_exists(from)) continue;
+        const char *from = PATH_IN(c->settings->model, names[i]);
+        if (!path_exists(from)) continue;
         char *text = file_read_all(from, TOKENIZER_MAX_BYTES, NULL, "", err);
         ok = text && checkpoint_write_text(&c->ck, names[i], text, err);
     }
@@ -458,10 +447,9 @@ static void print_summary(const Conversion *c) {
 
 // The tokens of an existing run are needed to resume it, and --val may name them.
 static bool may_replace(const Conversion *c, Error *err) {
-    char log[IO_PATH_MAX];
     const char *val = c->settings->o->val;
     bool has_log, has_tokens, same = false;
-    if (!path_join(log, c->out->path, "log.jsonl", err) || !path_find(log, &has_log, err) ||
+    if (!path_find(PATH_IN(c->out->path, "log.jsonl"), &has_log, err) ||
         !path_find(c->dir, &has_tokens, err) || (val && !path_is_same(val, c->dir, &same, err)))
         return false;
     if (same)
