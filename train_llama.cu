@@ -183,10 +183,9 @@ static void check_replicas(const Run *run, const char *what, const char *hint) {
     RankFields own = {0};
     if (comm_num_ranks() == 1) return;
     zero_await_weights(&run->model->zero, llama_head_bucket(&m->config));  // the last
-    const uint32_t crc = zero_weights_crc(&m->zero, m->num_weights, m->settings.io_chunk);
     rank_field(&own, "data position", &s->cursor, sizeof s->cursor);
     rank_field(&own, "skipped steps", &s->skips_in_a_row, sizeof s->skips_in_a_row);
-    rank_field(&own, "weights", &crc, sizeof crc);
+    rank_field_device(&own, "weights", m->weights, m->num_weights * sizeof(floatX));
     rank_field_device(&own, "codes of NF4", m->nf4.codes, m->num_nf4 / 2);
     rank_field_device(&own, "scales of NF4", m->nf4.absmax, m->num_nf4 / NF4_BLOCK * sizeof(float));
     rank_fields_agree(&own, what, hint);

@@ -446,16 +446,3 @@ void zero_get(Zero *z, ZeroArray array, size_t offset, float *values, size_t n) 
         get_moments(z, values + at, moment(z, array, own.at), own.count);
     if (z->settings.num_ranks > 1) comm_merge(values, z->shards, offset, offset + n);
 }
-
-uint32_t zero_weights_crc(const Zero *z, size_t num_weights, size_t n) {
-    const uint16_t *low = z->shard_count == num_weights ? z->master_lo : NULL;
-    AUTO_FREE float *values = host_calloc(n, sizeof(float), "weights");
-    uint32_t crc = 0;
-    for (size_t at = 0; at < num_weights; at += n) {
-        if (n > num_weights - at) n = num_weights - at;
-        comm_progress();
-        weights_to_host(values, z->weights + at, low ? low + at : NULL, n);
-        crc = crc32c(crc, values, n * sizeof(float));
-    }
-    return crc;
-}

@@ -142,6 +142,3 @@ typedef enum { ZERO_WEIGHTS, ZERO_M, ZERO_V } ZeroArray;
 void zero_put(Zero *z, ZeroArray array, size_t offset, const float *values, size_t n);
 // All ranks call: rank 0 gets the values, except frozen weights, from the ranks that hold them.
 void zero_get(Zero *z, ZeroArray array, size_t offset, float *values, size_t n);
-// CRC-32C of all num_weights weights as this rank computes with them, read n at a time: in full
-// precision if it holds every low half.
-uint32_t zero_weights_crc(const Zero *z, size_t num_weights, size_t n);

@@ -361,9 +361,14 @@ const char *attention_describe(void) { return selected()->name; }
 
 // ---- Entry points -------------------------------------------------------------------------------
 
-static void run_items(const Call *c, ItemCode *code, const Item *items, int num_items,
-                      int key_span) {
-    const int kv_heads = (int)c->shape.num_kv_heads;
+static void run_items(const Call *c, ItemCode *code, bool backward) {
+    const VarlenInfo *docs = c->docs;
+    if (docs->total_tokens == 0) return;
+    assert(docs->cu_seqlens[docs->num_segments] == docs->total_tokens);
+    const WorkHeader *work = (const WorkHeader *)docs->work;
+    const Item *items = (const Item *)(work + 1) + (backward ? work->num_forward : 0);
+    const int num_items = backward ? work->num_backward : work->num_forward,
+              key_span = backward ? work->max_key_span : 0, kv_heads = (int)c->shape.num_kv_heads;
     const size_t size = carve(&(Scratch){0}, NULL, &c->shape, key_span);
     real *arena = scratch_of_all(size);
 #pragma omp parallel
@@ -383,11 +388,7 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenIn
                     .qkv = qkv,
                     .out = out,
                     .new_lse = lse};
-    if (docs->total_tokens == 0) return;
-    assert(docs->cu_seqlens[docs->num_segments] == docs->total_tokens);
-    const WorkHeader *work = (const WorkHeader *)docs->work;
-    const Item *items = (const Item *)(work + 1);
-    run_items(&c, selected()->forward, items, work->num_forward, 0);
+    run_items(&c, selected()->forward, false);
 }
 
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
@@ -400,10 +401,6 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
                     .dout = dout,
                     .lse = lse,
                     .delta = delta};
-    if (docs->total_tokens == 0) return;
-    assert(docs->cu_seqlens[docs->num_segments] == docs->total_tokens);
-    const WorkHeader *work = (const WorkHeader *)docs->work;
-    const Item *items = (const Item *)(work + 1) + work->num_forward;
     const int64_t T = docs->total_tokens, H = heads.num_heads, D = heads.head_dim;
     const Isa *kernels = selected();
 #pragma omp parallel for
@@ -411,6 +408,6 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
         for (int64_t h = 0; h < H; h++)
             delta[h * T + t] =
                 kernels->delta(dout + (t * H + h) * D, out + (t * H + h) * D, (int)D);
-    run_items(&c, kernels->backward, items, work->num_backward, work->max_key_span);
+    run_items(&c, kernels->backward, true);
     rope_inverse(dqkv, position_ids, rope_table, T, heads);
 }

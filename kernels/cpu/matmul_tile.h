@@ -9,11 +9,13 @@
 //                           instead of FMA: tile registers 0 to 7 of 16 rows of 16 words, stride
 //                           in bytes; c += a b, where words of a and b are pairs of bf16
 //   TILE_ROUND(to, from)    16 words: 32 values as pairs
+#ifndef NR  // expanded with the NAME of each set
 #define vec NAME(vec)
 #define vec_anywhere NAME(vec_anywhere)
 #define MR NAME(mr)
 #define NV NAME(nv)
 #define NR NAME(nr)
+#endif
 typedef real vec __attribute__((vector_size(LANES * sizeof(real)), may_alias));
 typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
 enum { NR = NV * LANES };
@@ -247,11 +249,6 @@ TARGET static void NAME(few)(real *restrict c, const real *restrict a, const rea
     if (rows == 8) NAME(few_of)(c, a, b, depth, kc, 8);
 }
 #endif
-#undef vec
-#undef vec_anywhere
-#undef MR
-#undef NV
-#undef NR
 #undef NAME
 #undef TARGET
 #undef LANES
