@@ -60,20 +60,13 @@ static uint64_t fingerprint(const char *text) {
 
 // Puts `by`, which is shorter, in place of every occurrence of a word.
 static bool substitute(char *text, const char *word, const char *by) {
-    const size_t n = strlen(word);
-    char *out = text;
-    bool found = false;
-    for (const char *p = text; *p;) {
-        const bool here = strncmp(p, word, n) == 0;
-        found |= here;
-        if (here)
-            out = stpcpy(out, by);
-        else
-            *out++ = *p;
-        p += here ? n : 1;
+    char *out = text, *rest = text;
+    for (char *at; (at = strstr(rest, word)); rest = at + strlen(word)) {
+        memmove(out, rest, (size_t)(at - rest));
+        out = stpcpy(out + (at - rest), by);
     }
-    *out = 0;
-    return found;
+    memmove(out, rest, strlen(rest) + 1);
+    return rest != text;
 }
 
 const char chatml_template[] =

@@ -233,8 +233,8 @@ static void abort_all(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
 
 void comm_init(void) {
     MPI_Errhandler failed;
-    const int started = world_started_ranks();
-    if (!world_has_rank(started)) return;
+    const int started = world_start();
+    if (started == 1) return;
     main_thread = pthread_self();
     start_mpi(started);
     if (world.num == 1) {

@@ -8,7 +8,7 @@
 #include "world.h"
 
 void comm_init(void) {
-    if (!world_has_rank(world_started_ranks())) return;
+    if (world_start() == 1) return;
     exit_with(EXIT_USAGE,
               "apt-get install openmpi-bin libopenmpi-dev and make again; or start one process",
               "ranks: started as one of several, but built without MPI");

@@ -32,12 +32,6 @@ static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_S
 static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
                                     "SLURM_PROCID",         "RANK",      NULL};
 
-int world_started_ranks(void) {
-    const char *size = env_of(sizes);
-    if (size) return atoi(size);
-    return getenv("PMIX_RANK") ? 0 : 1;
-}
-
 // Each of torchrun's processes would train alone.
 static void refuse_torchrun(void) {
     const char *size = getenv("WORLD_SIZE");
@@ -89,14 +83,15 @@ static void end_job(const Error *err) {
     _exit(err->code);
 }
 
-bool world_has_rank(int started) {
-    const char *rank = env_of(ranks);
+int world_start(void) {
+    const char *rank = env_of(ranks), *size = env_of(sizes);
+    const int started = size ? atoi(size) : getenv("PMIX_RANK") ? 0 : 1;
     gethostname(world.host, sizeof world.host - 1);
     if (rank) world.rank = atoi(rank);
     error_hook = end_job;
-    if (started != 1) return true;
+    if (started != 1) return started;
     refuse_torchrun();
     error_hook = NULL;
     world.rank = 0;
-    return false;
+    return started;
 }

@@ -19,10 +19,9 @@ typedef struct {
 } World;
 extern World world;
 
-// How many ranks the launcher has started; 1: a single process, 0: MPI knows
-int world_started_ranks(void);
-// True for one of several, whose errors end all from then on
-bool world_has_rank(int started);
+// How many ranks the launcher has started; 1: a single process, 0: MPI knows. From then on an error
+// of one of several ends all.
+int world_start(void);
 
 // Call around every wait for other ranks, on the host or on the device: meanwhile this rank is not
 // the one that hangs. Counts as progress.
