@@ -105,10 +105,8 @@ static bool read_root(LoraConfig *c, char base_model[IO_PATH_MAX], json_t *root,
 }
 
 bool lora_config_read(LoraConfig *c, char base_model[IO_PATH_MAX], const char *dir, Error *err) {
-    const char *file = "adapter_config.json";
-    char path[IO_PATH_MAX];
-    if (!model_is_no_run("adapter", dir, file, err) || !path_join(path, dir, file, err))
-        return false;
+    const char *file = "adapter_config.json", *path = PATH_IN(dir, file);
+    if (!model_is_no_run("adapter", dir, file, err)) return false;
     json_auto_t *root = json_read(path, JSON_MAX_CONFIG,
                                   "an adapter is a directory that --lora or PEFT has written", err);
     return root && (read_root(c, base_model, root, err) || error_prefix(err, path));

@@ -26,17 +26,13 @@ static int path_compare(const void *a, const void *b) {
 }
 
 bool path_list_add_dir(PathList *list, const char *dir, const void *pattern, Error *err) {
-    char path[IO_PATH_MAX];
     DIR *d = opendir(dir);
     if (!d) return bad_input(err, "%s: cannot list: %s", dir, strerror(errno));
-    bool ok = true;
-    for (struct dirent *entry; ok && (entry = readdir(d));) {
-        if (fnmatch(pattern, entry->d_name, FNM_PERIOD) != 0) continue;
-        ok = path_join(path, dir, entry->d_name, err);
-        if (ok) path_list_add(list, path);
-    }
+    for (struct dirent *entry; (entry = readdir(d));)
+        if (fnmatch(pattern, entry->d_name, FNM_PERIOD) == 0)
+            path_list_add(list, PATH_IN(dir, entry->d_name));
     closedir(d);
-    return ok;
+    return true;
 }
 
 bool path_list_add_shards(PathList *list, const char *dir, const void *split, Error *err) {

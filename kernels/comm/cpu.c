@@ -59,20 +59,18 @@ static void gather(real *x, const size_t *first, size_t from, size_t to) {
 }
 
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
-    const int ranks = comm_num_ranks(), rank = comm_rank();
-    AUTO_FREE int *theirs = counts_of(first, 0, first[ranks]);  // to send
-    AUTO_FREE int *own = counts_of(first, 0, first[ranks]);     // to receive
-    MPI_Request request;
+    const int ranks = comm_num_ranks();
+    const size_t own = first[comm_rank()] + at;
+    const ShardPart part = part_of_shard(first, comm_rank(), own, own + block);
+    AUTO_FREE MPI_Request *requests = host_calloc(2 * (size_t)ranks, sizeof *requests, "ranks");
     for (int r = 0; r < ranks; r++) {
-        const ShardPart part = part_of_shard(first, r, first[r] + at, first[r] + at + block);
-        theirs[r] = (int)part.count;
-        theirs[ranks + r] = part.count ? (int)part.at : 0;
-        own[ranks + r] = (int)((size_t)r * block);
+        const ShardPart theirs = part_of_shard(first, r, first[r] + at, first[r] + at + block);
+        MPI_Irecv(out + (size_t)r * block, (int)part.count, REAL, r, DATA_TAG, MPI_COMM_WORLD,
+                  &requests[2 * r]);
+        MPI_Isend(x + (theirs.count ? theirs.at : 0), (int)theirs.count, REAL, r, DATA_TAG,
+                  MPI_COMM_WORLD, &requests[2 * r + 1]);
     }
-    for (int r = 0; r < ranks; r++) own[r] = theirs[rank];
-    MPI_Ialltoallv(x, theirs, theirs + ranks, REAL, out, own, own + ranks, REAL, MPI_COMM_WORLD,
-                   &request);
-    rank_wait(&request, false);
+    for (int i = 0; i < 2 * ranks; i++) rank_wait(&requests[i], false);
 }
 
 static void sum_over_ranks(double *x, size_t n) {

@@ -280,7 +280,7 @@ void comm_finalize(void) {
 // Others wait while rank 0 works alone, e.g. during a save. From time to time rank 0 sends them a
 // sign in comm_progress, which they receive while they wait.
 
-enum { SIGN_MS = 250, SIGN_TAG = 1, MERGE_TAG };
+enum { SIGN_MS = 250 };
 
 // True: rank 0 has sent a sign
 static bool exchange_signs(void) {
@@ -366,10 +366,10 @@ void comm_merge(float *values, const size_t *first, size_t from, size_t to) {
         const int n = count_of(part.count * sizeof *values);
         if (n == 0 || (world.rank != 0 && world.rank != r)) continue;
         if (world.rank == 0)
-            MPI_Irecv(values + (part.at - from), n, MPI_BYTE, r, MERGE_TAG, MPI_COMM_WORLD,
+            MPI_Irecv(values + (part.at - from), n, MPI_BYTE, r, DATA_TAG, MPI_COMM_WORLD,
                       &request);
         else
-            MPI_Isend(values + (part.at - from), n, MPI_BYTE, 0, MERGE_TAG, MPI_COMM_WORLD,
+            MPI_Isend(values + (part.at - from), n, MPI_BYTE, 0, DATA_TAG, MPI_COMM_WORLD,
                       &request);
         rank_wait(&request, true);
     }

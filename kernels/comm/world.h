@@ -53,6 +53,7 @@ static inline ShardPart part_of_shard(const size_t *first, int r, size_t from, s
 
 #ifdef WITH_MPI
 #include <mpi.h>
+enum { SIGN_TAG = 1, DATA_TAG };  // of messages between two ranks
 // Waits for a collective. sleeps: one that is short but may begin long before other ranks reach it.
 void rank_wait(MPI_Request *request, bool sleeps);
 #endif
