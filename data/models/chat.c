@@ -60,13 +60,18 @@ static uint64_t fingerprint(const char *text) {
 
 // Puts `by`, which is shorter, in place of every occurrence of a word.
 static bool substitute(char *text, const char *word, const char *by) {
-    char *out = text, *rest = text;
-    for (char *at; (at = strstr(rest, word)); rest = at + strlen(word)) {
-        memmove(out, rest, (size_t)(at - rest));
-        out = stpcpy(out + (at - rest), by);
+    const size_t n = strlen(word);
+    char *out = text, *p = text;
+    while (*p) {
+        if (strncmp(p, word, n) != 0) {
+            *out++ = *p++;
+        } else {
+            out = stpcpy(out, by);
+            p += n;
+        }
     }
-    memmove(out, rest, strlen(rest) + 1);
-    return rest != text;
+    *out = 0;
+    return p > out;
 }
 
 const char chatml_template[] =
