@@ -225,10 +225,6 @@ static bool add_document(Unit *u, const RawText *text, Error *bad) {
     AUTO_FREE unsigned char *valid = NULL;
     uint64_t n = text->n;
     size_t first, end;
-    if (n == 0) {
-        u->found.counts[NUM_EMPTY]++;
-        return true;
-    }
     if (!byte_ids && u8_check(bytes, n)) {
         bytes = valid = host_calloc(n, 3, "a text");
         n = utf8_replace(text->bytes, n, valid);
@@ -240,7 +236,7 @@ static bool add_document(Unit *u, const RawText *text, Error *bad) {
     bpe_ids(e, &end);
     if (!ok) return true;
     if (end - first == (size_t)((bos >= 0) + (eos >= 0))) {
-        u->found.counts[NUM_EMPTY]++;  // no byte has a token
+        u->found.counts[NUM_EMPTY]++;  // no byte, or none with a token
         return true;
     }
     u->found.counts[NUM_OWN_ENDS] += begins || ends;

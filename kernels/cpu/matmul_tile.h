@@ -132,9 +132,8 @@ TARGET static void NAME(pack)(real *packed, Matrix x, int64_t rows, int width, i
     for (int64_t k = 0; k < depth && x.col != 1; k++) {
         const real *from = x.p + k * x.col;
         real *to = packed + k * width;
+        for (int64_t i = 0; i < rows; i += LINE) __builtin_prefetch(from + AHEAD * x.col + i);
         int64_t i = 0;
-        for (; i < rows; i += LINE) __builtin_prefetch(from + AHEAD * x.col + i);
-        i = 0;
         if (width == NR)
             for (; i + NR <= rows; i += NR) memcpy(to + i * stride, from + i, NR * sizeof(real));
         else
