@@ -34,7 +34,13 @@ skip_all() { skip "$@" && finish; }
 # with_...: can what follows run? If not, it is skipped under this name. A chroot may have no /dev/pts.
 with_terminals() { python3 -S -c 'import os; os.openpty()' 2> /dev/null || ! skip "$1" 'no pseudo-terminals here'; }
 with_package() { python3 -c "import $2" 2> /dev/null && plain= || ! skip "$1" "the Python package $2 is not installed"; }
-with_ranks() { ranks_can_run "$2" || ! skip "$1" "$no_ranks"; }
+with_ranks() {          # with_ranks NAME PROGRAM: as several ranks under mpirun
+    local why=
+    if ! command -v mpirun > /dev/null; then why='mpirun is not installed'
+    elif [ ! -x "$2" ]; then why="$2 is not built"
+    elif ! ldd "$2" | grep -q libmpi; then why="$2 is built without MPI"; fi
+    [ -z "$why" ] || ! skip "$1" "$why"
+}
 
 # $work, a new directory with a space in its path. Removed at exit, with the shared memory files that
 # killed MPI ranks leave behind.
@@ -111,15 +117,14 @@ same() { judge "$1" "$(cmp "$2" "$3" 2>&1)"; }  # same NAME FILE FILE
 # differ NAME FILE FILE: both exist and are not the same
 differ() { judge "$1" "$(cmp -s "$2" "$3"; [ $? -eq 1 ] || echo "$2 and $3 are the same, or cannot be read")"; }
 # has NAME PATTERN FILE: a line matches
-has() {
-    if grep -aqE -e "$2" "$3"; then ok "$1" && return; fi
-    cp "$3" "$work/out.txt" 2> /dev/null        # for the evidence
-    bad "$1" "no line of $3 matches $2"
+has() {         # the file becomes out.txt, for the evidence
+    judge "$1" "$(grep -aqE -e "$2" "$3" ||
+        { echo "no line of $3 matches $2" && cp "$3" "$work/out.txt" 2> /dev/null; })"
 }
 # lacks NAME PATTERN FILE...: no file is empty, and no line matches
 lacks() {
     judge "$1" "$(for f in "${@:3}"; do [ -s "$f" ] || echo "$f is missing or empty"; done
-        ! grep -aqE -e "$2" "${@:3}" 2> /dev/null || echo "a line matches $2")"
+        grep -anE -e "$2" "${@:3}" 2> /dev/null | head -n 9)"
 }
 # same_files NAME DIR DIR: of two runs or checkpoints, but for the log, and how and where they were started
 same_files() {
@@ -134,16 +139,8 @@ same_state() {
 # same_losses NAME LOSS_BOUND NORM_BOUND LINES RUN...: their logs agree (tests/runs.py)
 same_losses() { check "$1" python3 -S "$root/tests/runs.py" "${@:2}"; }
 
-# pids of processes whose command line contains $1
-pids_of() {
-    local p words
-    for p in /proc/[0-9]*; do
-        words=()
-        mapfile -d '' -t words 2> /dev/null < "$p/cmdline"
-        [[ "${words[*]} " != *"$1"* ]] || echo "${p#/proc/}"
-    done
-}
-
+# pids of processes with an argument that contains $1
+pids_of() { grep -slzF -f - /proc/[0-9]*/cmdline <<< "$1" | tr -dc '0-9\n'; }
 # await_line PID PATTERN FILE: waits until a line of FILE matches; false if process PID ends first
 await_line() {
     until grep -aqE -e "$2" "$3" 2> /dev/null; do
@@ -167,22 +164,13 @@ end_long() {
     job=
     cp long.txt out.txt
 }
-# await_gone TEXT: waits until no command line contains TEXT; false after $limit_s seconds
+# await_gone TEXT: waits until no argument contains TEXT; false after $limit_s seconds
 await_gone() {
     local start=$SECONDS
     while [ -n "$(pids_of "$1")" ]; do
         [ $((SECONDS - start)) -lt "$limit_s" ] || return 1
         sleep 0.1
     done
-}
-
-# ranks_can_run PROGRAM: can it run as several ranks under mpirun? If not, $no_ranks is the reason.
-ranks_can_run() {
-    no_ranks=
-    if ! command -v mpirun > /dev/null; then no_ranks='mpirun is not installed'
-    elif [ ! -x "$1" ]; then no_ranks="$1 is not built"
-    elif ! ldd "$1" | grep -q libmpi; then no_ranks="$1 is built without MPI"; fi
-    [ -z "$no_ranks" ]
 }
 
 ranks() { within "${mpi[@]}" -n "$@" || bad "${*: -4}" "$(exit_code $?)"; }    # ranks N COMMAND...

@@ -8,7 +8,7 @@ bin=$(dirname "$train")
 read -ra counts <<< "${RANKS:-2 4}"
 emulated=$([ -z "${TRAIN:-}" ] && echo yes)
 export EMU_DEVICES=4 TMPDIR=$work       # TMPDIR: for the emulated NCCL
-ranks_can_run "$train" || skip_all ranks "$no_ranks"
+with_ranks ranks "$train" || finish
 tiny_model tiny 64 96 64
 corpus 5
 common=(--model tiny --from-scratch --train corpus --max-seqlen 64 --micro-batch-tokens 64
@@ -130,6 +130,6 @@ done <<< "$cases"
 wait
 while IFS='|' read -r name _ code pattern _; do
     expect "$name" "$code" "$pattern" ended "$name"
-    check "${name}_leaves_no_process" await_gone "--out $work/$name "
+    check "${name}_leaves_no_process" await_gone "$work/$name"
 done <<< "$cases"
 finish

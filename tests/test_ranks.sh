@@ -4,7 +4,7 @@
 # Runs the release build, because the sanitizer would report MPI's own leaks.
 . "$(dirname "$0")/lib.sh"
 train=${TRAIN:-$root/build/cpu/train_llama}
-ranks_can_run "$train" || skip_all ranks "$no_ranks"
+with_ranks ranks "$train" || finish
 # ---- a tiny model, an uneven corpus, and a single giant document -----------------------------------
 tiny_model tiny 24 40 8
 uneven_texts text 31

@@ -13,7 +13,7 @@ clean_up() {
     rm -rf "$work"
 }
 trap clean_up EXIT
-ranks_can_run "$faulty" || skip_all ranks "$no_ranks"
+with_ranks ranks "$faulty" || finish
 # ---- a tiny model, an uneven corpus, and the reference: the job without a fault ---------------------
 tiny_model tiny 24 40 8
 corpus 31
@@ -35,7 +35,7 @@ check() {
     elif ! grep -aqE -e "$4" "$name.txt"; then bad "$name" "no line matches $4"
     elif ! [ "$(grep -ac 'error: ' "$name.txt") $(grep -ac 'hint: ' "$name.txt")" = "$3 $3" ]; then
         bad "$name" "expected $3 error: and hint: lines"
-    elif ! await_gone "--out $work/$name "; then bad "$name" 'a process is left'
+    elif ! await_gone "$work/$name"; then bad "$name" 'a process is left'
     elif ! "$train" "${flags[@]}" --out "$work/$name" --resume --dry-run > resume.txt 2>&1 ||
         grep -q 'warning: skipping' resume.txt; then
         cat resume.txt >> "$name.txt"
@@ -73,9 +73,9 @@ SLOW_MS=12000 start quiet_set_up quiet:1:set-up:0 --steps 1
 # all of a job is suspended for longer than the limit
 SLOW_MS=3000 start suspended quiet:1:forward:3
 await_line $! '^step +2/' suspended.txt
-kill -STOP $(pids_of "--out $work/suspended ")
+kill -STOP $(pids_of "$work/suspended")
 sleep 7
-kill -CONT $(pids_of "--out $work/suspended ")
+kill -CONT $(pids_of "$work/suspended")
 # scripts/train_until_done.sh meanwhile
 PAUSE=0 beside loop "$root/scripts/train_until_done.sh" bash -c \
     'mkdir once 2> /dev/null && export FAULT=kill:1:reduce:5; exec "$@"' sh "${job[@]}" --out "$work/loop"
@@ -119,6 +119,6 @@ launcher=$!
 disown $launcher        # else bash reports that it was killed
 await_line $launcher '^step' out.txt || bad orphans 'ended before its first step'
 kill -9 $launcher
-if await_gone "--out $work/orphans"; then ok ranks_end_with_their_launcher
+if await_gone "$work/orphans"; then ok ranks_end_with_their_launcher
 else bad orphans 'ranks are left'; fi
 finish
