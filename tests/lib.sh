@@ -43,9 +43,9 @@ with_ranks() {          # with_ranks NAME PROGRAM: as several ranks under mpirun
 }
 
 # $work, a new directory with a space in its path. Removed at exit, with the shared memory files that
-# killed MPI ranks leave behind.
+# killed MPI ranks leave behind, after the end of $job (below) and of processes with a path in it.
 work=$(mktemp -d "${TMPDIR:-/tmp}/unpad $(basename "$0" .sh) XXXXXX")
-trap 'rm -rf "$work"' EXIT
+trap 'kill -9 ${job:-} $(pids_of "$work/") 2> /dev/null; rm -rf "$work"' EXIT
 cd "$work" || exit 1
 export OMPI_MCA_btl_vader_backing_directory=${OMPI_MCA_btl_vader_backing_directory:-$work}
 export OMPI_MCA_btl_sm_backing_directory=${OMPI_MCA_btl_sm_backing_directory:-$work}

@@ -3,87 +3,69 @@
 # others do not, and the kernels without a bug pass everywhere.
 . "$(dirname "$0")/lib.sh"
 cd "$root" || exit 1
-evidence() { :; }
 unset $(compgen -v EMU_)       # each run sets its own
-out=$work/out.txt broken=$work/broken.txt
+out=$work/out.txt broken=$work/broken.txt report=$work/report.txt no_tsan=
 : > "$broken"
-
-if ! make -s BACKEND=cpu build/emu/bugs > "$out" 2>&1; then
-    tail -20 "$out"
-    bad build 'make build/emu/bugs'
-    finish
-fi
-if make -s BACKEND=cpu build/tsan/bugs > "$out" 2>&1; then no_tsan=
-else no_tsan='no compiler here links -fsanitize=thread'; fi
+within make -s BACKEND=cpu build/emu/bugs || { bad build 'make build/emu/bugs' && finish; }
+within make -s BACKEND=cpu build/tsan/bugs || no_tsan='no compiler here links -fsanitize=thread'
+evidence() { :; }
 # ThreadSanitizer needs address space randomisation off
 run="$(command -v setarch > /dev/null && echo "setarch -R") timeout 60"
 $run true 2> /dev/null || run="timeout $limit_s"
 
-# seen CASE [VARIABLE=VALUE...]: the comparison or the emulator reports an error in CASE. A run that
-# times out or ends without a report has found nothing, and fails the suite.
+# seen CASE [VARIABLE=VALUE...]: the comparison or the emulator reports an error in CASE; the first one stays
+# in $report. A run that times out or ends without a report has found nothing, and fails the suite.
 seen() {
     env EMU_TIMEOUT="$limit_s" "${@:2}" build/emu/bugs "$1" > "$out" 2>&1
     case $? in
         0) return 1 ;;
-        1) grep -q ': WRONG$' "$out" && return ;;
-        97 | 98) grep -qE '^EMU (ERROR|DEADLOCK)' "$out" && ! grep -q time-out "$out" && return ;;
-    esac
-    echo "$*: $(head -c 200 "$out")" >> "$broken"
-    return 1
+        1) grep -q ': WRONG$' "$out" ;;
+        97 | 98) grep -qE '^EMU (ERROR|DEADLOCK)' "$out" && ! grep -q time-out "$out" ;;
+        *) false ;;
+    esac || { echo "$*: $(head -c 200 "$out")" >> "$broken" && return 1; }
+    [ -s "$report" ] || cp "$out" "$report"
 }
-seeds() {       # seeds CASE SCHEDULE NUMBER: how many of NUMBER seeds expose it
+seeds() {       # seeds CASE SCHEDULE NUMBER [PROXY]: how many of NUMBER seeds expose it
     local seed n=0
     for seed in $(seq "$3"); do
         seen "$1" EMU_SCHED="$2" EMU_SEED="$seed" EMU_PROXY="${4:-0}" && n=$((n + 1))
     done
     echo $n
 }
-races() {       # races CASE: number of ThreadSanitizer's reports
-    TSAN_OPTIONS='halt_on_error=0 report_signal_unsafe=0 history_size=4' \
-        $run build/tsan/bugs "$1" > "$out" 2>&1
-    grep -c 'WARNING: ThreadSanitizer' "$out"
-}
 yes_no() { if "$@"; then echo yes; else echo no; fi; }
-
 # at_least FOUND LEAST: LEAST = 0 means none at all
 at_least() { [ "$1" -ge "$2" ] && { [ "$2" -gt 0 ] || [ "$1" -eq 0 ]; }; }
-
+tsan() {        # tsan CASE EXPECTED: yes, races, or no, neither these nor wrong results
+    local sign='WARNING: ThreadSanitizer'
+    [ "$2" = yes ] || sign+='|WRONG|FATAL'
+    if [ -n "$no_tsan" ]; then skip "${1}_tsan" "$no_tsan" && return; fi
+    TSAN_OPTIONS='halt_on_error=0 report_signal_unsafe=0 history_size=4' \
+        $run build/tsan/bugs "$1" > "$out" 2>&1
+    judge "${1}_tsan" "$([ "$(yes_no grep -qE "$sign" "$out")" = "$2" ] ||
+        grep -m 3 -E "$sign" "$out" || echo 'no race is reported')"
+}
 # bug NAME FIFO RANDOM PRIO PROXY TSAN PATTERN
 #   FIFO           found with threads in order: yes or no     PROXY   the same with EMU_PROXY=1
 #   RANDOM, PRIO   found with at least this many of 10 seeds; 0: none
 #   TSAN           ThreadSanitizer reports a race: yes, no, or - for either
 #   PATTERN        matches the report of the first mode that finds it
 bug() {
-    local name=$1 fifo random prio proxy wrong='' report=''
-    fifo=$(yes_no seen "$name")
-    [ "$fifo" = no ] || report=$(cat "$out")
-    random=$(seeds "$name" random 10)
-    [ -n "$report" ] || report=$(cat "$out")
-    prio=$(seeds "$name" prio 10)
-    proxy=$(yes_no seen "$name" EMU_PROXY=1)
-    [ "$proxy" = yes ] && [ "$fifo" = no ] && report=$(cat "$out")
-    [ "$fifo" = "$2" ] || wrong+=" fifo $fifo, not $2;"
-    at_least "$random" "$3" || wrong+=" random $random of 10, not $3;"
-    at_least "$prio" "$4" || wrong+=" prio $prio of 10, not $4;"
-    [ "$proxy" = "$5" ] || wrong+=" proxy $proxy, not $5;"
-    grep -qE "$7" <<< "$report" || wrong+=" no '$7' in: $(head -c 200 <<< "$report")"
-    judge "$name" "$wrong"
-    [ "$6" = - ] && return
-    if [ -n "$no_tsan" ]; then skip "${name}_tsan" "$no_tsan"
-    elif [ "$(yes_no test "$(races "$name")" -gt 0)" = "$6" ]; then ok "${name}_tsan"
-    else bad "${name}_tsan" "$(grep -c 'WARNING: Thr' "$out") race reports"; fi
+    local fifo random prio proxy
+    rm -f "$report"
+    fifo=$(yes_no seen "$1") random=$(seeds "$1" random 10) prio=$(seeds "$1" prio 10)
+    proxy=$(yes_no seen "$1" EMU_PROXY=1)
+    judge "$1" "$([ "$fifo $proxy" = "$2 $5" ] || echo "fifo $fifo, proxy $proxy; "
+        at_least "$random" "$3" && at_least "$prio" "$4" || echo "random $random, prio $prio of 10; "
+        grep -qE "$7" "$report" || echo "no '$7' in: $(head -c 200 "$report")")"
+    [ "$6" = - ] || tsan "$1" "$6"
 }
-
 right() {       # right NAME: no mode reports anything
-    local random prio
-    random=$(seeds "$1" random 20 1)
-    prio=$(seeds "$1" prio 20 1)
-    if ! seen "$1" && ! seen "$1" EMU_ASYNC=eager && ! seen "$1" EMU_EXACT=1 &&
-        ! seen "$1" EMU_THREADS=2 && [ "$random$prio" = 00 ]; then ok "$1"
-    else bad "$1" "random $random of 20, prio $prio of 20: $(head -c 200 "$out")"; fi
-    if [ -n "$no_tsan" ]; then skip "${1}_tsan" "$no_tsan"
-    elif [ "$(races "$1")" -eq 0 ] && ! grep -q WRONG "$out"; then ok "${1}_tsan"
-    else bad "${1}_tsan" "$(grep -m 3 -E 'WARNING|WRONG|FATAL' "$out")"; fi
+    local mode kind
+    judge "$1" "$(for mode in EMU_PROXY=0 EMU_ASYNC=eager EMU_EXACT=1 EMU_THREADS=2; do
+            ! seen "$1" $mode || echo "$mode: $(head -c 200 "$out")"
+        done
+        for kind in random prio; do at_least "$(seeds "$1" $kind 20 1)" 0 || echo "$kind schedules"; done)"
+    tsan "$1" no
 }
 
 for kernel in rmsnorm copies gemm; do right $kernel; done

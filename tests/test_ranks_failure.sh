@@ -6,13 +6,6 @@
 . "$(dirname "$0")/lib.sh"
 train=$release faulty=$root/build/cpu/train_llama_faulty
 evidence() { tail -n 12 "$work/$1.txt"; }
-clean_up() {
-    local left
-    left=$(pids_of "$work/")
-    [ -z "$left" ] || kill -9 $left 2> /dev/null
-    rm -rf "$work"
-}
-trap clean_up EXIT
 with_ranks ranks "$faulty" || finish
 # ---- a tiny model, an uneven corpus, and the reference: the job without a fault ---------------------
 tiny_model tiny 24 40 8
@@ -21,11 +14,11 @@ flags=(--model "$work/tiny" --from-scratch --train "$work/corpus" --max-seqlen 1
        --micro-batch-tokens 256 --batch-tokens 1536 --val-tokens 1024 --val-every 2
        --num-samples 0 --schedule constant --warmup-steps 0 --lr 1e-3 --keep 0 --threads 1
        --deterministic --steps 6 --save-every 2 --heartbeat-seconds 5)
-job=("${mpi[@]}" -n 3 "$faulty" "${flags[@]}")
+three=("${mpi[@]}" -n 3 "$faulty" "${flags[@]}")
 timeout -k 5 "$limit_s" "$train" "${flags[@]}" --out "$work/reference" > reference.txt 2>&1 ||
     bad reference "exit code $?"
 # ---- several jobs at a time, most of which wait; then each is checked -------------------------------
-start() { FAULT=$2 beside "$1" "${job[@]}" --out "$work/$1" "${@:3}"; }     # start NAME FAULT FLAGS...
+start() { FAULT=$2 beside "$1" "${three[@]}" --out "$work/$1" "${@:3}"; }     # start NAME FAULT FLAGS...
 # check NAME CODE ERRORS PATTERN: so many error: and hint: lines, a line that matches, no process, and
 # the newest checkpoint is intact
 check() {
@@ -78,8 +71,8 @@ sleep 7
 kill -CONT $(pids_of "$work/suspended")
 # scripts/train_until_done.sh meanwhile
 PAUSE=0 beside loop "$root/scripts/train_until_done.sh" bash -c \
-    'mkdir once 2> /dev/null && export FAULT=kill:1:reduce:5; exec "$@"' sh "${job[@]}" --out "$work/loop"
-FAULT=kill:1:reduce:1 RESTARTS=1 PAUSE=0 beside hopeless "$root/scripts/train_until_done.sh" "${job[@]}" \
+    'mkdir once 2> /dev/null && export FAULT=kill:1:reduce:5; exec "$@"' sh "${three[@]}" --out "$work/loop"
+FAULT=kill:1:reduce:1 RESTARTS=1 PAUSE=0 beside hopeless "$root/scripts/train_until_done.sh" "${three[@]}" \
     --out "$work/hopeless"
 PAUSE=0 beside usage "$root/scripts/train_until_done.sh" "$train" --no-such-flag
 wait
