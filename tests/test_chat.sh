@@ -12,7 +12,6 @@ tokenize() {
 echo '{"text": "plain"}' > text.jsonl
 export -f tokenize
 export train
-
 tiny_model bpe 24 40 8 512
 cp "$root"/tests/golden/chat/tokenizer*.json bpe
 # The targets are those of transformers, except tokens across the boundary: by prepare.py and the trainer, without
@@ -92,7 +91,6 @@ for name, model in golden["models"].items():
             sys.exit("%s: expected %d tokens: %s" % (name, model["asked"], run.stderr))
 sys.exit(wrong > 0)
 PY
-
 train=$sanitized
 python << 'PY'
 user, answer = {"role": "user", "content": "Add\n\n1 2"}, {"role": "assistant", "content": "3"}
@@ -218,7 +216,6 @@ check_python weights_are_carried <<< 'assert shards.read("direct.out/tokens") ==
 check rendered_calls run called.jsonl --out called.parts.jsonl --chat-template tools.jinja
 expect a_call_in_quotes 3 'arguments: the template does not render' run key_text.jsonl --out none.jsonl --strict --chat-template tools.jinja
 check all_of_them test "$(wc -l < called.parts.jsonl)" -eq 4
-
 check every_turn_needs_no_answer tokenize demo bad0.jsonl turns.out --train-on all
 cp -r bpe foreign
 echo '{% for m in messages %}{{ m.content }}{% endfor %}' > foreign/chat_template.jinja
@@ -226,7 +223,6 @@ expect an_unknown_template 3 'error: foreign/chat_template.jinja: expected the c
 has the_hint_renders_it '^hint: python3 data/prepare.py --chat FILE --model foreign --out parts.jsonl' out.txt
 check texts_need_no_template tokenize foreign both.jsonl text.out
 check a_question_may_be_the_last tokenize demo ends.jsonl ends.out
-
 python << 'PY'
 chats = [[("user", "Hi"), ("assistant", "Hello \x1b[31m€!")],
          [("system", "S"), ("user", "2+2?"), ("assistant", "4"), ("user", "3+3?"), ("assistant", "6")]]

@@ -2,7 +2,6 @@
 # End to end: training, resume bit for bit, every kind of bad input and its exit code, signals, locks, wrong numbers.
 . "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=2
-
 tiny_model tiny 24 40 8
 corpus 31
 data=(--train corpus --max-seqlen 128 --micro-batch-tokens 512)
@@ -56,7 +55,6 @@ printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n' > lf
 expect a_pointer_of_git_lfs 3 'found a pointer of Git LFS' "$train" --model lfs "${data[@]}" --out none --steps 1
 same_losses and_logs_each_step_once 0 0 11 a b
 expect resume_from_a_run 0 'start +b/step-00000008' "${run[@]}" --resume=b --out branch --steps 9
-expect resume_from_a_model 3 'a/final/options: cannot open' "${run[@]}" --resume=a/final --out branch2
 expect resume_from_its_own_newest_checkpoint 0 'start +branch/step-00000009' "${run[@]}" --out branch --steps 10 \
     --resume=branch/step-00000009
 expect compare 0 '^repad ' "${run[@]}" --compare 2
@@ -115,14 +113,9 @@ assert len(steps) == 3 and all(s["padded_tokens"] == 120 * s["docs"] for s in st
 PY
 same_losses sums_of_weights_beyond_a_float 0 0 3 w0 w126 w-140
 expect a_kit_is_not_overwritten 4 'plain.json' "${weigh[@]}" --train plain.jsonl --out wp --check-packing=plain.json
-# a weight that makes every logit NaN: no two logits are equal
-cp -r a/final poisoned
-python <<'PY'
-weights = tensors("a/final/model.safetensors")
-weights["model.norm.weight"][2] = struct.pack("<2f", 3e38, -3e38) + weights["model.norm.weight"][2][8:]
-put_tensors("poisoned/model.safetensors", weights)
-PY
-expect check_packing_fails_on_nan 11 'PACKING CHANGES THE RESULT' "$train" --model poisoned "${data[@]}" --check-packing
+# every logit is NaN: no two are equal
+faulty=${FAULTY:-$root/build/cpu/train_llama_faulty}
+FAULT=nan:0:set-up:0 expect check_packing_fails_on_nan 11 'PACKING CHANGES THE RESULT' "$faulty" "${common[@]}" --check-packing
 lacks check_packing_on_nan_claims_no_equal_bits 'bit for bit' out.txt
 # bf16 products: the asan build has a model of AMX in C where the processor has none
 expect the_instruction_set_is_named 0 ' on cpu, .* matmul [a-z0-9_]+ [0-9]+x[0-9]+' "${run[@]}" --dry-run --out nothing
@@ -147,8 +140,6 @@ done
 expect help 0 '^  --micro-batch-tokens' "$train" --help
 expect version 0 '^unpad.c [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?[a-z]+ backend\)$' "$train" --version
 # ---- damaged and foreign checkpoints ----------------------------------------------------------------------
-cp -r a d && rm -r d/final && printf 'x' | dd of=d/step-00000008/model.safetensors bs=1 seek=3000 conv=notrunc 2> /dev/null
-expect damaged_newest_falls_back 0 'warning: skipping d/step-00000008' "${resume[@]}" --out d --steps 7
 expect resume_with_another_micro_batch 9 'hint: leave both out' "$train" --resume --out a --micro-batch-tokens 768
 sed 's/"intermediate_size": 40/"intermediate_size": 48/' tiny/config.json > out.txt && mkdir tiny2 && cp out.txt tiny2/config.json
 # checkpoints of older versions have one end token and no padding
@@ -201,7 +192,7 @@ mv corpus/tokenizer.json tokenizer.aside
 expect prompt_without_tokenizer 2 'needs a tokenizer' "${run[@]}" --out p --steps 1 --prompt x
 mv tokenizer.aside corpus/tokenizer.json
 # while a save is written, training continues; without memory for that it waits: the same files
-saves=("${FAULTY:-$root/build/cpu/train_llama_faulty}" "${common[@]}" --steps 8 --save-every 3 --keep 0)
+saves=("$faulty" "${common[@]}" --steps 8 --save-every 3 --keep 0)
 expect saves 0 '^done' "${saves[@]}" --out whole
 first() { grep -oE '^(step +4/|saved .*-00000003)' out.txt | head -n 1; }
 FAULT=hold:0:save:3 expect save_beside_training 0 '^  host snapshot' "${saves[@]}" --out beside
@@ -233,7 +224,6 @@ fi
 rate() { expect "$1" 0 "^lr +$2" "${run[@]:0:1}" "${data[@]}" --steps 4 --dry-run "${@:3}"; }
 rate of_random_weights '0.002, weight decay 0.1; the defaults for random weights are 0.002 and 0.1' --model tiny --from-scratch
 rate of_given_weights '2e-05, weight decay 0; the defaults for given weights are' --model whole/final
-rate of_new_adapters '0.0002, weight decay 0; the defaults for adapters are' --model whole/final --lora 8
 rate given '0.0004, weight decay 0.5; the defaults for given weights are 2e-05 and 0' --model whole/final \
     --lr 4e-4 --weight-decay 0.5
 lacks twenty_times_the_default_is_quiet '^warning' out.txt
@@ -243,7 +233,6 @@ expect tuned 0 done "$train" "${data[@]}" --model whole/final --steps 2 --save-e
 rm -r tuned/final tuned/step-00000002
 expect resume_keeps_them 0 '^lr +2e-05, weight decay 0;' "$train" --resume --out tuned
 expect resume_keeps_the_given 0 '^lr +0.001, weight decay 0.1; ' "${saves[0]}" --resume --out never --steps 9
-
 # ---- numbers that are wrong: --replay-every finds a machine that miscalculates, and a run that stops on steps
 # that are not finite leaves a checkpoint from which they can be computed again
 wrong=("${saves[0]}" --model tiny --from-scratch "${data[@]}" --micro-batch-tokens 256 --batch-tokens 1024 --val-every 0

@@ -6,11 +6,9 @@
 unset CUDA_ARCHS
 evidence() { grep -E 'spill|error|warning|Error' "$work/out.txt" | tail -n 8; }
 make_n() { make V=1 -s -n -C "$root" BACKEND=cuda "$@" 2> "$work/make.txt"; }
-
 link=$(make_n -W train_llama.cu build/cuda/train_llama | tail -n 1)
 [ -n "$link" ] || skip_all code_for_every_gpu "$(grep -o 'BACKEND=cuda needs.*' make.txt)"
 nvcc=${link%% *}
-
 # make test has built the program for 80 and 90a (tests.mk); with ARCHS=default it is built for all
 built() { make -s -C "$root" BACKEND=cuda "$@" build/cuda/train_llama && "$root/build/cuda/train_llama" --version; }
 [ -z "${ARCHS:-}" ] || outcome builds_for_every_architecture 0 'cuda backend' built
@@ -28,7 +26,6 @@ for name in attention_sm90 attention_backward_sm90; do
     if command -v cuobjdump > /dev/null; then check "${name}_overlaps" loops "$objects/$name.o"
     else skip "${name}_overlaps" 'cuobjdump is not installed'; fi
 done
-
 # PTX for sm_80 with any CUDA_ARCHS and any version of nvcc
 targets() {     # targets NAME EXPECTED ARGUMENTS...
     check "$1" test "$(make_n "${@:3}" -W kernels/cuda/rmsnorm.cu build/cuda/kernels/cuda/rmsnorm.o |
@@ -44,7 +41,6 @@ targets nvcc_with_blackwell \
 outcome other_objects_for_others 0 '-o build/cuda/120-80/kernels/cuda/rope.o' make_n CUDA_ARCHS='120 80' build/cuda/kernels/cuda/rope.o
 printf '#!/bin/sh\necho NVIDIA-SMI has failed\nexit 9\n' > nvidia-smi && chmod +x nvidia-smi
 outcome broken_driver 0 'backend cpu' env PATH="$work:$PATH" make -n -C "$root" all
-
 # The program finds its libraries without LD_LIBRARY_PATH and ldconfig's cache
 cat > library.c <<'CU'
 #include <cublasLt.h>

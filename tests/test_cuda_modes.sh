@@ -10,7 +10,6 @@ chosen=${2:-}
 cd "$root" || exit 1
 export ASAN_OPTIONS=detect_leaks=0      # fibers of a failed case are no leaks
 evidence() { grep -avE '^ok ' "$work/out.txt" | tail -n 15; }
-
 # start NAME SETTINGS OPTION...: in the background
 names=() build=emu most=4
 start() {

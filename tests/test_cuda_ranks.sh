@@ -40,7 +40,6 @@ for n in "${counts[@]}"; do
 done
 ranks 2 "${exact[@]}" --out e --steps 2 --resume=d1/step-00000001
 same_state resume_on_2_ranks {d1,e}/$end
-
 # ---- memory. ZeRO-1: of the bf16 weights all, of their low bits a half on each of 2 ranks -------------
 larger=("${exact[@]/#tiny/demo}" --out p --dry-run)
 within "${larger[@]}"

@@ -12,7 +12,6 @@ evidence() { :; }
 # ThreadSanitizer needs address space randomisation off
 run="$(command -v setarch > /dev/null && echo "setarch -R") timeout 60"
 $run true 2> /dev/null || run="timeout $limit_s"
-
 # seen CASE [VARIABLE=VALUE...]: the comparison or the emulator reports an error in CASE; the first one stays
 # in $report. A run that times out or ends without a report has found nothing, and fails the suite.
 seen() {
@@ -67,7 +66,6 @@ right() {       # right NAME: no mode reports anything
         for kind in random prio; do at_least "$(seeds "$1" $kind 20 1)" 0 || echo "$kind schedules"; done)"
     tsan "$1" no
 }
-
 for kernel in rmsnorm copies gemm; do right $kernel; done
 #   name                       fifo random prio proxy tsan  in the report
 bug rmsnorm_no_barrier         yes  10     10   yes   yes   'WRONG'
@@ -88,7 +86,6 @@ bug gemm_exits_early           yes  10     10   yes   -     'unfinished TMA stor
 bug gemm_no_init_fence         yes  10     10   yes   -     'no fence.mbarrier_init'
 bug gemm_one_arrival_per_group no   4      7    no    yes   'WRONG|DEADLOCK|EMU'
 judge every_run_ended_with_a_report "$(head -3 "$broken")"
-
 # The table of operations: any thread runs first and copies complete at any time, which some of these
 # schedules need to expose a missing barrier. And as predicted for GPUs (dev/results/witnesses): products of whole
 # numbers are the same with the rounding of tensor cores.

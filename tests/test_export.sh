@@ -13,7 +13,6 @@ expect train_llama 0 done "$release" "${run[@]}" --from-scratch --model tiny --o
 expect train_to_bf16 0 'done: llama/final is' "$train" --resume --out llama --steps 62 --final-dtype bf16
 same final_carries_the_tokenizer {corpus,llama/final}/tokenizer.json
 check final_says_bfloat16 grep -q '"torch_dtype": "bfloat16"' llama/final/config.json
-
 if ! with_package gguf_files gguf; then
     expect names_the_package 2 'pip install gguf' export_as llama/final f16 x.gguf
     finish

@@ -4,7 +4,6 @@
 . "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=2
 golden=$root/tests/golden/mha_untied
-
 # A tiny model with random weights, so large that its texts depend on every token before. Ids are
 # bytes, but for ChatML's tokens and one merge.
 tiny_model tiny 24 40 8
@@ -74,7 +73,6 @@ text plain of plain --temperature 0 --chat --prompt hi
 writes chat_is_the_template plain.txt of plain --temperature 0 --prompt "$turn"
 expect another_template 3 'error: other/tokenizer_config.json: expected the chat template' of other --chat --prompt a
 expect no_template 3 'error: tiny/tokenizer_config.json: .* found none' of tiny --chat --prompt a
-
 # models that have learned to answer "ok" and to end the turn; among bytes its end is several tokens
 mkdir bytes && cp tiny/config.json corpus/tokenizer*.json bytes
 for _ in $(seq 50); do echo '{"prompt": "hi", "completion": "ok"}'; done > answers.jsonl
@@ -88,7 +86,6 @@ done
 cp -r plain-run/final ends && echo '{"eos_token_id": [257, 111]}' > ends/generation_config.json
 writes an_end_of_generation_config <(echo o) run "$train" --model ends --generate --temperature 0 --sample-tokens 9 \
     --prompt "$turn"
-
 talk() { in_terminal 80 "$1" "$train" --generate --temperature 0 --sample-tokens 12 "${@:2}"; }
 two_lines='"> ", b"line 7\n", "line 7\r\n", "!\r\n> ", b"of the\n", "of the\r\n", "!\r\n> ", b"\4"'
 ask() { talk "$two_lines" "$@"; }
@@ -264,7 +261,7 @@ for option in num_train_epochs max_steps num-iterations learning_rate lr_schedul
     per_device_train_batch_size gradient_accumulation_steps device-batch-size dataset_name logging_steps use_peft lora_r \
     lora_target_modules load_in_4bit wandb_project sample_packing flash_attention gradient_checkpointing assistant_only_loss \
     train_on_inputs dtype bf16 max_new_tokens temp optim save_steps save_total_limit resume_from_checkpoint top_k -i; do
-    case $option in -*) ;; *) option=--$option ;; esac
+    [ $option = -i ] || option=--$option
     "$release" $option 1 > out.txt 2>&1
     [ $? -eq 2 ] && grep '^hint: ' out.txt | grep -v 'lists all options' > hint.txt || echo "$option"
     for word in $(grep -oE -e '--[a-z][a-z0-9-]*' hint.txt); do

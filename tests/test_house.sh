@@ -2,7 +2,6 @@
 # House rules that a compiler does not check: the include tree, host code in C, dead functions.
 . "$(dirname "$0")/lib.sh"
 cd "$root" || exit 1
-
 # ---- includes point down -----------------------------------------------------------------------
 check includes_are_a_tree_that_points_down python3 tests/include_tree.py
 # ---- names and lines -------------------------------------------------------------------------------
@@ -45,7 +44,6 @@ if git rev-parse --git-dir > /dev/null 2>&1; then
     check top_level_is_the_agreed_one top_level
     check ceilings_hold ceilings
 else skip top_level_is_the_agreed_one 'not a git checkout'; fi
-
 check_python readme_quotes_the_code_as_it_is <<'PY'
 quoted = re.search(r"```c\n(.*?)```", open("README.md").read(), re.S).group(1)
 import textwrap
@@ -62,7 +60,6 @@ for page in [p for p in glob.glob("**/*.md", recursive=True) if not p.startswith
         assert link.startswith("http") or os.path.exists(path), (page, link)
         assert not anchor or anchor in anchors(path), (page, link)
 PY
-
 formatted() {
     clang-format --dry-run -Werror train_llama.cu llama.h data/*/*.[ch] kernels/*.h kernels/*/*.[ch]* \
         dev/simple/*.c
@@ -90,7 +87,6 @@ functions_are_used() {
     ! comm -23 "$work/defined" "$work/called" | grep .
 }
 check every_public_function_has_a_caller functions_are_used
-
 # dev/simple stays readable in one sitting: one file, libc and libm only
 simple=dev/simple/train_llama.c
 plain_c() { "$@" -fsyntax-only -std=c11 -pedantic -Wall -Wextra -Werror $simple; }

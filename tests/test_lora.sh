@@ -124,13 +124,10 @@ fi
 no() { expect "$1" "$2" "$3" "$train" "${common[@]}" --out refused "${@:4}"; }
 no a_model_without_weights 2 'expected a model with weights' --lora 8
 no from_scratch 2 'expected a model with weights' --model base --from-scratch --lora 8
-no an_unknown_target 2 'found "head"' --model base --lora 8 --lora-targets q,head
-no half_a_target 2 'found "ga"' --model base --lora 8 --lora-targets q,ga
-no a_target_twice_named 2 'found ""' --model base --lora 8 --lora-targets q,
-no targets_without_lora 2 'belong to adapters' --model base --lora-targets q
-no merging_without_lora 2 'belong to adapters' --model base --lora-merge
-no alpha_without_lora 2 'belong to adapters' --model base --lora-alpha 8
-no nf4_without_lora 2 'belong to adapters' --model base --base nf4
+for t in head ga ''; do no "no_target_$t" 2 "found \"$t\"" --model base --lora 8 --lora-targets q,$t; done
+for option in '--lora-targets q' --lora-merge '--lora-alpha 8' '--base nf4'; do
+    no "no_lora_${option% *}" 2 'belong to adapters' --model base $option
+done
 expect nf4_without_adapter 2 '--lora and --adapter only' "$train" --model base --base nf4 "${greedy[@]}"
 tiny_model odd 20 10 6
 expect matrices_of_part_blocks 3 'found k_proj of 120 and up_proj of 200' "$train" --model odd "${common[@]}" --lora 8 --base nf4

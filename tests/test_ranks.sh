@@ -34,12 +34,10 @@ expect muon_resumed_by_adamw 9 'missing: v.model.layers.0.self_attn.q_proj.weigh
     "$train" --resume --out mu1 --steps 7 --optimizer adamw
 expect adamw_resumed_by_muon 9 'moments do not fit the optimizer; unknown: 14$' \
     "$train" --resume --out d1 --steps 9 --optimizer muon
-
 # biases, which a shard may cut
 sed 's/"llama"/"qwen2"/; s/Llama/Qwen2/' tiny/config.json > out.txt && mkdir qwen2 && cp out.txt qwen2/config.json
 for n in 1 3; do ranks $n "${exact[@]}" --model qwen2 --out q$n --steps 2; done
 same_state qwen2_on_3_ranks {q1,q3}/step-00000002
-
 # Moments in bf16, in checkpoints too: rounded by the seed, the step and the element, not by the rank
 for n in 1 3; do ranks $n "${exact[@]}" --moments bf16 --out bf$n --steps 4 --save-every 2; done
 mkdir bfe && cp -r bf3/step-00000002 bfe/
@@ -108,7 +106,7 @@ check steps_0_writes_nothing test ! -e nothing
 expect different_options 9 'differences in lr \(rank 1\)' \
     "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 : -n 1 "${run[@]}" --out m --steps 1 --lr 2e-3
 # the same names, other files
-mkdir here there nowhere && ln -s ../text.bin here/data && ln -s ../giant.bin there/data
+mkdir here there && ln -s ../text.bin here/data && ln -s ../giant.bin there/data
 named=("${run[@]}" --model "$work/tiny" --train data --val "$work/text.bin" --out "$work/m" --steps 1)
 expect different_data 9 'differences in training data \(rank 1\)$' \
     "${mpi[@]}" -n 1 --wdir here "${named[@]}" : -n 1 --wdir there "${named[@]}"
@@ -128,10 +126,7 @@ loaded=("$train" --model m "${common[@]:3}" --train "$work/text.bin" --out "$wor
 expect different_weights 9 'found differences in weights \(rank 1\)$' \
     "${mpi[@]}" -n 1 --wdir here "${loaded[@]}" : -n 1 --wdir there "${loaded[@]}"
 check nothing_is_written_before_ranks_agree test ! -e m
-# ---- errors of one rank and of all are one error --------------------------------------------------------
-expect error_on_one_rank 3 'error: data: .*\(rank 3 on ' \
-    "${mpi[@]}" -n 3 --wdir here "${named[@]}" : -n 1 --wdir nowhere "${named[@]}"
-expect error_on_all_ranks 3 'error: nowhere' "${mpi[@]}" -n 4 "${run[@]/text.bin/nowhere}" --out m
+# ---- errors are said once ---------------------------------------------------------------------------------
 expect unknown_flag 2 'layot: unknown option' "${mpi[@]}" -n 4 "$train" --layot packed
 expect more_ranks_than_micro_batches 2 'start at most 2' \
     "${mpi[@]}" -n 4 "${run[@]}" --batch-tokens 512 --out m
@@ -164,9 +159,9 @@ expect plan_of_texts 0 '^texts .* 60 documents' \
 check plan_of_texts_leaves_nothing eval 'rmdir away && test ! -e dry'
 core=$(sed -n 's/^Cpus_allowed_list:[^0-9]*\([0-9]*\).*/\1/p' /proc/self/status)
 expect plan_reports_the_share_and_cores 0 '^ranks +2, .* rank 0 updates [0-9.]+ %' \
-    "${mpi[@]}" -n 2 taskset -c "$core" "${run[@]}" --dry-run
+    "${mpi[@]}" -n 2 taskset -c "$core" "${run[@]}" --dry-run --lr 0.5
 has plan_reports_cores "rank 0-1 on .*, cores $core: " out.txt
-check only_rank_0_prints test "$(grep -c '^ranks' out.txt)" -eq 1
+check only_rank_0_prints test "$(grep -cE '^(ranks|warning:)' out.txt)" -eq 3
 # two ranks of a machine have half of its memory each; a quarter of slack for what else runs here
 found_mib() { sed -n 's/^error: memory: .* found \([0-9]*\).* MiB.*$/\1/p' out.txt; }
 large=("${run[@]}" --micro-batch-tokens 200000000)

@@ -35,7 +35,6 @@ check() {
         bad "$name" 'the newest checkpoint is damaged'
     else ok "$name"; fi
 }
-
 # NAME | FAULT | exit code | error: lines | a line that matches. Open MPI's mpirun names a killed rank
 # itself, with 128 + the signal.
 killed='mpirun noticed that process rank' stopped='on .* was stopped for [567] s in' stuck='error: ranks: rank' fails='error: a file: expected words, found none \(rank 2 on'
@@ -82,7 +81,6 @@ done < <(cases)
 check slow_save 0 0 '^done'
 check quiet_set_up 0 0 '^done'
 check suspended 0 0 '^done'
-
 resumed=(kill_in_reduce kill_in_save stop_in_validate drift signal_to_one_rank)
 for name in "${resumed[@]}"; do     # with another number of ranks
     beside "${name}_resumed" "${mpi[@]}" -n 2 "$train" "${flags[@]}" --out "$work/$name" --resume
@@ -91,7 +89,6 @@ wait
 for name in "${resumed[@]}"; do
     same_state "${name}_resumes_to_the_same_bits" {"$name",reference}/step-00000006
 done
-
 # check_loop NAME CODE RESTARTS
 check_loop() {
     local found

@@ -5,7 +5,6 @@
 . "$(dirname "$0")/lib.sh"
 train=${TRAIN:-$root/build/cpu/train_llama}
 cd "$root" || exit 1
-
 recipes=(scripts/run_8gpu.sh scripts/slurm.sbatch scripts/mpijob.yaml scripts/finetune_chat.sh
     scripts/continue_pretraining.sh scripts/mixture.sh scripts/train_until_done.sh
     scripts/score.sh scripts/command.py)
@@ -188,7 +187,6 @@ expect get_model_refuses_other_names 2 'expected the name of a model' get_model 
 mkdir -p there
 expect get_model_refuses_a_directory_that_is_there 2 'there: exists already' \
     get_model smollm2-135m-instruct there
-
 [ -z "${server:-}" ] || kill $server
 # ---- the README's commands, as printed, on a small model ------------------------------------------------
 mkdir -p readme/bin && cd readme && uneven_texts my_texts 9 && tiny_model small 24 40 8

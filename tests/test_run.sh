@@ -6,7 +6,6 @@ run() { JOBS=2 "$root/tests/run.sh" "${@/#/$work/}"; }
 suite() {       # suite NAME COMMANDS
     printf '#!/usr/bin/env bash\n%s\n' "$2" > "$1" && chmod +x "$1"
 }
-
 good='echo "1 passed, 0 failed, 0 skipped"'
 suite good "$good"
 suite fails 'echo "1 passed, 1 failed, 0 skipped"'
@@ -20,11 +19,9 @@ expect good_run 0 '^2 passed, 0 failed, 0 skipped$' run good good
 outcome bad_run 1 '^4 passed, 7 failed, 0 skipped$' run good fails kills_itself has_no_totals \
     has_totals_too_early crashes_after_its_totals has_no_case fails_in_a_subshell
 has has_no_totals 'has_no_totals 0 passed, 1 FAILED, .* NO TOTALS: it ended with status 0$' out.txt
-
 suite hangs "setsid sleep 100 & sleep 100"
 outcome hung_suite 1 '/hangs .* TIMED OUT after 1 s' env SUITE_LIMIT_S=1 "$root/tests/run.sh" "$work/hangs"
 has what_it_left_is_killed 'still running, killed: [0-9]+' out.txt
-
 # the job that runs a suite is the parent of its `timeout`
 for signal in KILL TERM; do
     suite "job_gets_$signal" "kill -$signal \$(awk '/^PPid/ { print \$2 }' /proc/\$PPID/status); sleep 1; $good"
