@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Describes the hot loops of Hopper's attention kernels as ptxas wrote them: from `cuobjdump -sass FILE` on
 standard input, a line a kernel: name, head dimension, wgmma of a pass, exponentials of a pass, those
-that run while a product is in flight, and moves from vector to uniform registers (R2UR).
+that run while a product is in flight (at least 32), and moves from vector to uniform registers (R2UR, at
+most 8). Fails for others, and for fewer than two kernels.
 
 The hot loop is the shortest loop with a wgmma. A commit (gsb0) is in flight until a wait that leaves
 fewer than it.
@@ -44,9 +45,11 @@ def overlapped(body):
     return count
 
 
+good = []
 for name, code in kernels(sys.stdin):
-    body = hot_loop(code)
-    if body:
+    if body := hot_loop(code):
         kernel = re.search(r"\d+attention_([a-z_]+)_sm90_kernelILi(\d+)E", name)
-        numbers = [sum(word in t for t in body) for word in ("HGMMA", "MUFU.EX2")]
-        print(kernel[1], kernel[2], *numbers, overlapped(body), sum("R2UR" in t for t in body))
+        hgmma, exponentials, moves = (sum(word in t for t in body) for word in ("HGMMA", "MUFU.EX2", "R2UR"))
+        print(kernel[1], kernel[2], hgmma, exponentials, overlapped(body), moves)
+        good.append(overlapped(body) >= 32 and moves <= 8)
+sys.exit(len(good) < 2 or not all(good))

@@ -12,13 +12,15 @@ common=(--train corpus --max-seqlen 96 --micro-batch-tokens 256 --batch-tokens 5
 check the_base_is_trained "$train" --model llama --from-scratch "${common[@]}" --lr 1e-2 --steps 60 \
     --val-every 60 --save-every 8 --out base-run
 mv base-run/final base && cp base/model.safetensors base.safetensors
-run=(--model base "${common[@]}" --lora 8 --lr 1e-2 --steps 4 --val-every 4)
-# ---- adapters alone are trained, in PEFT's files -----------------------------------------------------
+run=(--model base "${common[@]}" --lora 12 --lr 1e-2 --steps 4 --val-every 4)
+# ---- adapters alone are trained, in PEFT's files, of a rank that is no multiple of 8 ------------------
 check trains "$train" "${run[@]}" --save-every 2 --out full
 same the_base_is_as_it_was base/model.safetensors base.safetensors
 check_python it_learns_and_starts_from_the_base <<'PY'
 config = json.load(open("full/final/adapter_config.json"))
-assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 8, 16)
+assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 12, 24)
+found = tensors("full/final/adapter_model.safetensors")
+assert len(found) == 28 and all(12 in shape for _, shape, _ in found.values()), found
 assert config["base_model_name_or_path"] == os.path.realpath("base") and len(config["target_modules"]) == 7
 def val(run): return [v["loss"] for v in events(run, "val")]
 before, after = val("full")
@@ -31,9 +33,9 @@ resumes() {
     same_state "${1}_has_the_same_bits" {"$2","$3"}/step-00000004
 }
 resumes to_merge full half --lora-merge
-outcome a_dry_run_says_what_is_trained 0 '^lora +rank 8, scale 2, beside 14 linear layers .* 0.02 M' \
+outcome a_dry_run_says_what_is_trained 0 '^lora +rank 12, scale 2, beside 14 linear layers .* 0.04 M' \
     "$train" "${run[@]}" --dry-run
-outcome an_alpha_is_taken 0 'rank 12, scale 0.5,' "$train" "${run[@]}" --lora 12 --lora-alpha 6 --dry-run
+outcome an_alpha_is_taken 0 'rank 12, scale 0.5,' "$train" "${run[@]}" --lora-alpha 6 --dry-run
 # ---- base plus adapters, and both merged: the same texts and losses ----------------------------------
 greedy=(--generate --prompt 'line 1' --temperature 0 --sample-tokens 40 --threads 1 --max-seqlen 96)
 text_of() { within "$train" "${greedy[@]}" "${@:2}" || bad "$1" 'failed'; grep -av ' tokens/s' out.txt > "$1"; }
@@ -51,7 +53,7 @@ differ the_adapter_matters adapted-text plain-text
 loss_of adapted-loss --adapter full/final
 same_by loss_of merged_has_the_same_loss adapted-loss --model half/final
 # ---- on a base in NF4 --------------------------------------------------------------------------------
-check trains_beside_nf4 "$train" "${run[@]}" --base nf4 --save-every 2 --out nf4
+check trains_beside_nf4 "$train" "${run[@]}" --lora 8 --base nf4 --save-every 2 --out nf4
 has nf4_shows_in_the_plan '^lora .*frozen model in NF4' out.txt
 resumes nf4_to_merge nf4 nf4-half --lora-merge
 loss_of nf4-loss --adapter nf4/final
@@ -68,30 +70,20 @@ loss_of full-loss --adapter nf4/final --base full
 same_by loss_of nf4_can_be_asked_for nf4-loss --adapter nf4/final --base nf4
 differ it_matters nf4-loss full-loss
 same_by loss_of nf4_is_merged_into_the_weights_as_they_are full-loss --model nf4-half/final
-# ---- a rank that is no multiple of 8; adapters that are merged, and trained further ----------------
-twelve=(--model base "${common[@]}" --lora 12 --lora-targets q,down --lr 1e-2 --val-every 4)
-check rank_12_trains "$train" "${twelve[@]}" --steps 4 --save-every 2 --out twelve
-resumes rank_12 twelve six
-check_python rank_12_is_saved_as_it_is <<'PY'
-found = tensors("twelve/final/adapter_model.safetensors")
-assert len(found) == 8 and all(12 in shape for _, shape, _ in found.values()), found
-config = json.load(open("twelve/final/adapter_config.json"))
-assert (config["r"], config["lora_alpha"]) == (12, 24)
-PY
-loss_of twelve-loss --adapter twelve/final
-check it_is_merged "$train" --adapter twelve/final --lora-merge --out twelve-merged
-same_by loss_of merging_alone_has_the_loss twelve-loss --model twelve-merged/final
-more=(--adapter twelve/final "${common[@]}" --lr 1e-2 --steps 3 --val-every 3 --save-every 1)
+# ---- adapters that are merged, and trained further ---------------------------------------------------
+check they_are_merged "$train" --adapter full/final --lora-merge --out merged
+same_by loss_of merging_alone_has_the_loss adapted-loss --model merged/final
+more=(--adapter full/final "${common[@]}" --lr 1e-2 --steps 3 --val-every 3 --save-every 1)
 check adapters_are_trained_further "$train" "${more[@]}" --out more
 check_python they_start_where_they_were <<'PY'
-end, start = [[v["loss"] for v in events(run, "val")][i] for run, i in (("twelve", -1), ("more", 0))]
+end, start = [[v["loss"] for v in events(run, "val")][i] for run, i in (("full", -1), ("more", 0))]
 assert end == start, (end, start)
 assert json.load(open("more/final/adapter_config.json"))["r"] == 12
 PY
-mkdir again && mv more/step-00000001 again/ && mv twelve/final elsewhere
+mkdir again && mv more/step-00000001 again/ && mv full/final elsewhere
 check without_the_old_ones_it_resumes "$train" --resume --out again
 same_state resumed_further_has_the_same_bits {more,again}/step-00000003
-mv elsewhere twelve/final
+mv elsewhere full/final
 check its_options_start_a_twin "$train" --options again/options --out twin --dry-run
 mkdir whole && cp -r base whole/final
 expect a_merge_over_its_model 2 '^error: --overwrite: .* found whole/final$' \
@@ -103,7 +95,7 @@ few=("${run[@]}" --micro-batch-tokens 128 --batch-tokens 256 --val-every 0 --ste
 check on_a_gpu "${cuda[@]}" "${few[@]}" --out gpu
 check on_a_cpu "$train" "${few[@]}" --out cpu
 same_losses a_gpu_has_the_losses 0.00390625 0.03125 2 gpu cpu
-few+=(--base nf4)
+few+=(--lora 8 --base nf4)
 check nf4_on_a_gpu "${cuda[@]}" "${few[@]}" --out nf4-gpu
 check nf4_on_a_cpu "$train" "${few[@]}" --out nf4-cpu
 same_losses a_gpu_has_the_losses_of_nf4 0.00390625 0.03125 2 nf4-gpu nf4-cpu
@@ -132,15 +124,15 @@ expect nf4_without_adapter 2 '--lora and --adapter only' "$train" --model base -
 tiny_model odd 20 10 6
 expect matrices_of_part_blocks 3 'found k_proj of 120 and up_proj of 200' "$train" --model odd "${common[@]}" --lora 8 --base nf4
 no muon 2 'expected at most one of them' --model base --lora 8 --optimizer muon
-no new_and_old_adapters 2 'than its own: 8, 16, q_proj' --model base --adapter full/final --lora 24
-expect merging_with_steps 2 '^error: --lora-merge and --steps: expected at most one' "$train" --adapter twelve/final --lora-merge --steps 4
+no new_and_old_adapters 2 'than its own: 12, 24, q_proj' --model base --adapter full/final --lora 24
+expect merging_with_steps 2 '^error: --lora-merge and --steps: expected at most one' "$train" --adapter full/final --lora-merge --steps 4
 expect adapters_for_nothing 2 '^hint: give --train TEXTS' "$train" --adapter full/final
 expect a_run_as_adapters 3 '^hint: --adapter full/final' "$train" --adapter full "${greedy[@]}"
 expect adapters_that_would_be_removed 2 'expected a --adapter' "$train" "${common[@]}" --adapter full/final --out full --overwrite
 no dropout 2 'lora-dropout' --model base --lora 8 --lora-dropout 0.1
 no an_adapter_as_a_model 3 'for --adapter, or resume their run with --lora-merge' --model full/final
 for other in '--lora 0' '--lora-targets q' '--lora-alpha 4' '--base nf4'
-do expect "another_${other%% *}" 9 'expected --lora 8 --lora-alpha 0 --lora-targets all --base full, found' "$train" --resume --out half $other; done
+do expect "another_${other%% *}" 9 'expected --lora 12 --lora-alpha 0 --lora-targets all --base full, found' "$train" --resume --out half $other; done
 expect adapters_of_a_whole_model 9 'expected --lora 0' "$train" --resume --out base-run --lora 8
 within env -C full "$train" --adapter final "${greedy[@]}"
 grep -av ' tokens/s' out.txt > found

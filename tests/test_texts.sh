@@ -119,9 +119,6 @@ python3 -S -c 'import json; print(json.dumps(json.load(open("notes.txt.expected"
 holds globs_and_lists several/tokens several.expected
 makes validation_texts '^val +1 unpad.c shard, 1 document' --train lines.jsonl --val tree/c.py --out val
 has then_nothing_else_is_validated '^texts   lines.jsonl -> .* 2001 documents, 0 for validation' out.txt
-mkdir away
-check dry_run env TMPDIR="$work/away" "${run[@]}" --train tree --out dry --dry-run
-check dry_run_writes_nothing eval 'rmdir away && test ! -e dry'
 # ---- splits of a directory: three to train on, four to validate on, three left out -------------------------------
 rows() { python3 -S -c "for i in range($1): print('{\"text\": \"%d of $2\"}' % i)"; }
 while read -r name; do
