@@ -30,10 +30,10 @@ finish() {
     [ "$failed" -eq 0 ]
     exit
 }
-skip_all() { skip "$@" && finish; }
 # with_...: can what follows run? If not, it is skipped under this name. A chroot may have no /dev/pts.
 with_terminals() { python3 -S -c 'import os; os.openpty()' 2> /dev/null || ! skip "$1" 'no pseudo-terminals here'; }
 with_package() { python3 -c "import $2" 2> /dev/null && plain= || ! skip "$1" "the Python package $2 is not installed"; }
+with_program() { command -v "$2" > /dev/null || ! skip "$1" "$2 is not installed"; }
 with_ranks() {          # with_ranks NAME PROGRAM: as several ranks under mpirun
     local why=
     if ! command -v mpirun > /dev/null; then why='mpirun is not installed'

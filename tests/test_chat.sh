@@ -25,8 +25,7 @@ import subprocess
 golden_dir, prepare, model, form = sys.argv[1:]
 golden, compared = json.load(open(golden_dir + "/golden.json")), 0
 tokenizer = {"demo": "byte", "bpe": "bpe"}.get(model, "smollm2")
-with open("samples.jsonl", "w") as f:
-    f.writelines(json.dumps({"messages": m}) + "\n" for m in golden["samples"])
+open("samples.jsonl", "w").writelines(json.dumps({"messages": m}) + "\n" for m in golden["samples"])
 for name, forms in golden["templates"].items():
     template = forms["marked" if form == "marked" else "plain"]
     if not template or (tokenizer, name) == ("byte", "headers"):
@@ -37,9 +36,7 @@ for name, forms in golden["templates"].items():
     subprocess.run(["bash", "-c", 'tokenize "$0" golden.jsonl golden', model], check=True)
     found = iter(shards.read("golden/tokens"))
     for case in golden["cases"]:
-        mask = [int(c) for c in case["mask"]]
-        for i in case["straddling"]:
-            mask[i] = 0
+        mask = [int(c == "1" and i not in case["straddling"]) for i, c in enumerate(case["mask"])]
         if (case["tokenizer"], case["template"]) != (tokenizer, name) or not any(mask) or case["sample"] == 2:   # an empty answer
             continue
         wanted, (ids, bits) = (case["ids"], mask), next(found)
@@ -145,7 +142,6 @@ for i in '0 an answer that is trained' '1 without NULs' '2 a list of messages' '
 done
 # ---- the table of keys: what each may hold, and what others mean by them ----------------------------------------
 check_python one_table_of_keys "$root" << 'PY'
-import re
 sys.path.insert(0, sys.argv[1] + "/data")
 import prepare
 table = open(sys.argv[1] + "/data/texts/records.c").read().split("record_levels[NUM_LEVELS] = {")[1].split("};")[0]

@@ -54,14 +54,18 @@ np.save("large.npy", ids)
 np.save("second.npy", ids[:5000])
 np.save("third.npy", ids[:30000])
 PY
+# holds NAME DIR FILE...: the documents of these files, each of which begins with token 0, and no others
+holds() {
+    check_python "$@" << 'PY'
+import numpy as np
+documents = [ids for ids, _ in shards.read(sys.argv[1])]
+assert sum(documents, []) == sum((np.load(f).tolist() for f in sys.argv[2:]), [])
+assert all(ids[0] == 0 and 0 not in ids[1:] for ids in documents)
+PY
+}
 large=(large.npy second.npy --out large --vocab-size 258 --boundary-token 0 --starts)
 expect large 0 '^large.npy: [0-9]{3} documents, 100000 tokens, 0 targets, 1 shards$' convert "${large[@]}"
-check_python large_is_the_same << 'PY'
-import numpy as np
-found = sum((ids for ids, _ in shards.read("large")), [])
-assert found == np.load("large.npy").tolist() + np.load("second.npy").tolist()
-assert all(ids[0] == 0 and 0 not in ids[1:] for ids, _ in shards.read("large"))
-PY
+holds large_is_the_same large large.npy second.npy
 touch -d 2000-01-01 large/train_00000_00000.bin
 rm large/train_00001_00000.bin && touch second.npy
 check resumes_by_file convert "${large[@]}"
@@ -78,20 +82,11 @@ for name in none datatrove_wide.ds.loss datatrove_wide.ds.index megatron.idx olm
 done
 sed 's/10\*\*8/2000/' "$root/data/convert.py" > small.py
 small() { PYTHONPATH=$root/scripts python3 small.py "$@" --out small --vocab-size 258 --boundary-token 0; }
-# in_small NAME FILE...: converts them, and small then has their documents and no others
-in_small() {
-    check "$1" small "${@:2}" --starts
-    check_python "$1_are_the_same" "${@:2}" << 'PY'
-import numpy as np
-found = sum((ids for ids, _ in shards.read("small")), [])
-assert found == sum((np.load(f).tolist() for f in sys.argv[1:]), [])
-PY
-}
+in_small() { check "$1" small "${@:2}" --starts && holds "$1_are_the_same" small "${@:2}"; }   # in_small NAME FILE...
 in_small many_shards third.npy second.npy
 check shards_are_many test -e small/train_00000_00010.bin
 in_small fewer_files second.npy
-full_disk() { (ulimit -f 4 && trap '' XFSZ && small large.npy); }
-expect a_full_disk 4 'error: small' full_disk  # no shard is whole
+expect a_full_disk 4 'error: small' eval '(ulimit -f 4 && trap "" XFSZ && small large.npy)'  # no shard is whole
 in_small after_a_full_disk second.npy
 # ---- what is refused ---------------------------------------------------------------------------------------
 # refused NAME CODE PATTERN FILE ARGUMENTS...

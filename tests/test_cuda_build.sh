@@ -7,7 +7,7 @@ unset CUDA_ARCHS
 evidence() { grep -E 'spill|error|warning|Error' "$work/out.txt" | tail -n 8; }
 make_n() { make V=1 -s -n -C "$root" BACKEND=cuda "$@" 2> "$work/make.txt"; }
 link=$(make_n -W train_llama.cu build/cuda/train_llama | tail -n 1)
-[ -n "$link" ] || skip_all code_for_every_gpu "$(grep -o 'BACKEND=cuda needs.*' make.txt)"
+[ -n "$link" ] || { skip code_for_every_gpu "$(grep -o 'BACKEND=cuda needs.*' make.txt)" && finish; }
 nvcc=${link%% *}
 # make test has built the program for 80 and 90a (tests.mk); with ARCHS=default it is built for all
 built() { make -s -C "$root" BACKEND=cuda "$@" build/cuda/train_llama && "$root/build/cuda/train_llama" --version; }
@@ -18,8 +18,7 @@ loops() { cuobjdump -sass "$1" | python3 "$root/tests/hopper_loops.py"; }
 for name in attention_sm90 attention_backward_sm90; do
     lacks "${name}_has_no_stack" '[1-9][0-9]* bytes stack' "$objects/$name.o.log"
     has "${name}_is_not_empty" 'Used 1[26]8 registers' "$objects/$name.o.log"
-    if command -v cuobjdump > /dev/null; then check "${name}_overlaps" loops "$objects/$name.o"
-    else skip "${name}_overlaps" 'cuobjdump is not installed'; fi
+    with_program "${name}_overlaps" cuobjdump && check "${name}_overlaps" loops "$objects/$name.o"
 done
 # PTX for sm_80 with any CUDA_ARCHS and any version of nvcc
 targets() {     # targets NAME EXPECTED ARGUMENTS...
@@ -43,8 +42,7 @@ cat > library.c <<'CU'
 int main() { return printf("cuBLASLt %zu\n", cublasLtGetVersion()) < 0; }
 CU
 libraries=$(grep -oE -- ' -(l|L|Xlinker )[^ ]+' <<< "$link" | tr '\n' ' ')
-link_library() { "$nvcc" library.c -o library $libraries; }
-check link link_library
+check link "$nvcc" library.c -o library $libraries
 loader=$(readelf -l library | sed -n 's/.*interpreter: \(.*\)]/\1/p')
 outcome libraries_are_found_at_run_time 0 'cuBLASLt [0-9]' \
     env -u LD_LIBRARY_PATH "$loader" --inhibit-cache ./library

@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
-# The table of operations under AddressSanitizer and UBSan, and under other settings of the emulator:
-# streams that lag behind the host, other architectures with their shared memory, exponentials as inexact
-# as a GPU's, another cuBLASLt; all under a schedule by priorities and Hopper's attention under a random
-# one, with copies done at any time (more seeds: make test-dev). --filter TEXT: the runs whose name contains
-# it; hopper: every shape under both.
+# The table of operations under AddressSanitizer and UBSan, and under other settings of the emulator (more
+# seeds: make test-dev). --filter TEXT: the runs whose name contains it; hopper: every shape under both of
+# its schedules.
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)       # each run sets its own
 chosen=${2:-}

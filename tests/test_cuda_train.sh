@@ -19,23 +19,25 @@ near packed_losses_match_the_cpu_backend packed
 # two steps are enough to see an update, and in the emulator one start to see the probe
 named=("$cuda" "${common[@]}" --attention "$([ "${TRAIN:-}" ] && echo auto || echo sm90)")
 check cpu_2_steps "$cpu" "${common[@]}" --out cpu2 --steps 2
-as_on_cpu() {   # as_on_cpu NAME OPTIONS...: the same for a run with these options
+as_on_cpu() {   # as_on_cpu NAME OPTIONS...: near cpu2, or $cpu_run, with these options
     EMU_TRACE=1 check "$1_2_steps" "${named[@]}" --out "$1" --steps 2 "${@:2}"
     launches=$(grep -c '^EMU TRACE' out.txt)
     near "$1_losses_match_the_cpu_backend" "$1" "${cpu_run:-cpu2}"
 }
+both() {        # both NAME 'OPTIONS' MORE...: near a run of the CPU with the first options
+    check "cpu_$1_2_steps" "$cpu" "${common[@]}" $2 --out "cpu_$1" --steps 2
+    cpu_run=cpu_$1 as_on_cpu "$1" $2 "${@:3}"
+}
 as_on_cpu padded --layout padded
 as_on_cpu repad --layout repad
 tiny_model odd 64 128 64 266            # no multiple of 8: the head has 272 rows
-check cpu_odd_2_steps "$cpu" "${common[@]/#tiny/odd}" --out cpu_odd --steps 2
-cpu_run=cpu_odd as_on_cpu odd --model odd --deterministic
+both odd '--model odd' --deterministic
 as_on_cpu sm80 --attention sm80         # the kernels for GPUs before Hopper
 adamw_launches=$launches
 # the other types: that they compute what transformers does is shown by the goldens
 while IFS='|' read -r type keys; do
     cp -r tiny $type && edit $type/config.json "j.update(model_type='$type', $keys)"
-    check cpu_${type}_2_steps "$cpu" "${common[@]}" --model $type --out cpu_$type --steps 2
-    cpu_run=cpu_$type as_on_cpu $type --model $type --recompute on
+    both $type "--model $type" --recompute on
 done << 'TYPES'
 qwen2|architectures=["Qwen2ForCausalLM"], sliding_window=64, use_sliding_window=False
 qwen3|architectures=["Qwen3ForCausalLM"], tie_word_embeddings=False
@@ -56,8 +58,7 @@ for kernels in "${named[-1]}" sm80; do
     has shared_prefixes_are_in_the_data_$kernels '^shared prefixes: [1-9][0-9] %' out.txt
     same_losses shared_losses_match_packed_on_the_cpu_$kernels 0.00390625 0.03125 2 cpu_alike shared_$kernels
 done
-check cpu_muon_2_steps "$cpu" "${common[@]}" --optimizer muon --out cpu_muon --steps 2
-cpu_run=cpu_muon as_on_cpu muon --optimizer muon --attention sm80
+both muon '--optimizer muon' --attention sm80
 [[ $cuda != *emu* ]] || check muon_updates_all_layers_at_once \
     test $((launches - adamw_launches)) -le $((2 * 7 * 20)) -a "$launches" -gt "$adamw_launches" # 7 kinds of matrices
 # --recompute auto: as little as fits, with a 16th of the memory to spare
@@ -97,13 +98,10 @@ head_dim|48|64 or 128|--eval --val corpus
 SIZES
     check refused_models_write_nothing test ! -e refused
 fi
-
-cp -r packed resumed
-rm -r resumed/step-00000003 resumed/final
+cp -r packed resumed && rm -r resumed/{step-00000003,final}
 check resume_from_step_2 "${named[@]}" --out resumed --steps 3 --resume
 same_state resumed_run_has_the_same_bits {packed,resumed}/step-00000003
-cp -r packed crossed
-rm -r crossed/step-00000003 crossed/final
+cp -r packed crossed && rm -r crossed/{step-00000003,final}
 check a_cuda_checkpoint_resumes_on_the_cpu "$cpu" "${common[@]}" --out crossed --steps 3 --resume
 near crossed_losses_match_the_cpu_backend crossed
 check check_packing "${named[@]}" --check-packing

@@ -15,10 +15,9 @@ evaluates() {
 }
 # ---- damaged and changed tokens --------------------------------------------------------------------
 for split in train val; do
-    cp -r corpus flipped && shards flip flipped/${split}_00000.bin 1500
-    trains flipped_bit_in_${split}_tokens 3 "error: flipped/${split}_00000.bin: bytes 1024 to [0-9]+: expected checksum" \
-        flipped --steps 40 --out $split.run
-    rm -r flipped
+    cp -r corpus flipped.$split && shards flip flipped.$split/${split}_00000.bin 1500
+    trains flipped_bit_in_${split}_tokens 3 "error: flipped.*/${split}_00000.bin: bytes 1024 to [0-9]+: expected checksum" \
+        flipped.$split --steps 40 --out $split.run
 done
 cp -r corpus cut && truncate -s -2 cut/val_00000.bin   # never "no validation"
 trains cut_validation 3 'error: cut/val_00000.bin' cut --steps 1 --out cut.run

@@ -136,17 +136,11 @@ if name == "longer":
     open("hostile.gguf", "wb").write(data[0] + data[1] + data[2][:8] + struct.pack("<Q", 1 << 60) + data[2][16:])
 PY
 }
-while read -r name value; do expect "hostile_${name##*.}_$value" 3 hint: hostile "$name" "$value"; done << 'CASES'
-llama.attention.head_count 0
-llama.attention.head_count "x"
-llama.attention.head_count_kv 2
-tokenizer.ggml.bos_token_id 999
-tokenizer.ggml.bos_token_id -1
-tokenizer.ggml.token_type 7
-blk.0.attn_q.weight numpy.ones((96,64),"i1")
-blk.0.ffn_up.weight numpy.ones((96,64),"f")*1e39
-longer 0
-CASES
+for case in llama.attention.head_count={0,'"x"'} llama.attention.head_count_kv=2 \
+    tokenizer.ggml.bos_token_id={999,-1} tokenizer.ggml.token_type=7 longer=0 \
+    'blk.0.attn_q.weight=numpy.ones((96,64),"i1")' 'blk.0.ffn_up.weight=numpy.ones((96,64),"f")*1e39'; do
+    expect "hostile_${case##*.}" 3 hint: hostile "${case%%=*}" "${case#*=}"
+done
 check no_model_of_a_hostile_gguf test -z "$(ls -d cut cut.p* 2> /dev/null)"
 # ---- what is refused, and leaves nothing -----------------------------------------------------------
 # refuses NAME CODE PATTERN TYPE [PYTHON]: of a copy of llama/final that the Python code changed
@@ -203,8 +197,7 @@ expect says_that_llama_cpp_does_not_normalise 0 '^warning: merges_qwen/tokenizer
 check an_export_that_was_killed_leaves_nothing test "$(echo y.gguf.*)" = "y.gguf.tmp-$$"
 cp -r merges_smollm2 many_ends && echo '{"eos_token_id": [7, 5, 9]}' > many_ends/generation_config.json
 expect names_the_ends_that_do_not_fit 0 '^warning: many_ends/generation_config.json: llama.cpp has no place for ' export_as many_ends f16 z.gguf
-full_disk() { (ulimit -f 100 && trap '' XFSZ && export_as llama/final f32 x.gguf); }
-expect refuses_a_full_disk 4 'error: x.gguf' full_disk
+expect refuses_a_full_disk 4 'error: x.gguf' eval '(ulimit -f 100 && trap "" XFSZ && export_as llama/final f32 x.gguf)'
 rm y.gguf.tmp-$$
 check nothing_is_left eval '! ls -A | grep -E "^x|tmp"'
 # ---- llama.cpp ---------------------------------------------------------------------------------------

@@ -89,10 +89,9 @@ writes an_end_of_generation_config <(echo o) run "$train" --model ends --generat
 talk() { in_terminal 80 "$1" "$train" --generate --temperature 0 --sample-tokens 12 "${@:2}"; }
 two_lines='"> ", b"line 7\n", "line 7\r\n", "!\r\n> ", b"of the\n", "of the\r\n", "!\r\n> ", b"\4"'
 ask() { talk "$two_lines" "$@"; }
-terminal() { ask --from-scratch "$@"; }
 if with_terminals terminals; then
-    writes a_terminal_is_asked_line_by_line <(cat line.txt three.txt) terminal --model tiny
-    text conversation terminal --model plain --chat
+    writes a_terminal_is_asked_line_by_line <(cat line.txt three.txt) ask --from-scratch --model tiny
+    text conversation ask --from-scratch --model plain --chat
     text first of plain --temperature 0 --chat --prompt 'line 7'
     text second of plain --temperature 0 --chat --prompt 'of the'
     check a_conversation_begins_as_a_chat cmp -n "$(stat -c %s first.txt)" first.txt conversation.txt
@@ -206,14 +205,10 @@ assert len(texts) == 7
 PY
 same every_round_begins_with_the_prompts first.txt second.txt
 # ---- validation: exactly the documents that the start line reports -------------------------------------
-# val OUT ARGUMENTS...: one training step; the validations are in its log
-val() { within "${quiet[@]}" --out "$1" --steps 1 "${@:2}" || bad "$1" "$(exit_code $?)"; }
-all=(--val golden.bin --val-tokens 100000)
-val v64 "${all[@]}"
-has start_line_reports_all '^val .* 7 documents, 131 tokens' out.txt
-has start_line_says_all '^ *validation takes ([0-9]+) of \1 documents, ([0-9]+) of \2 tokens$' out.txt
-val few --val golden.bin --val-tokens 100
-has start_line_reports_how_many '^ *validation takes [3-6] of [0-9]+ documents, [0-9]+ of [0-9]+ tokens$' out.txt
+expect start_line_says_all 0 '^ *validation takes 7 of 7 documents, 131 of 131 tokens$' \
+    "${quiet[@]}" --val golden.bin --val-tokens 100000 --out v64 --steps 1
+expect start_line_says_how_many 0 '^ *validation takes [3-6] of 7 documents, [0-9]+ of 131 tokens$' \
+    "${quiet[@]}" --val golden.bin --val-tokens 100 --out few --steps 1
 # when: before, during and after training
 check val_every_2 "${quiet[@]}" --val golden.bin --out every --steps 5 --val-every 2 --save-every 2 --keep 0
 check_python validation_is_as_reported "$golden" <<'PY'

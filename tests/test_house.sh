@@ -5,9 +5,6 @@ cd "$root" || exit 1
 # ---- includes point down -----------------------------------------------------------------------
 check includes_are_a_tree_that_points_down python3 tests/include_tree.py
 # ---- names and lines -------------------------------------------------------------------------------
-top_level() {
-    ! git ls-files | cut -d/ -f1 | sort -u | grep -vxE 'Makefile|train_llama\.cu|llama\.h|kernels|data|scripts|tests|dev|README\.md|LICENSE|CHANGELOG\.md|SECURITY\.md|CONTRIBUTING\.md|Dockerfile|compile_flags\.txt|\.editorconfig|\.ci|\.clang-format|\.gitignore|\.dockerignore'
-}
 lacks model_names_no_backend 'USE_CUDA|__CUDACC__|cuda[A-Z]|omp_|MPI_|nccl' train_llama.cu llama.h
 lacks kernels_h_has_no_batch_and_time '\bint(64_t)? B,' kernels/kernels.h
 lacks lines_up_to_100_columns '^.{101}' train_llama.cu llama.h data/*/*.[ch] kernels/*.h \
@@ -41,7 +38,7 @@ ceilings() {
     return $wrong
 }
 if git rev-parse --git-dir > /dev/null 2>&1; then
-    check top_level_is_the_agreed_one top_level
+    judge top_level_is_the_agreed_one "$(git ls-files | cut -d/ -f1 | sort -u | grep -vxE 'Makefile|train_llama\.cu|llama\.h|kernels|data|scripts|tests|dev|README\.md|LICENSE|CHANGELOG\.md|SECURITY\.md|CONTRIBUTING\.md|Dockerfile|compile_flags\.txt|\.editorconfig|\.ci|\.clang-format|\.gitignore|\.dockerignore')"
     check ceilings_hold ceilings
 else skip top_level_is_the_agreed_one 'not a git checkout'; fi
 check_python readme_quotes_the_code_as_it_is <<'PY'
@@ -60,12 +57,9 @@ for page in [p for p in glob.glob("**/*.md", recursive=True) if not p.startswith
         assert link.startswith("http") or os.path.exists(path), (page, link)
         assert not anchor or anchor in anchors(path), (page, link)
 PY
-formatted() {
-    clang-format --dry-run -Werror train_llama.cu llama.h data/*/*.[ch] kernels/*.h kernels/*/*.[ch]* \
-        dev/simple/*.c
-}
 if clang-format --version 2> /dev/null | grep -q 'version 14\.'; then
-    check the_format_is_clang_formats formatted
+    check the_format_is_clang_formats clang-format --dry-run -Werror train_llama.cu llama.h data/*/*.[ch] \
+        kernels/*.h kernels/*/*.[ch]* dev/simple/*.c
 else skip the_format_is_clang_formats 'clang-format 14 is not installed'; fi
 # ---- host code is C, and all of it is used ------------------------------------------------------------
 syntax() {
@@ -92,8 +86,7 @@ simple=dev/simple/train_llama.c
 plain_c() { "$@" -fsyntax-only -std=c11 -pedantic -Wall -Wextra -Werror $simple; }
 lacks simple_includes_nothing_of_the_project '#include "' $simple
 check simple_is_plain_c_for_gcc plain_c gcc
-if command -v clang > /dev/null; then check simple_is_plain_c_for_clang plain_c clang
-else skip simple_is_plain_c_for_clang 'clang is not installed'; fi
+with_program simple_is_plain_c_for_clang clang && check simple_is_plain_c_for_clang plain_c clang
 # every C file of the program and its tests, warnings as errors (the build does the same with gcc)
 clang_accepts() {
     local f

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# The output directory: files copied into checkpoints, --overwrite and --resume, the log on a full
-# disk and after damage, directories that vanish or have no locks.
+# The output directory: files copied into checkpoints, --overwrite and --resume, directories that vanish.
 . "$(dirname "$0")/lib.sh"
 tiny_model tiny 24 40 8
 corpus 31
@@ -103,12 +102,6 @@ expect the_end_of_another_run_is_waited_for 0 'start +q/step-00000005' "${resume
 expect dry_run_while_another_run_has_the_lock 0 'start +q/step-00000005' flock q/.lock "${resume[@]}" --out q --dry-run
 expect evaluation_while_another_run_has_the_lock 0 'start +q/step-00000005' flock q/.lock "${resume[@]}" --out q --steps 0
 expect changed_plan 9 'seed \(was 7, is 8\)' "${resume[@]}" --out q --seed 8
-if with_ranks bare_resume_on_two_ranks "$release"; then
-    cp -r p p2 && rm -r p2/step-00000006 p2/final
-    expect bare_resume_on_two_ranks 0 'start +p2/step-00000003' "${mpi[@]}" -n 2 "$release" --resume --out p2
-    one=("$release" "${common[@]}" --threads 1 --out p3)
-    expect resume_of_one_rank_only 9 'differences in .*resume \(rank 1\)' "${mpi[@]}" -n 1 "${one[@]}" --resume : -n 1 "${one[@]}"
-fi
 # ---- --options: a run's own options start its twin ----------------------------------------------------------
 expect twin 0 done "$train" --options p/options --threads 1 --out twin
 same_state a_twin_has_the_same_bits {p,twin}/step-00000006

