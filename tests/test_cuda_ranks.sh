@@ -28,10 +28,6 @@ NCCL_DEBUG=INFO expect log_of_rank_1 0 'NCCL INFO .*rank 1 ' "${mpi[@]}" -n 2 \
     "$bin/test_cuda_nccl" --filter collected_rows
 expect a_part_beyond_the_buffer 8 'rank 0 in .*: MPI_ERR_TRUNCATE' \
     "${mpi[@]}" -n 2 "$bin/test_cuda_nccl" --beyond
-if [ -n "$emulated" ]; then
-    EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_the_compute_stream_lags 2
-    EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_the_communication_stream_lags 2
-fi
 # ---- the same bits: 6 micro-batches, divided evenly among 2 ranks but not among 4 --------------------
 within "${exact[@]}" --out d1 --steps 2 --save-every 1 || bad one_rank "exit code $?"
 for n in "${counts[@]}"; do
@@ -47,13 +43,6 @@ cp out.txt p1.txt
 ranks 2 "${larger[@]}"
 check low_bits_are_sharded awk '$1 == "weights" { w[FILENAME] = $2 }
     END { r = w["out.txt"] / w["p1.txt"]; exit !(r > 0.7 && r < 0.8) }' p1.txt out.txt
-if [ -n "$emulated" ]; then
-    plan=(--max-seqlen 2048 --micro-batch-tokens 8192 --batch-tokens 65536 --out p --dry-run)
-    EMU_DEVICES=8 EMU_MEMORY=$((78 << 30)) expect 8b_fits_8_gpus_of_80_gb 0 \
-        '^recompute .* full 6.* \(chosen\)$' "${mpi[@]}" -n 8 "${run[@]/#tiny/llama-3.1-8b}" "${plan[@]}"
-    EMU_MEMORY=$((31 << 30)) expect 1.7b_fits_a_gpu_of_32_gb 0 '^recompute .* full 2.* \(chosen\)$' \
-        "${run[@]/#tiny/smollm2-1.7b}" "${plan[@]}"
-fi
 # ---- the same losses: distributed by work. Only the order of fp32 sums differs: 1e-7 of a gradient,
 # which changes the rounding to bf16 of about one weight in 1e5 per step
 for n in 1 "${counts[@]}"; do ranks "$n" "${run[@]}" --out "w$n" --steps 2; done
@@ -70,18 +59,24 @@ within "${one_row[@]}" --out i1 || bad one_row "exit code $?"
 ranks 2 "${one_row[@]}" --out i2
 ranks 2 "${one_row[@]}" --deterministic --out i3
 same_losses a_rank_without_a_document_adds_nothing 0.00390625 0.00390625 2 i1 i2 i3
+[ -n "$emulated" ] || finish    # nvcc links no train_llama_faulty
+plan=(--max-seqlen 2048 --micro-batch-tokens 8192 --batch-tokens 65536 --out p --dry-run)
+EMU_DEVICES=8 EMU_MEMORY=$((78 << 30)) expect 8b_fits_8_gpus_of_80_gb 0 \
+    '^recompute .* full 6.* \(chosen\)$' "${mpi[@]}" -n 8 "${run[@]/#tiny/llama-3.1-8b}" "${plan[@]}"
+EMU_MEMORY=$((31 << 30)) expect 1.7b_fits_a_gpu_of_32_gb 0 '^recompute .* full 2.* \(chosen\)$' \
+    "${run[@]/#tiny/smollm2-1.7b}" "${plan[@]}"
 # ---- overlap: the same bits, whichever stream lags -----------------------------------------------------
-if [ -n "$emulated" ]; then
-    for slow in 1 2; do     # compute, communication
-        EMU_STREAMS=1 EMU_SLOW_STREAM=$slow ranks 2 "${run[@]}" --out s$slow --steps 2
-        same_state "stream_${slow}_lags" {w2,s$slow}/$end
-    done
-    # The order in which the host enqueues work: in the last micro-batch the reduction of layer 1
-    # before the backward of layer 0; in the next step the forward of layer 0 before the wait for
-    # the weights of layer 1.
-    EMU_TRACE=1 ranks 2 bash -c 'exec 2> "trace$OMPI_COMM_WORLD_RANK.txt"; exec "$@"' _ \
-        "${run[@]}" --attention sm80 --out t --steps 2 --val-every 0
-    check_python communication_overlaps_with_other_layers << 'PY'
+for slow in 1 2; do     # compute, communication
+    EMU_STREAMS=1 EMU_SLOW_STREAM=$slow calls calls_while_stream_${slow}_lags 2
+    EMU_STREAMS=1 EMU_SLOW_STREAM=$slow ranks 2 "${run[@]}" --out s$slow --steps 2
+    same_state "stream_${slow}_lags" {w2,s$slow}/$end
+done
+# The order in which the host enqueues work: in the last micro-batch the reduction of layer 1
+# before the backward of layer 0; in the next step the forward of layer 0 before the wait for
+# the weights of layer 1.
+EMU_TRACE=1 ranks 2 bash -c 'exec 2> "trace$OMPI_COMM_WORLD_RANK.txt"; exec "$@"' _ \
+    "${run[@]}" --attention sm80 --out t --steps 2 --val-every 0
+check_python communication_overlaps_with_other_layers << 'PY'
 calls = re.findall(r"EMU TRACE stream (\d) (\w+)", open("trace0.txt").read())
 free = calls.index(("0", "cudaMemGetInfo"))     # NCCL has taken its buffers before: not of all kinds
 before = [name for _, name in calls[:free] if name.startswith("nccl")]
@@ -100,14 +95,10 @@ layer_0, layer_1 = places("attention_forward_kernel", gather[3], len(calls))[:2]
 waits = [i for i in places("wait", gather[3], len(calls)) if calls[i][0] == "1"]
 assert waits[2] < layer_0 < waits[3] < layer_1, (waits, layer_0, layer_1)
 PY
-fi
 # ---- failures end all ranks ---------------------------------------------------------------------------
-if [ -n "$emulated" ]; then
-    expect too_few_gpus 11 'number [23] of this machine, but only GPUs 0 to 1' \
-        "${mpi[@]}" -n 4 env EMU_DEVICES=2 "${run[@]}" --out m
-    expect no_gpu 11 'no NVIDIA GPU is visible' env EMU_DEVICES=0 "${run[@]}" --out m
-fi
-[ -n "$emulated" ] || finish    # nvcc links no train_llama_faulty
+expect too_few_gpus 11 'number [23] of this machine, but only GPUs 0 to 1' \
+    "${mpi[@]}" -n 4 env EMU_DEVICES=2 "${run[@]}" --out m
+expect no_gpu 11 'no NVIDIA GPU is visible' env EMU_DEVICES=0 "${run[@]}" --out m
 planned=("$bin/train_llama_faulty" "${common[@]}" --steps 1 --val-every 0 --out "$work/planned")
 outcome all_ranks_take_the_same_kernels 0 '^  rank 0-1 on .*attention sm80$' \
     "${mpi[@]}" -n 1 "${planned[@]}" : -n 1 env WRONG_ATTENTION=crash "${planned[@]}"

@@ -61,43 +61,6 @@ done
 both muon '--optimizer muon' --attention sm80
 [[ $cuda != *emu* ]] || check muon_updates_all_layers_at_once \
     test $((launches - adamw_launches)) -le $((2 * 7 * 20)) -a "$launches" -gt "$adamw_launches" # 7 kinds of matrices
-# --recompute auto: as little as fits, with a 16th of the memory to spare
-if [[ $cuda = *emu* ]]; then
-    EMU_ARCH=120 EMU_RUNTIME=12060 expect an_old_toolkit_on_a_new_gpu 11 'sm_120 needs CUDA 12.8; .* 12.6' \
-        "$cuda" "${common[@]}" --out refused
-    EMU_ARCH=100 outcome sm_100_runs_kernels_of_sm_80 0 'attention sm80 .made for older GPUs' \
-        "$cuda" "${common[@]}" --dry-run
-    expect no_sm90_kernels_on_sm_80 2 'error: .*attention' \
-        env EMU_ARCH=80 "$cuda" "${common[@]}" --attention sm90 --out refused
-    check refused_runs_write_nothing test ! -e refused
-    large=("${common[@]}" --micro-batch-tokens 65536 --batch-tokens 65536 --dry-run)
-    check plan "$cuda" "${large[@]}"
-    totals=$(awk '/^recompute off/ { print "off on", $3, "\non full", $7, "\nfull -", $10 }' out.txt)
-    kernels=$(awk '$1 == "kernels" { print $2 }' out.txt)
-    while read -r name next total; do
-        memory=$(awk "BEGIN { printf \"%d\", 2^20 * ($kernels + ($total - $kernels) * 16 / 15 + 1) }")
-        outcome "recompute_auto_$name" 0 "$name [0-9.]+ MiB \(chosen\)" \
-            env EMU_MEMORY="$memory" "$cuda" "${large[@]}"
-        # 1 MiB less than that leaves too little to spare
-        [ "$next" = - ] || outcome "recompute_auto_not_$name" 0 "$next [0-9.]+ MiB \(chosen\)" \
-            env EMU_MEMORY=$((memory - (2 << 20))) "$cuda" "${large[@]}"
-    done <<< "$totals"
-    # the page cache of an integrated device is not used memory
-    EMU_PAGE_CACHE=$(((8191 - ${kernels%.*}) << 20)) expect an_integrated_device 0 '^done' \
-        "$cuda" "${common[@]}" --out integrated --steps 0 --val-every 0
-    # shapes that the kernels do not have: refused before anything is read, made or written
-    while IFS='|' read -r key value expected what; do
-        mkdir -p refused-model && sed "s/\"$key\": [0-9]*/\"$key\": $value/" tiny/config.json > refused-model/config.json
-        expect "no_${key}_$value" 11 "^error: config.json: $key: expected $expected .*, found $value" \
-            "$cuda" $what --model refused-model
-    done << SIZES
-hidden_size|60|a multiple of 8|${common[*]} --out refused
-hidden_size|16392|at most 16384|${common[*]} --dry-run
-intermediate_size|100|a multiple of 8|--generate --prompt x
-head_dim|48|64 or 128|--eval --val corpus
-SIZES
-    check refused_models_write_nothing test ! -e refused
-fi
 cp -r packed resumed && rm -r resumed/{step-00000003,final}
 check resume_from_step_2 "${named[@]}" --out resumed --steps 3 --resume
 same_state resumed_run_has_the_same_bits {packed,resumed}/step-00000003
@@ -109,6 +72,40 @@ check compare "${named[@]}" --compare 1
 check sample "$cuda" --model packed/final --train corpus --max-seqlen 96 --micro-batch-tokens 256 \
     --out sampled --steps 0 --num-samples 2 --sample-tokens 4 --prompt line --val-every 0
 [[ $cuda = *emu* ]] || finish
+EMU_ARCH=120 EMU_RUNTIME=12060 expect an_old_toolkit_on_a_new_gpu 11 'sm_120 needs CUDA 12.8; .* 12.6' \
+    "$cuda" "${common[@]}" --out refused
+EMU_ARCH=100 outcome sm_100_runs_kernels_of_sm_80 0 'attention sm80 .made for older GPUs' \
+    "$cuda" "${common[@]}" --dry-run
+expect no_sm90_kernels_on_sm_80 2 'error: .*attention' \
+    env EMU_ARCH=80 "$cuda" "${common[@]}" --attention sm90 --out refused
+# --recompute auto: as little as fits, with a 16th of the memory to spare
+large=("${common[@]}" --micro-batch-tokens 65536 --batch-tokens 65536 --dry-run)
+check plan "$cuda" "${large[@]}"
+totals=$(awk '/^recompute off/ { print "off on", $3, "\non full", $7, "\nfull -", $10 }' out.txt)
+kernels=$(awk '$1 == "kernels" { print $2 }' out.txt)
+while read -r name next total; do
+    memory=$(awk "BEGIN { printf \"%d\", 2^20 * ($kernels + ($total - $kernels) * 16 / 15 + 1) }")
+    outcome "recompute_auto_$name" 0 "$name [0-9.]+ MiB \(chosen\)" \
+        env EMU_MEMORY="$memory" "$cuda" "${large[@]}"
+    # 1 MiB less than that leaves too little to spare
+    [ "$next" = - ] || outcome "recompute_auto_not_$name" 0 "$next [0-9.]+ MiB \(chosen\)" \
+        env EMU_MEMORY=$((memory - (2 << 20))) "$cuda" "${large[@]}"
+done <<< "$totals"
+# the page cache of an integrated device is not used memory
+EMU_PAGE_CACHE=$(((8191 - ${kernels%.*}) << 20)) expect an_integrated_device 0 '^done' \
+    "$cuda" "${common[@]}" --out integrated --steps 0 --val-every 0
+# shapes that the kernels do not have: refused before anything is read, made or written
+while IFS='|' read -r key value expected what; do
+    mkdir -p refused-model && sed "s/\"$key\": [0-9]*/\"$key\": $value/" tiny/config.json > refused-model/config.json
+    expect "no_${key}_$value" 11 "^error: config.json: $key: expected $expected .*, found $value" \
+        "$cuda" $what --model refused-model
+done << SIZES
+hidden_size|60|a multiple of 8|${common[*]} --out refused
+hidden_size|16392|at most 16384|${common[*]} --dry-run
+intermediate_size|100|a multiple of 8|--generate --prompt x
+head_dim|48|64 or 128|--eval --val corpus
+SIZES
+check what_is_refused_writes_nothing test ! -e refused
 # ---- the probe of Hopper's attention at the start of a run: kernels that are wrong, crash or hang
 # (tests/run_fault.c) are replaced by sm_80's, with a warning, and the run continues
 uneven_texts texts 20 && prepare texts --out corpus20 --val-frac 0.1

@@ -120,9 +120,9 @@ outcome follow_values_of_other_types 0 '^copied ' "${follow[@]}" others --wandb 
 expect follow_without_a_run 3 'expected the --out directory' "${follow[@]}" nothing --once
 mkdir no_package && echo 'raise ImportError' > no_package/tensorboard.py
 PYTHONPATH=no_package expect no_tensorboard 2 'tensorboard is not installed' "${follow[@]}" odd --once
-if with_package tensorboard_reads_it tensorboard; then
-    check tensorboard "${follow[@]}" odd --once
-    check_python tensorboard_reads_it <<'PY'
+with_package tensorboard_reads_it tensorboard || finish
+check tensorboard "${follow[@]}" odd --once
+check_python tensorboard_reads_it <<'PY'
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 events = EventAccumulator("odd/tensorboard")
 events.Reload()
@@ -131,5 +131,4 @@ assert [e.step for e in loss] == [s for s in range(1, 31) if s != 15], [e.step f
 assert abs(loss[-1].value - 3.7) < 1e-6 and abs(loss[9].value - 4.9) < 1e-6
 assert loss[-1].wall_time - loss[-2].wall_time == 1, "the time in the log"
 PY
-fi
 finish

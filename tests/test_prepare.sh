@@ -90,20 +90,6 @@ like hub_config_and_split hf:lines.jsonl:part:test
 refused no_such_data_set 3 "hf:no/such: cannot read: Dataset 'no/such' doesn't exist on the Hub" hf:no/such
 refused hub_other_column 3 'hf:lines.jsonl:1: expected a string "body", found id, text' hf:lines.jsonl --text-key body
 PYTHONPATH=$work/missing refused without_datasets 2 'the Python package datasets is not installed' hf:lines.jsonl
-# ---- Parquet ---------------------------------------------------------------------------------------------
-printf 'PAR1 not really' > cut.parquet
-PYTHONPATH=$work/missing refused without_pyarrow 2 'the Python package pyarrow is not installed' cut.parquet
-if with_package parquet pyarrow; then
-    python << 'PY'
-import pyarrow, pyarrow.parquet
-records = [json.loads(line) for line in open("lines.jsonl")]
-pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), "lines.parquet", row_group_size=700)
-pyarrow.parquet.write_table(pyarrow.table({"text": ["one", None]}), "null.parquet")
-PY
-    like parquet lines.parquet
-    refused cut_parquet 3 'cut.parquet: cannot read' cut.parquet
-    refused null_if_strict 3 'null.parquet:2: expected a string "text", found null' null.parquet --strict
-fi
 # ---- benchmarks: rows with the columns of the hub ----------------------------------------------------------
 python << 'PY'
 rows = {
@@ -159,4 +145,17 @@ same functions_are_documents functions.sorted <(sort << 'JSONL'
 {"text": "async def h(): pass"}
 JSONL
 )
+# ---- Parquet ---------------------------------------------------------------------------------------------
+printf 'PAR1 not really' > cut.parquet
+PYTHONPATH=$work/missing refused without_pyarrow 2 'the Python package pyarrow is not installed' cut.parquet
+with_package parquet pyarrow || finish
+python << 'PY'
+import pyarrow, pyarrow.parquet
+records = [json.loads(line) for line in open("lines.jsonl")]
+pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), "lines.parquet", row_group_size=700)
+pyarrow.parquet.write_table(pyarrow.table({"text": ["one", None]}), "null.parquet")
+PY
+like parquet lines.parquet
+refused cut_parquet 3 'cut.parquet: cannot read' cut.parquet
+refused null_if_strict 3 'null.parquet:2: expected a string "text", found null' null.parquet --strict
 finish
