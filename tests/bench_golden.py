@@ -43,8 +43,7 @@ def write_model(directory, bos):
     os.makedirs(directory)
     put_tensors(directory + "/model.safetensors", weights)
     shutil.copy(HERE + "/golden/chat/tokenizer_config.json", directory)
-    with open(HERE + "/golden/chat/tokenizer.json") as f:
-        tokenizer = json.load(f)
+    tokenizer = json.load(open(HERE + "/golden/chat/tokenizer.json"))
     if bos:
         name, a = "<|endoftext|>", {"Sequence": {"id": "A", "type_id": 0}}
         first = {"SpecialToken": {"id": name, "type_id": 0}}
@@ -53,8 +52,7 @@ def write_model(directory, bos):
             "pair": [first, a, {"Sequence": {"id": "B", "type_id": 0}}],
             "special_tokens": {name: {"id": name, "ids": [0], "tokens": [name]}}}
     for name, content in ("config", CONFIG), ("tokenizer", tokenizer):
-        with open("%s/%s.json" % (directory, name), "w") as f:
-            json.dump(content, f)
+        json.dump(content, open("%s/%s.json" % (directory, name), "w"))
 
 
 def questions():
@@ -92,5 +90,4 @@ if __name__ == "__main__":
     write_model(sys.argv[1] + "/model", False)
     write_model(sys.argv[1] + "/model_bos", True)
     for name, records in questions().items():
-        with open("%s/%s.jsonl" % (sys.argv[1], name), "w") as f:
-            f.writelines(json.dumps(record) + "\n" for record in records)
+        open("%s/%s.jsonl" % (sys.argv[1], name), "w").writelines(json.dumps(r) + "\n" for r in records)

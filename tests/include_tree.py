@@ -53,8 +53,7 @@ for room, below in ROOMS.items():
     if not files:
         wrong.append(room + " has no files")
     for path in files:
-        with open(path, encoding="utf-8") as f:
-            text = f.read()
+        text = open(path, encoding="utf-8").read()
         for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.M):
             target = os.path.normpath(os.path.join(os.path.dirname(path), name))
             needs[unit(path)][unit(target)].add("#include")

@@ -95,7 +95,7 @@ clang_accepts() {
     done
     syntax clang && syntax clang -DBACKEND_CUDA
 }
-if echo '#include <omp.h>' | clang -fopenmp -fsyntax-only -x c - 2> /dev/null; then
-    check everything_compiles_with_clang clang_accepts
-else skip everything_compiles_with_clang 'clang or its omp.h is not installed'; fi
+echo '#include <omp.h>' | clang -fopenmp -fsyntax-only -x c - 2> /dev/null ||
+    { skip everything_compiles_with_clang 'clang or its omp.h is not installed' && finish; }
+check everything_compiles_with_clang clang_accepts
 finish
