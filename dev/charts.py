@@ -13,6 +13,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot  # noqa: E402
 
 import figures  # noqa: E402
+from bench import parse_compare  # noqa: E402
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 # Colours with enough contrast on white and on black: the background is transparent
@@ -82,8 +83,8 @@ def speed():
     peers, own = map(figures.outputs("speed").__getitem__, (0, 1))
     rows = [(NAMES[mode.removesuffix(" compiled")] + ", compiled" * mode.endswith("compiled"),
              OURS if mode == "ours" else OTHER, (rate,)) for mode, rate in figures.rates(peers).items()]
-    own = figures.layouts(own)      # in other turns: by their ratio to packed there
-    rows += [(f"unpad.c {layout}", OWN, (figures.rates(peers)["ours"] * own["packed"][0] / own[layout][0],))
+    own = parse_compare(own)        # in other turns: by their ratio to packed there
+    rows += [(f"unpad.c {layout}", OWN, (figures.rates(peers)["ours"] * own["packed"]["ms"] / own[layout]["ms"],))
              for layout in ("padded", "repad")]
     bars("speed.svg", figures.newest("speed"), "Training SmolLM2-135M on a CPU: real tokens per second",
          "six documents of 130 to 350 tokens, whole steps, fp32, two cores", sorted(rows, key=lambda row: -row[2][0]),
@@ -91,7 +92,8 @@ def speed():
 
 
 def scaling():
-    rows = [(kind, OURS, (t["padded"][0] / t["packed"][0], t["grouped"][0] / t["packed"][0], t["padded"][5]))
+    rows = [(kind, OURS, (t["padded"]["ms"] / t["packed"]["ms"], t["grouped"]["ms"] / t["packed"]["ms"],
+                          t["padded"]["padding"]))
             for kind, t in figures.scaling().items()]
     bars("scaling.svg", figures.newest("scaling"), "How many times faster than padded, by kind of documents",
          "built-in demo model, fp32, steps of 16,384 tokens in buffers of 4,096, two cores",
@@ -100,10 +102,10 @@ def scaling():
 
 
 def shared():
-    tables = zip(figures.PREFIXES, map(figures.layouts, figures.outputs("shared")))
+    tables = zip(figures.PREFIXES, map(parse_compare, figures.outputs("shared")))
     bars("shared.svg", figures.newest("shared"), "A common beginning computed once: packed / shared",
          "built-in demo model, fp32, 16 documents with 100 tokens of their own after the common ones, two cores",
-         [(f"{n:,} common tokens", OURS, tuple(t["packed"][i] / t["shared"][i] for i in (0, 6))) for n, t in tables],
+         [(f"{n:,} common tokens", OURS, tuple(t["packed"][column] / t["shared"][column] for column in ("ms", "computed"))) for n, t in tables],
          [("step time", "%.2f"), ("tokens computed", "%.2f")])
 
 

@@ -9,12 +9,12 @@ dev/results/figures-DATE/PART.txt gets each command and what it printed. tests/t
 README.md to the newest of them. The peers need torch and transformers, the charts matplotlib.
 """
 import datetime
-import pathlib
 import re
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from bench import ROOT, parse_compare
+
 RESULTS = ROOT / "dev/results"
 SMOLLM2 = "--model smollm2-135m --vocab 49152"
 LENGTHS = {"chats": "--dist chat", "short texts": "--dist short", "web pages": "--dist r65 --cap 2048",
@@ -61,12 +61,6 @@ def outputs(part):
     return re.split(r"^== .*\n", newest(part).read_text(), flags=re.M)[1:]
 
 
-def layouts(text):
-    """The table of --compare: {layout: [ms, least, most, tokens/s, TFLOP/s, padding, tokens, pairs, MiB, loss]}"""
-    return {name: [float(x) for x in numbers.split()] for name, numbers in re.findall(
-        r"^(packed|shared|padded|grouped|repad|rows) ((?: +[\d.]+){10})$", text, re.M)}
-
-
 def rates(text):
     """The table of dev/peers.py: {mode: tokens/s}"""
     return {mode: float(rate.replace(",", ""))
@@ -75,7 +69,7 @@ def rates(text):
 
 def scaling():
     """{kind of documents: table of the layouts}"""
-    return dict(zip(LENGTHS, map(layouts, outputs("scaling"))))
+    return dict(zip(LENGTHS, map(parse_compare, outputs("scaling"))))
 
 
 def quotes():
@@ -83,15 +77,16 @@ def quotes():
     log, _, compared = outputs("quickstart")[0].rpartition("layout ")
     yield from re.findall(r"^(?:model   demo|val after|step +1/|step +300/).*", log, re.M)
     yield from ("layout " + compared).split("\n\n")[0].splitlines()
-    times = {kind: table["padded"][0] / table["packed"][0] for kind, table in scaling().items()}
+    times = {kind: table["padded"]["ms"] / table["packed"]["ms"] for kind, table in scaling().items()}
     yield "Step time, padded divided by packed: " + ", ".join(
         f"{kind} {ratio:.2f}" for kind, ratio in sorted(times.items(), key=lambda item: -item[1]))
-    grouped = [table["grouped"][0] / table["packed"][0] for table in scaling().values()]
+    grouped = [table["grouped"]["ms"] / table["packed"]["ms"] for table in scaling().values()]
     yield f"{min(grouped):.1f}x to {max(grouped):.1f}x as long"
-    by_processor = [float(x) for x in re.findall(r"^\| .* \| \*\*([\d.]+)\*\* \|", (ROOT / "dev/README.md").read_text(), re.M)]
-    yield f"{min(by_processor):.1f}x to {max(by_processor):.1f}x as fast, by processor"
-    mode = rates(outputs("speed")[0])
-    yield f"{mode['ours'] / mode['padded compiled']:.1f}x\nas fast as compiled PyTorch with padding"
+    rate = rates(outputs("speed")[0])
+    yield f"{rate['ours'] / rate['packed compiled']:.1f}x as fast as PyTorch with packing"
+    yield f"{rate['ours'] / rate['padded compiled']:.1f}x as fast as compiled PyTorch with padding"
+    few_shot = sorted(RESULTS.glob("few-shot-*.txt"))[-1].read_text()
+    yield re.search(r"[\d.]+ times as fast as lm-evaluation-harness", few_shot)[0]
 
 
 if __name__ == "__main__":
