@@ -624,8 +624,7 @@ def parse_args():
     kind.add_argument("--text-key", metavar="NAME", help="field or column with the text")
     kind.add_argument("--chat", action="store_true", help="records are chats")
     kind.add_argument("--bench", choices=BENCHMARKS, help="rows are questions of this benchmark")
-    p.add_argument("--shots", metavar="INPUT",
-                   help="--bench mmlu: rows to show before each question about their subject")
+    p.add_argument("--shots", metavar="INPUT", help="--bench mmlu: rows shown before each question")
     p.add_argument("--model", default="", metavar="DIR",
                    help="model with the template (default: ChatML)")
     p.add_argument("--chat-template", metavar="FILE",

@@ -47,7 +47,7 @@ def save(name, figure, path, title, subtitle):
 def bars(name, path, title, subtitle, rows, columns):
     """rows: (label, colour, value of each column); columns: (heading, format)"""
     height = 0.85 + 0.27 * len(rows)
-    figure, axes = pyplot.subplots(1, len(columns), sharey=True, figsize=(8.3, height))
+    figure, [axes] = pyplot.subplots(1, len(columns), sharey=True, squeeze=False, figsize=(8.3, height))
     figure.subplots_adjust(left=0.255, right=0.95, bottom=0.02, top=1 - 0.83 / height, wspace=0.22)
     labels, colours, values = zip(*rows)
     for axis, (heading, form), column in zip(axes, columns, zip(*values)):

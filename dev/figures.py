@@ -10,10 +10,11 @@ README.md to the newest of them. The peers need torch and transformers, the char
 """
 import datetime
 import re
+import statistics
 import subprocess
 import sys
 
-from bench import ROOT, parse_compare
+from bench import ROOT, Record, parse_compare
 
 RESULTS = ROOT / "dev/results"
 SMOLLM2 = "--model smollm2-135m --vocab 49152"
@@ -44,9 +45,10 @@ def measure(part):
     folder = RESULTS / f"figures-{datetime.date.today()}"
     folder.mkdir(exist_ok=True)
     with open(folder / f"{part}.partial", "w") as record:
+        record.write("\n".join(Record(part).lines) + "\n")
         for command in PARTS[part]:
-            print(f"== {command}", flush=True)
-            record.write(f"== {command}\n")
+            print(f"=== {command}", flush=True)
+            record.write(f"=== {command}\n")
             record.flush()
             subprocess.run(command.split(), cwd=ROOT, stdout=record, check=True)
     (folder / f"{part}.partial").rename(folder / f"{part}.txt")
@@ -57,8 +59,8 @@ def newest(part):
 
 
 def outputs(part):
-    """What each command of the newest record of a part printed"""
-    return re.split(r"^== .*\n", newest(part).read_text(), flags=re.M)[1:]
+    """The output of each command in the newest record of a part"""
+    return re.split(r"^=== .*\n", newest(part).read_text(), flags=re.M)[1:]
 
 
 def rates(text):
@@ -74,19 +76,19 @@ def scaling():
 
 def quotes():
     """Texts that README.md must have"""
-    log, _, compared = outputs("quickstart")[0].rpartition("layout ")
-    yield from re.findall(r"^(?:model   demo|val after|step +1/|step +300/).*", log, re.M)
-    yield from ("layout " + compared).split("\n\n")[0].splitlines()
+    log = outputs("quickstart")[0]
+    yield re.search(r"^model   .*", log, re.M)[0]
+    yield from re.findall(r"^val after step (?:0|300) .*", log, re.M)
+    yield from re.findall(r"^step +(?:1|300)/300 .*?norm [\d.]+", log, re.M)
+    yield from re.search(r"^layout .*\n(?:\w+ +[\d.]+ .*\n)+", log, re.M)[0].splitlines()
     times = {kind: table["padded"]["ms"] / table["packed"]["ms"] for kind, table in scaling().items()}
     yield "Step time, padded divided by packed: " + ", ".join(
         f"{kind} {ratio:.2f}" for kind, ratio in sorted(times.items(), key=lambda item: -item[1]))
-    grouped = [table["grouped"]["ms"] / table["packed"]["ms"] for table in scaling().values()]
-    yield f"{min(grouped):.1f}x to {max(grouped):.1f}x as long"
+    grouped = [t["grouped"]["ms"] / t["packed"]["ms"] for t in scaling().values() if t["padded"]["padding"] > 10]
+    yield f"{statistics.median(grouped):.1f}x as long as packed"
     rate = rates(outputs("speed")[0])
     yield f"{rate['ours'] / rate['packed compiled']:.1f}x as fast as PyTorch with packing"
     yield f"{rate['ours'] / rate['padded compiled']:.1f}x as fast as compiled PyTorch with padding"
-    few_shot = sorted(RESULTS.glob("few-shot-*.txt"))[-1].read_text()
-    yield re.search(r"[\d.]+ times as fast as lm-evaluation-harness", few_shot)[0]
 
 
 if __name__ == "__main__":

@@ -46,6 +46,12 @@ quoted = re.search(r"```c\n(.*?)```", open("README.md").read(), re.S).group(1)
 import textwrap
 assert textwrap.indent(quoted, "    ") in open("llama.h").read()
 PY
+check_python readme_quotes_the_newest_figures <<'PY'
+sys.path.insert(0, "dev")
+import figures
+readme = " ".join(open("README.md").read().split())
+for text in figures.quotes(): assert " ".join(text.split()) in readme, text
+PY
 check_python links_of_pages_lead_somewhere <<'PY'
 def anchors(page):
     heads = re.findall(r"^#+ (.*)$", open(page).read(), re.M)
