@@ -61,7 +61,7 @@ list_files() {
 }
 is_complete() {  # is_complete FILE SIZE SHA256
     [ -e "$1" ] && [ "$(stat -c %s "$1")" -eq "$2" ] &&
-        { [ "$3" = - ] || echo "$3  $1" | sha256sum --check --status; }
+        { [ "$3" = - ] || sha256sum --check --status <<< "$3  $1"; }
 }
 from_hub() {
     local size sha file
