@@ -24,12 +24,12 @@ ceiling() {     # ceiling MOST WHAT PATTERN...
 }
 ceilings() {
     local wrong=0
-    ceiling 25700 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
+    ceiling 25580 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
         ':!tests' ':!dev' || wrong=1
     ceiling 880 train_llama.cu train_llama.cu || wrong=1
     ceiling 970 llama.h llama.h || wrong=1
     ceiling 345 kernels.h kernels/kernels.h || wrong=1
-    ceiling 16060 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1
+    ceiling 15610 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1
     ceiling 10100 dev dev ':!dev/results' || wrong=1
     ceiling 2510 'scripts and data/*.py' scripts 'data/*.py' || wrong=1
     ceiling 145 Makefile Makefile || wrong=1
