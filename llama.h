@@ -75,6 +75,7 @@ typedef struct {
     floatX *dgate_up;   // (T, 2F)
     floatX *dswiglu;    // (T, F)
     real *attn_delta;   // (H, T)
+    real *attn_sums;    // shared layout on CUDA only
     floatX *logits;     // (head_chunk, Vp), becomes dlogits in place
     floatX *head_rows;  // (head_chunk, C)   the rows that have logits
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
@@ -111,7 +112,7 @@ static const char *const llama_arena_names[] = {"weights", "gradients", "optimiz
 typedef struct {
     int32_t micro_batch_tokens;  // tokens of the largest micro-batch
     int32_t max_seqlen;          // longest segment: positions in the rope table
-    bool repad;                  // room for the repad layout
+    uint32_t layouts;            // that need room of their own: 1 << LAYOUT_REPAD, LAYOUT_SHARED
     bool train;                  // gradients and optimizer state
     bool muon;                   // updates the matrices of layers by Muon, else all by AdamW
     LoraConfig lora;             // rank > 0: adapters are trained, the model is frozen
@@ -121,6 +122,9 @@ typedef struct {
     size_t io_chunk;       // elements that pass the host at a time; 0: 2^20
     ZeroSettings ranks;    // the ranks that share each step
 } LlamaSettings;
+static inline bool llama_has_layout(const LlamaSettings *s, Layout layout) {
+    return s->layouts >> layout & 1;
+}
 
 // Weights are gathered and gradients reduced in buckets, in the order in which forward uses them:
 // LLAMA_LAYERS + l is layer l, and the head follows the last layer. Backward completes the buckets
@@ -233,13 +237,13 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
     const bool rope = llama_has_rope(&m->config, (int)(a - m->acts));
     const real *table = rope ? m->rope_table : m->rope_table + llama_rope_size(m);
     if (n == 0)
-        return attention_backward(s->dqkv, s->attn_delta, s->dattn, a->qkv, a->attn, a->lse,
-                                  rope ? in->position_ids : m->unrotated, table, &in->docs,
+        return attention_backward(s->dqkv, s->attn_delta, s->attn_sums, s->dattn, a->qkv, a->attn,
+                                  a->lse, rope ? in->position_ids : m->unrotated, table, &in->docs,
                                   m->heads);
     gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
     gather_rows(s->real_attn, a->attn, in->real_rows, n, q_dim);
     gather_rows(s->real_dattn, s->dattn, in->real_rows, n, q_dim);
-    attention_backward(s->real_dqkv, s->attn_delta, s->real_dattn, s->real_qkv, s->real_attn,
+    attention_backward(s->real_dqkv, s->attn_delta, NULL, s->real_dattn, s->real_qkv, s->real_attn,
                        a->lse, rope ? in->real_position_ids : m->unrotated, table, &in->real_docs,
                        m->heads);
     scatter_rows(s->dqkv, s->real_dqkv, in->real_rows, n, T, qkv_dim);
@@ -447,8 +451,9 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     m->staged = 0;
     assert(b->total_tokens <= m->settings.micro_batch_tokens);
     assert(b->max_seqlen <= m->settings.max_seqlen);  // positions of the rope table
-    assert(b->num_real_rows == 0 || m->settings.repad);
+    assert(b->num_real_rows == 0 || llama_has_layout(&m->settings, LAYOUT_REPAD));
     const bool cached = b->layout == LAYOUT_CACHED, shared = !cached && b->num_shared > 0;
+    assert(!shared || !m->settings.train || llama_has_layout(&m->settings, LAYOUT_SHARED));
     assert(!cached || m->settings.cache_tokens >= b->micro_batch_tokens);
     in->tokens = llama_stage(m, b->tokens, b->total_tokens);
     in->position_ids = llama_stage(m, b->position_ids, b->total_tokens);
@@ -735,7 +740,7 @@ static inline void llama_carve(LlamaModel *m) {
     const size_t Vp = (size_t)padded_vocab(c->vocab_size), chunk = (size_t)m->settings.head_chunk;
     const size_t rank = (size_t)lora_padded_rank(&m->settings.lora), logits = chunk * Vp,
                  matrix = m->num_nf4 ? (2 * F > qkv_dim ? 2 * F : qkv_dim) * C : 0;
-    const bool train = m->settings.train, repad = m->settings.repad;
+    const bool train = m->settings.train, repad = llama_has_layout(&m->settings, LAYOUT_REPAD);
     LlamaScratch *s = &m->scratch;
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) m->arenas[i].bytes = 0;
 
@@ -786,6 +791,8 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->dgate_up, T * 2 * F, train);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->dswiglu, T * F, train);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->attn_delta, H * T, train);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->attn_sums, attention_sums_size((int64_t)T, c->head_dim),
+                 train && llama_has_layout(&m->settings, LAYOUT_SHARED));
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_qkv, T * qkv_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_attn, T * q_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dattn, T * q_dim, repad);
@@ -850,8 +857,8 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
                            .head_dim = config->head_dim};
     m->settings.head_chunk = llama_head_chunk(config, &settings);
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
-    m->staging_ints =
-        6 * T + 3 * (T + 1) + work_ints + (settings.repad ? 3 * T + 1 + work_ints : 0);
+    m->staging_ints = 6 * T + 3 * (T + 1) + work_ints +
+                      (llama_has_layout(&settings, LAYOUT_REPAD) ? 3 * T + 1 + work_ints : 0);
     m->staging_ints += settings.cache_tokens ? 2 * T : T;  // at its end, the rows to sample from
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");

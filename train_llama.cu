@@ -199,7 +199,7 @@ static LlamaSettings settings_of(const Options *o, int32_t micro_batch_tokens, i
     const int32_t ranks = comm_num_ranks();
     LlamaSettings s = {.micro_batch_tokens = micro_batch_tokens,
                        .max_seqlen = o->max_seqlen,
-                       .repad = o->layout == LAYOUT_REPAD,
+                       .layouts = 1u << o->layout,
                        .train = data != NULL,
                        .muon = o->optimizer == OPTIMIZER_MUON,
                        .lora = o->adapters,
@@ -630,14 +630,14 @@ static void compare_load(Compared *c, LlamaSettings *largest, const LlamaConfig 
     c->name = c->grouped ? "grouped" : layout_name(c->layout);
     if (c->grouped) loader.plan.pad_to = PAD_GROUPED;
     must(loader_load_step(&c->data, &d->train, &loader, (PlanState){0}, &err));
-    alone.repad = c->layout == LAYOUT_REPAD;
+    alone.layouts = 1u << c->layout;
     alone.micro_batch_tokens = 0;
     for (int i = 0; i < c->data.num_micro; i++)
         if (c->data.micro[i].total_tokens > alone.micro_batch_tokens)
             alone.micro_batch_tokens = c->data.micro[i].total_tokens;
     if (alone.micro_batch_tokens > largest->micro_batch_tokens)
         largest->micro_batch_tokens = alone.micro_batch_tokens;
-    largest->repad |= alone.repad;
+    largest->layouts |= alone.layouts;
     c->bytes = memory_needed(config, alone);
     c->ms = host_calloc((size_t)o->compare, sizeof *c->ms, "timings");
 }

@@ -132,7 +132,8 @@ void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_tab
 // Causal attention over packed documents; token i attends to j <= i of its own document only.
 // softmax_scale = 1/sqrt(D). Accumulates in fp32. Never reads or writes rows past total_tokens. A
 // document's results do not depend on its neighbours, its place in the buffer or that of its shared
-// tokens, bit for bit; dK and dV of a shared row are sums over all documents that share it.
+// tokens, bit for bit; dK and dV of a shared row are sums over all documents that share it, which
+// CUDA divides by what else is in the batch: equal to rounding.
 // Deterministic. Source: FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2.
 
 //   out (T,H,D)         =
@@ -142,12 +143,15 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenIn
                        HeadShape heads);
 //   dqkv (T,H+2*Hkv,D)  =  gradient of rope_forward's input: queries and keys rotated back
 //   delta (H,T) real    =  rowsum(dout * out); scratch
+//   sums (attention_sums_size) real    scratch of shared prefixes; NULL: nothing is shared
 //   dout (T,H,D)           gradient of out
 //   qkv, out, lse          inputs and results of attention_forward
 //   position_ids (T), rope_table: as in rope_forward
-void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
-                        const floatX *out, const real *lse, const int32_t *position_ids,
-                        const real *rope_table, const VarlenInfo *docs, HeadShape heads);
+void attention_backward(floatX *dqkv, real *delta, real *sums, const floatX *dout,
+                        const floatX *qkv, const floatX *out, const real *lse,
+                        const int32_t *position_ids, const real *rope_table, const VarlenInfo *docs,
+                        HeadShape heads);
+size_t attention_sums_size(int64_t max_tokens, int head_dim);
 // Selects the kernels, on every rank: "auto" (the fastest that all can run; on Hopper a second
 // process tests them first), "unprobed" (without that), CUDA "sm80" or "sm90", CPU an instruction
 // set. 0, or -1 if not available here. A work list is only for the kernels that it found.

@@ -29,7 +29,7 @@ static const double STORE = 0x1p-24, ROUNDED = 0, UNIT = 0x1p-24;
 #endif
 static const float EPS = 1e-5f;
 static const double UNDERFLOW = 1e-34;  // of a probability, times values of ordinary size
-enum { MAX_OPERANDS = 12, MAX_POSITION = 512 };
+enum { MAX_OPERANDS = 13, MAX_POSITION = 512 };
 
 static inline double sum_error(double n) {
 #if defined(BACKEND_CUDA)
@@ -119,6 +119,7 @@ static inline int64_t dim(const Run *r, char letter) {
            : letter == 'R' ? T + 2                      // rows of the cache
            : letter == 'A' ? MAX_POSITION
            : letter == 'S' ? r->num_segments + 1
+           : letter == 'B' ? (r->shared_len ? (int64_t)attention_sums_size(T, h.head_dim) : 0)
            : letter == 'W' ? (int64_t)attention_work_list_size(T, r->num_segments)
                            : letter - '0';
 }
@@ -432,7 +433,8 @@ static void add_query_gradients(Run *r, double *const *x, Gradient g, int64_t he
     }
 }
 
-CALL(attention_backward, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], &r->docs, r->s.heads)
+CALL(attention_backward, p[0], p[1], r->shared_len ? p[12] : NULL, p[2], p[3], p[4], p[5], p[6], p[7], &r->docs,
+     r->s.heads)
 REFERENCE(attention_backward) {
     const int64_t D = r->s.heads.head_dim, half = D / 2, n = r->n[0];
     double *sums = calloc((size_t)(4 * n + 1), sizeof *sums);
@@ -443,6 +445,7 @@ REFERENCE(attention_backward) {
         const double delta = dot(x[2] + at, x[4] + at, D, &size);
         want(r, 1, i, delta, size, (double)D);
     }
+    EACH(i, r->n[12]) r->tol[12][i] = INFINITY;  // scratch
     EACH(doc, r->num_segments)
     EACH(head, r->s.heads.num_heads)
     for (int64_t i = num_shared(r, doc); i < doc_len(r, doc); i += QUERIES_AT_A_TIME)
@@ -887,6 +890,9 @@ static const Shape attention_shapes[] = {
     // shared prefixes: between others, of less than the document and all of it, of falling lengths
     {.heads = H(4, 1, 128), DOCS(129, 1, 65, 0, 128, 3), SHARED(0, 128, 128, 0, 0, 128)},
     {.heads = H(1, 1, 64), DOCS(385, 129, 66, 1), SHARED(0, 384, 256, 128)},
+    // and so many that CUDA divides the documents that read one
+    {.heads = H(2, 1, 64), DOCS(321, 500, 300, 90), SHARED(0, 256, 256, 128)},
+    {.heads = H(1, 1, 128), DOCS(130, 400, 600), SHARED(0, 128, 128)},
     {.heads = H(2, 2, 64), DOCS(128, 1, 2, 257, 3, 64), SHARED(0, 128, 128, 0, 256, 128)},
     {.heads = H(1, 1, 128), .scale = 3, DOCS(129, 65), SHARED(0, 128)},
     {.heads = H(1, 1, 64), .spike = 65, DOCS(130, 70), SHARED(0, 128)},
@@ -1022,7 +1028,8 @@ static const Operation operations[] = {
         INPUT("qkv", "TQ"), INPUT("out", "TO"), {"lse", REAL, IN, "HT", 0},
         {"position_ids", INT, IN, "T", POSITIONS}, {"rope_table", REAL, IN, "AD", ANGLES},
         {"cu_seqlens", INT, IN, "S", DOC_ENDS}, {"work", INT, IN, "W", WORK},
-        {"shared_first", INT, IN, "S", SHARED_FIRST}, {"shared_len", INT, IN, "S", SHARED_LEN}}),
+        {"shared_first", INT, IN, "S", SHARED_FIRST}, {"shared_len", INT, IN, "S", SHARED_LEN},
+        {"sums", REAL, OUT, "B", 0}}),
     OPERATION(kv_store, SHAPES(decode), .operands = {
         SUM("cache", "RK"), INPUT("qkv", "TQ"), {"first_rows", INT, IN, "T", FIRST_ROWS},
         {"position_ids", INT, IN, "T", POSITIONS}}),

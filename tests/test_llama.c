@@ -55,7 +55,10 @@ static void start_model(LlamaModel *m, const LlamaConfig *c, LlamaSettings setti
 }
 
 static LlamaSettings settings_of(int capacity, int max_seqlen) {
-    return (LlamaSettings){.micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .train = true};
+    return (LlamaSettings){.micro_batch_tokens = capacity,
+                           .max_seqlen = max_seqlen,
+                           .layouts = 1u << LAYOUT_SHARED,
+                           .train = true};
 }
 
 enum { MAX_DOCS = 64, MAX_TOKENS = 2048, ALIKE = 5 };
@@ -409,7 +412,7 @@ static void check_layouts(const LlamaConfig *c, bool masked) {
     const Layout layouts[] = {LAYOUT_PADDED, LAYOUT_REPAD};
     LlamaSettings settings = settings_of(NUM_DOCS * ROW, ROW);
     BATCH b;
-    settings.repad = true;
+    settings.layouts |= 1u << LAYOUT_REPAD;
     start_model(&m, c, settings);
     make_docs(lengths, NUM_DOCS, c->vocab_size, masked);
     batch_init(&b, NUM_DOCS * ROW, NUM_DOCS * ROW);
@@ -505,7 +508,7 @@ static void check_recompute(LlamaConfig c) {
     batch_init(&b, NUM_DOCS * ROW, NUM_DOCS * ROW);
     for (int i = 0; i < MODELS; i++) {
         LlamaSettings settings = settings_of((i ? 1 : 4) * NUM_DOCS * ROW, ROW + !i);
-        settings.repad = true, settings.head_chunk = 50;
+        settings.layouts |= 1u << LAYOUT_REPAD, settings.head_chunk = 50;
         settings.recompute = (LlamaRecompute)(i ? i - 1 : 0);
         start_model(&m[i], &c, settings);
         CHECK(i == 0 || llama_memory_total(&m[i]) < llama_memory_total(&m[i - 1]));
@@ -863,7 +866,7 @@ static void check_model_gradient(const LlamaConfig *c, Layout layout, bool maske
     const double h = 5e-4;  // truncation ~ h^4, rounding ~ 1e-16 / h: both far below 1e-8
     LlamaSettings settings = settings_of(64, 10);
     BATCH b;
-    settings.repad = true;
+    settings.layouts |= 1u << LAYOUT_REPAD;
     start_model(&m, c, settings);
     make_docs(lengths, 6, c->vocab_size, masked);
     batch_init(&b, 64, 64);

@@ -68,7 +68,7 @@ rcp\.rn\.(f32|f64)                 \1 = \1 => 1 / {0}
 sqrt\.rn\.(f32|f64)                \1 = \1 => std::sqrt({0})
 ex2\.approx\.ftz\.f32              f32 = f32 => emu::ex2({0})
 ex2\.approx\.f32                   f32 = f32 => exp2f({0})
-ld(?:\.global(?:\.nc)?|\.param)?(?:\.v([24]))?\.([busf]\d+)  \2*\1 = @ => ptx::load(d, {0}, AT)
+ld(?:\.global(?:\.nc|\.cg)?|\.param)?(?:\.v([24]))?\.([busf]\d+) \2*\1 = @ => ptx::load(d, {0}, AT)
 ld\.shared(?:\.v([24]))?\.([busf]\d+)                        \2*\1 = @s => ptx::load(d, {0}, AT)
 st(?:\.global)?(?:\.v([24]))?\.([busf]\d+)                   @ \2*\1 => ptx::store({0}, {1}, AT)
 st\.shared(?:\.v([24]))?\.([busf]\d+)                        @s \2*\1 => ptx::store({0}, {1}, AT)
@@ -79,6 +79,7 @@ bar\.warp\.sync                    u32 => emu::warp_coll({0}, emu::fn_sync, "bar
 bar\.sync                          s32 => emu::bar({0}, -1, true, AT)
 barrier\.cta\.sync\.aligned        s32 s32 => emu::bar({0}, {1}, true, AT)
 barrier\.cta\.arrive\.aligned      s32 s32 => emu::bar({0}, {1}, false, AT)
+membar\.gl|fence\.acq_rel\.gpu      => __threadfence()
 trap                               => emu::fail("%s:%d trap", AT)
 
 ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16         b32*4 = @s => emu::ldmatrix(d, 4, false, {0}, AT)
@@ -164,8 +165,8 @@ class Module:
     def declarations(self, begin, end):
         for m in re.compile(r"\s*([^;\s][^;]*);?").finditer(self.text, begin, end):
             s = " ".join(m[1].split())
-            if g := re.fullmatch(r"(?:\.visible )?\.global \.align \d+ \.(\w+) (\w+)(?: = (\w+))?", s):
-                self.globals[g[2]] = f"static {C_TYPES[g[1]]} {g[2]} = {g[3] or 0};"
+            if g := re.fullmatch(r"(?:\.visible )?\.global \.align (\d+) \.(\w+) (\w+)(\[\d+\])?(?: = (\w+))?", s):
+                self.globals[g[3]] = f"alignas({g[1]}) static {C_TYPES[g[2]]} {g[3]}{g[4] or ''} = {{{g[5] or 0}}};"
             elif g := re.match(SHARED, s): self.shared.append(g.groups())
             elif s != ".extern .shared .align 1024 .b8 smem[]": self.fail(m.start(1), f"unknown declaration: {s[:80]}")
 

@@ -10,59 +10,110 @@ extern "C" {
 #include "../../data/base/error.h"
 }
 
-enum {
-    COUNT_INTS = sizeof(WorkCounts) / sizeof(int32_t),
-    ITEM_INTS = sizeof(WorkItem) / sizeof(int32_t),
-};
-
 static bool sm90() { return strcmp(attention_describe(), "sm90") == 0; }
 
 static int64_t forward_items(int64_t tokens, int64_t segments) {
     return max_work_items(tokens, segments, sm90() ? UNIT_ROWS : QUERY_TILE);
 }
-static int64_t backward_items(int64_t tokens, int64_t segments) {
-    return max_work_items(tokens, segments, sm90() ? BACKWARD_KEYS : KEY_TILE);
+static int key_tile() { return sm90() ? BACKWARD_KEYS : KEY_TILE; }
+static int max_pieces(int64_t tokens) {
+    return tokens >= 2 * PIECE_BLOCKS * UNIT_ROWS ? MAX_PIECES : 0;
+}
+static int64_t key_items(int64_t tokens, int64_t segments, int pieces) {
+    return max_work_items(tokens, segments, key_tile()) + pieces;
 }
 
 size_t attention_work_list_size(int64_t max_tokens, int64_t max_segments) {
-    const int64_t items =
-        forward_items(max_tokens, max_segments) + backward_items(max_tokens, max_segments);
-    return COUNT_INTS + (size_t)items * ITEM_INTS;
+    const int64_t keys = key_items(max_tokens, max_segments, max_pieces(max_tokens)),
+                  bytes = forward_items(max_tokens, max_segments) * (int64_t)sizeof(WorkItem) +
+                          keys * (int64_t)sizeof(KeyItem);
+    return NUM_WORK_LISTS + (size_t)bytes / sizeof(int32_t);
 }
 
-// The end of the rows whose queries see a document's own key `first`: rows of the document, and of
-// the documents that follow it and borrow that key.
-static int32_t readers_end(const VarlenInfo &docs, int doc, int first) {
+size_t attention_sums_size(int64_t max_tokens, int head_dim) {
+    return (size_t)2 * max_pieces(max_tokens) * BACKWARD_KEYS * head_dim;
+}
+
+// The document after the last one that sees the own key `first` of `doc`, which `doc` and those
+// after it that borrow the key do.
+static int readers_end(const VarlenInfo &docs, int doc, int first) {
     int end = doc + 1;
     while (docs.shared_len && end < docs.num_segments && docs.shared_len[end] > first) end++;
-    return docs.cu_seqlens[end];
+    return end;
 }
 
-// Appends a list to `work`: `tiles(len)` items for each document of `len` own tokens, by falling
-// cost. Equal costs are in the order of the buffer: neighbours in the list are neighbours in the
-// cache.
+static int query_blocks(const KeyItem &item) {
+    return ceil_div<int>(item.len - item.from, UNIT_ROWS);
+}
+
+// Appends an item, or its pieces of `most` to twice as many blocks of queries. Returns the end.
+static KeyItem *add_in_pieces(KeyItem *end, KeyItem item, int most, int *slots) {
+    const int blocks = query_blocks(item), from = item.from, len = item.len;
+    item.pieces = std::max(1, blocks / most), item.slot = *slots;
+    for (int p = 0; p < item.pieces; p++) {
+        item.piece = p;
+        item.from = from + blocks * p / item.pieces * UNIT_ROWS;
+        item.len = std::min(len, from + blocks * (p + 1) / item.pieces * UNIT_ROWS);
+        *end++ = item;
+    }
+    if (item.pieces > 1) *slots += item.pieces;
+    return end;
+}
+
+// Calls f(item, borrowed) for each tile of `keys` keys; borrowed: other documents see these keys.
+template <class F>
+static void each_key_tile(const VarlenInfo &docs, int keys, F f) {
+    for (int doc = 0; doc < docs.num_segments; doc++) {
+        const int32_t row = docs.cu_seqlens[doc], own = docs.cu_seqlens[doc + 1] - row;
+        const int32_t shared = docs.shared_len ? docs.shared_len[doc] : 0;
+        for (int t = 0; t * keys < own; t++) {
+            const int readers = readers_end(docs, doc, shared + t * keys);
+            f(KeyItem{row, docs.cu_seqlens[readers] - row, t, t * keys, 1, 0, 0},
+              readers > doc + 1);
+        }
+    }
+}
+
+// Sorts items by falling cost. Equal costs are in the order of the buffer: neighbours in the list
+// are neighbours in the cache.
+template <class Item, class Cost>
+static void sort_items(Item *items, Item *end, Cost cost) {
+    std::sort(items, end, [=](const Item &a, const Item &b) {
+        if (cost(a) != cost(b)) return cost(a) > cost(b);
+        return a.start != b.start ? a.start < b.start : a.tile < b.tile;
+    });
+}
+
+// Returns the end of the list.
+static KeyItem *add_key_items(KeyItem *items, const VarlenInfo &docs, int num_kv_heads) {
+    int64_t blocks = 0;
+    int slots = 0;
+    KeyItem *end = items;
+    each_key_tile(docs, key_tile(),
+                  [&](const KeyItem &item, bool) { blocks += query_blocks(item); });
+    const int64_t share = ceil_div<int64_t>(blocks * num_kv_heads, MAX_PIECES);
+    const int most = (int)std::max<int64_t>(share, PIECE_BLOCKS);
+    each_key_tile(docs, key_tile(), [&](const KeyItem &item, bool borrowed) {
+        end = add_in_pieces(end, item, borrowed ? most : INT32_MAX, &slots);
+    });
+    assert(slots * num_kv_heads <= MAX_PIECES);
+    sort_items(items, end, query_blocks);
+    return end;
+}
+
+// `tiles(len)` items for each document of `len` own tokens. Returns the end of the list.
 template <class Tiles, class Cost>
-static void add_list(int32_t *work, WorkList list, const VarlenInfo &docs, int keys, Tiles tiles,
-                     Cost cost) {
-    WorkCounts *counts = reinterpret_cast<WorkCounts *>(work);
-    WorkItem *items = reinterpret_cast<WorkItem *>(counts + 1), *end;
-    if (list == BACKWARD_ITEMS) items += counts->items[FORWARD_ITEMS];
-    end = items;
+static WorkItem *add_items(WorkItem *items, const VarlenInfo &docs, Tiles tiles, Cost cost) {
+    WorkItem *end = items;
     for (int doc = 0; doc < docs.num_segments; doc++) {
         const int32_t row = docs.cu_seqlens[doc], own = docs.cu_seqlens[doc + 1] - row;
         const int32_t shared = docs.shared_len ? docs.shared_len[doc] : 0;
         assert(row >= 0 && own >= 0 && shared % SHARED_TILE == 0);
         for (int t = 0; t < tiles(own); t++)
-            *end++ = list == BACKWARD_ITEMS
-                         ? WorkItem{row, readers_end(docs, doc, shared + t * keys) - row, t, 0, 0}
-                         : WorkItem{row - shared, shared + own, t,
-                                    shared ? docs.shared_first[doc] : 0, shared};
+            *end++ = {row - shared, shared + own, t, shared ? docs.shared_first[doc] : 0, shared};
     }
-    counts->items[list] = (int32_t)(end - items);
-    std::sort(items, end, [=](const WorkItem &a, const WorkItem &b) {
-        if (cost(a) != cost(b)) return cost(a) > cost(b);
-        return a.start != b.start ? a.start < b.start : a.tile < b.tile;
-    });
+    sort_items(items, end, cost);
+    return end;
 }
 
 size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host,
@@ -72,33 +123,24 @@ size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host,
                              shared_first_host, shared_len_host};
     const int consumers = forward_consumers(heads.head_dim);
     const int shared = shared_heads(heads.num_heads / heads.num_kv_heads, consumers);
-    const auto add_forward = [=](auto tiles, auto cost) {
-        add_list(work_host, FORWARD_ITEMS, docs, 0, tiles, cost);
-    };
-    // Cost: blocks of 64 keys that the last query sees, or of 64 queries from the first key on
-    const auto add_backward = [=](int keys) {
-        add_list(
-            work_host, BACKWARD_ITEMS, docs, keys, [=](int own) { return ceil_div(own, keys); },
-            [=](const WorkItem &item) {
-                return ceil_div<int>(item.len, UNIT_ROWS) - item.tile * (keys / UNIT_ROWS);
-            });
-    };
-    if (sm90()) {
-        add_forward(
+    WorkItem *items = reinterpret_cast<WorkItem *>(work_host + NUM_WORK_LISTS), *end;
+    if (sm90())  // cost: blocks of 64 keys that the last query sees
+        end = add_items(
+            items, docs,
             [=](int own) { return ceil_div(ceil_div<int>(own, UNIT_ROWS) * shared, consumers); },
             [=](const WorkItem &item) { return last_row_block(item, consumers, shared); });
-        add_backward(BACKWARD_KEYS);
-    } else {
-        add_forward([](int own) { return ceil_div<int>(own, QUERY_TILE); },
-                    [](const WorkItem &item) {
-                        const int64_t end = item.shared_len + (item.tile + 1) * (int64_t)QUERY_TILE;
-                        return ceil_div<int64_t>(std::min<int64_t>(end, item.len), KEY_TILE);
-                    });
-        add_backward(KEY_TILE);
-    }
-    const WorkCounts *counts = reinterpret_cast<const WorkCounts *>(work_host);
-    return COUNT_INTS +
-           (size_t)(counts->items[FORWARD_ITEMS] + counts->items[BACKWARD_ITEMS]) * ITEM_INTS;
+    else
+        end = add_items(
+            items, docs, [](int own) { return ceil_div<int>(own, QUERY_TILE); },
+            [](const WorkItem &item) {
+                const int64_t last = item.shared_len + (item.tile + 1) * (int64_t)QUERY_TILE;
+                return ceil_div<int64_t>(std::min<int64_t>(last, item.len), KEY_TILE);
+            });
+    KeyItem *keys = reinterpret_cast<KeyItem *>(end);
+    KeyItem *keys_end = add_key_items(keys, docs, heads.num_kv_heads);
+    work_host[FORWARD_ITEMS] = (int32_t)(end - items);
+    work_host[BACKWARD_ITEMS] = (int32_t)(keys_end - keys);
+    return (size_t)(reinterpret_cast<int32_t *>(keys_end) - work_host);
 }
 
 static AttentionShape make_shape(HeadShape heads, int64_t total_tokens) {
@@ -166,7 +208,8 @@ static AttentionBatch make_batch(const floatX *qkv, const VarlenInfo *docs, Head
             docs->work,
             qkv,
             forward_items(tokens, segments),
-            backward_items(tokens, segments)};
+            key_items(tokens, segments,
+                      docs->shared_len ? max_pieces(tokens) / heads.num_kv_heads : 0)};
 }
 
 void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
@@ -176,11 +219,13 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenIn
     (sm90() ? attention_forward_sm90 : attention_forward_sm80)(out, lse, batch);
 }
 
-void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
-                        const floatX *out, const real *lse, const int32_t *position_ids,
-                        const real *rope_table, const VarlenInfo *docs, HeadShape heads) {
+void attention_backward(floatX *dqkv, real *delta, real *sums, const floatX *dout,
+                        const floatX *qkv, const floatX *out, const real *lse,
+                        const int32_t *position_ids, const real *rope_table, const VarlenInfo *docs,
+                        HeadShape heads) {
     const AttentionBatch batch = make_batch(qkv, docs, heads);
     if (docs->total_tokens == 0) return;
-    (sm90() ? attention_backward_sm90 : attention_backward_sm80)(dqkv, {delta, dout, out, lse},
-                                                                 {position_ids, rope_table}, batch);
+    (sm90() ? attention_backward_sm90 : attention_backward_sm80)(
+        dqkv, {delta, docs->shared_len ? sums : NULL, dout, out, lse}, {position_ids, rope_table},
+        batch);
 }

@@ -42,18 +42,32 @@ enum WorkList {
     BACKWARD_ITEMS,
     NUM_WORK_LISTS
 };
-struct WorkCounts {
-    int32_t items[NUM_WORK_LISTS];
+struct Document {
+    int32_t start, len;  // first row, tokens
 };
 // Shared prefixes. The rows of a document's first shared_len tokens begin at shared_first; `start`
-// is as many rows before its first own one, and may be negative. Tiles are of own rows. Documents
-// that borrow a tile of keys follow their leader: for the dK, dV kernel their own rows are its too,
-// and shared_len is 0.
-struct WorkItem {
-    int32_t start, len;  // the document: first row, tokens
+// is as many rows before its first own one, and may be negative. Tiles are of own rows.
+struct WorkItem : Document {
     int32_t tile;
     int32_t shared_first, shared_len;
 };
+// Documents that borrow a tile of keys follow their leader: for the dK, dV kernel their own rows
+// are its too. Where they are many, several items divide them:
+//
+//   leader, borrowers             list, 3 kv heads and 132 SMs
+//   k0 k1|a a|b b b|c c c         k0: k0 k1 a a b b b c c c     48 CTAs of a prefix of 2,048 tokens,
+//                                 k1: k1 a a b b b c c c        however many documents borrow it
+//   in pieces                     k0: k0 k1 a a b|b b c c c     each sums its part of dK and dV
+//
+// The warp that ends last adds the pieces' sums, in their order: which one that is makes no
+// difference.
+struct KeyItem : Document {  // len: up to the last query
+    int32_t tile, from;      // from: the first query
+    int32_t pieces, piece;   // of the tile, and which of them this is
+    int32_t slot;            // of the first piece's sums
+};
+constexpr int MAX_PIECES = 396;  // times kv heads: three for each SM of an H100
+constexpr int PIECE_BLOCKS = 8;  // of 64 queries, at least: storing sums costs little beside them
 
 // No batch of these sizes has more items, whatever its layout. Grids are sized by this bound, so
 // they depend only on host values. CTAs past the list's count end at once.
@@ -70,14 +84,13 @@ __host__ __device__ __forceinline__ int last_row_block(const WorkItem &item, int
     return item.shared_len / UNIT_ROWS + ((end < units ? end : units) - 1) / shared;
 }
 
-__device__ __forceinline__ int work_count(const int32_t *work, WorkList list) {
-    return reinterpret_cast<const WorkCounts *>(work)->items[list];
-}
+__device__ __forceinline__ int work_count(const int32_t *work, WorkList list) { return work[list]; }
 
-__device__ __forceinline__ WorkItem work_item(const int32_t *work, WorkList list, int index) {
-    const WorkCounts *counts = reinterpret_cast<const WorkCounts *>(work);
-    if (list == BACKWARD_ITEMS) index += counts->items[FORWARD_ITEMS];
-    return reinterpret_cast<const WorkItem *>(counts + 1)[index];
+__device__ __forceinline__ const WorkItem *work_items(const int32_t *work) {
+    return reinterpret_cast<const WorkItem *>(work + NUM_WORK_LISTS);
+}
+__device__ __forceinline__ const KeyItem *key_items(const int32_t *work) {
+    return reinterpret_cast<const KeyItem *>(work_items(work) + work_count(work, FORWARD_ITEMS));
 }
 
 // Shapes as kernels need them; rows in elements
@@ -88,9 +101,9 @@ struct AttentionShape {
     float scale, scale_log2e;
 };
 
-// Inputs of backward, and delta; rows as in kernels.h
+// Inputs and scratch of backward; rows as in kernels.h
 struct Gradients {
-    float *__restrict__ delta;
+    float *__restrict__ delta, *__restrict__ sums;
     const floatX *__restrict__ dout, *__restrict__ out;
     const float *__restrict__ lse;
 };
@@ -106,7 +119,7 @@ struct AttentionBatch {
     int head_dim;  // 64 or 128
     const int32_t *work;
     const floatX *qkv;
-    int64_t forward_items, backward_items;
+    int64_t forward_items, key_items;
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -163,6 +176,34 @@ __device__ __forceinline__ void unrotate_pairs(float (&low)[2], float (&high)[2]
         low[i] = x * cosine[i] + y * sine[i];
         high[i] = y * cosine[i] - x * sine[i];
     }
+}
+
+// Stores a warp's sums x, y of a piece. True for the warp that stores the last of its tile and kv
+// head: x and y are then the sums of all pieces, in their order.
+// sums: of the first piece, counted in all pieces of all kv heads. arrived: zeros, and left so.
+template <int N>
+__device__ __forceinline__ bool add_pieces(float (&x)[N], float (&y)[N], float *sums,
+                                           unsigned *arrived, const KeyItem &item, int kv_head,
+                                           int num_kv_heads, int warp, int warps) {
+    const int64_t stride = (int64_t)num_kv_heads * warps * 2 * N * WARP;  // from piece to piece
+    const int first = (item.slot * num_kv_heads + kv_head) * warps + warp;
+    sums += (int64_t)first * 2 * N * WARP + lane_id();
+    float *own = sums + item.piece * stride;
+    unrolled_for (int i = 0; i < N; i++) own[i * WARP] = x[i], own[(N + i) * WARP] = y[i];
+    __threadfence();  // the sums are there before their count
+    __syncwarp();     // of all lanes
+    unsigned before = 0;
+    if (lane_id() == 0) before = atomicInc(arrived + first, item.pieces - 1);
+    if (__shfl_sync(~0u, before, 0) != (unsigned)item.pieces - 1) return false;
+    __threadfence();  // the count is read before the sums
+    unrolled_for (int i = 0; i < N; i++) x[i] = y[i] = 0;
+#pragma unroll 1
+    for (int piece = 0; piece < item.pieces; piece++, sums += stride)
+        unrolled_for (int i = 0; i < N; i++) {  // not from the first cache, which may be older
+            x[i] += __ldcg(sums + i * WARP);
+            y[i] += __ldcg(sums + (N + i) * WARP);
+        }
+    return true;
 }
 
 // More than 48 KB of shared memory must be requested, once per kernel.

@@ -10,6 +10,7 @@
 //                Q and dO of all heads of the group, from the diagonal on; dK and dV stay in
 //                registers. S and dP are computed transposed: P and dS then have the layout of left
 //                operands.
+//                Items that are pieces of a tile add their sums through memory (attention.cuh).
 // Both loops process 64 rows at a time, so that the diagonal's block is square.
 // The tensor cores always have work while a consumer computes exponentials: dP, which
 // is issued with S, and in backward_q dQ of the block before; dV, and for hd64 S of the next block,
@@ -30,6 +31,7 @@ constexpr int ROWS = UNIT_ROWS;  // of all tiles
 #if SM90A
 
 __device__ unsigned q_items_taken, kv_items_taken;  // see take_number
+__device__ unsigned pieces_arrived[MAX_PIECES * (BACKWARD_KEYS / STORE_ROWS)];
 
 // x = the inverse of rope_forward on x, an accumulator. Columns c and c + D / 2 are a pair, both in
 // the same thread. row: the warp's first in the buffer, `rows` are in the document.
@@ -268,7 +270,7 @@ __global__ void __launch_bounds__(QuerySizes<D>::THREADS, 1)
 
 // The item of both consumers
 struct KeyJob {
-    WorkItem item;    // its tile is of BACKWARD_KEYS keys
+    KeyItem item;     // its tile is of BACKWARD_KEYS keys
     int32_t kv_head;  // STOP: no more items
 };
 constexpr int STOP = -1;
@@ -293,11 +295,11 @@ template <int D>
 using QueryRing =
     Ring<KeySizes<D>::Q, 2 * KeySizes<D>::T::BYTES, KeySizes<D>::Q_PAIRS, KeySizes<D>::STAGES>;
 
-// The row blocks of a document's queries that see a tile of keys, for each head of the group
+// The row blocks of an item's queries, for each head of the group
 struct QueryBlocks {
     int first, end;
-    __device__ __forceinline__ explicit QueryBlocks(const WorkItem &item)
-        : first(item.tile * (BACKWARD_KEYS / ROWS)), end(ceil_div(item.len, ROWS)) {}
+    __device__ __forceinline__ explicit QueryBlocks(const KeyItem &item)
+        : first(item.from / ROWS), end(ceil_div(item.len, ROWS)) {}
     __device__ __forceinline__ int count() const { return end - first; }
 };
 
@@ -366,12 +368,12 @@ struct KeyConsumer {
         queries.done();
     }
 
-    // unit: index in the item; its first key is that many blocks after the first query.
-    __device__ __forceinline__ void walk(int unit, int query_blocks) {
+    // ahead: of the first query block, of which the unit's first key is that many blocks ahead
+    __device__ __forceinline__ void walk(int ahead, int query_blocks) {
         clear(dk);
         clear(dv);
         for (int head = 0; head < shape.group; head++)
-            for (int n = 0; n < query_blocks; n++) block((unit - n) * ROWS);
+            for (int n = 0; n < query_blocks; n++) block((ahead - n) * ROWS);
     }
 
     // The same for hd64, which has the registers to compute S of the NEXT block with this one's dV
@@ -407,7 +409,7 @@ struct KeyConsumer {
         wgmma_pin(next);
         unrolled_for (int i = 0; i < ROWS / 2; i++) s[i] = next[i];
     }
-    __device__ __forceinline__ void walk_ahead(int unit, int query_blocks) {
+    __device__ __forceinline__ void walk_ahead(int ahead, int query_blocks) {
         float s[ROWS / 2];
         clear(dk);
         clear(dv);
@@ -418,10 +420,17 @@ struct KeyConsumer {
         wgmma_pin(s);
         int n = 0;
         for (int left = query_blocks * shape.group; left > 1; left--) {
-            block_ahead<true>(s, (unit - n) * ROWS);
+            block_ahead<true>(s, (ahead - n) * ROWS);
             if (++n == query_blocks) n = 0;
         }
-        block_ahead<false>(s, (unit - n) * ROWS);
+        block_ahead<false>(s, (ahead - n) * ROWS);
+    }
+
+    // False for a piece that is not the last
+    __device__ __forceinline__ bool add(float *sums, const KeyJob &job, int unit) {
+        return job.item.pieces == 1 ||
+               add_pieces(dk, dv, sums, pieces_arrived, job.item, job.kv_head, shape.num_kv_heads,
+                          unit * WARPS + warp_in_group(), Z::CONSUMERS * WARPS);
     }
 
     __device__ __forceinline__ void store(const CUtensorMap *dqkv_map, const Rope &rope,
@@ -437,8 +446,9 @@ struct KeyConsumer {
 };
 
 template <int D>
-__device__ __forceinline__ void consume_queries(const CUtensorMap *dqkv_map, const Rope &rope,
-                                                const AttentionShape &s, int unit) {
+__device__ __forceinline__ void consume_queries(const CUtensorMap *dqkv_map, const Gradients &g,
+                                                const Rope &rope, const AttentionShape &s,
+                                                int unit) {
     typedef KeySizes<D> Z;
     const uint32_t base = smem_u32(smem), full = base + Z::KV_PAIR;
     KeyConsumer<D> me(s, base, unit);
@@ -446,17 +456,20 @@ __device__ __forceinline__ void consume_queries(const CUtensorMap *dqkv_map, con
         mbar_wait(full, phase);
         const KeyJob *job = reinterpret_cast<const KeyJob *>(smem + Z::JOB);
         if (job->kv_head == STOP) break;
-        const int query_blocks = QueryBlocks(job->item).count();
+        const QueryBlocks blocks(job->item);
+        const int query_blocks = blocks.count();
+        const int ahead = job->item.tile * Z::CONSUMERS + unit - blocks.first;
         const bool idle = unit >= query_blocks;  // no keys
         if (idle)
             for (int n = query_blocks * s.group; n > 0; n--) me.queries.skip();
         else if (D == 64)
-            me.walk_ahead(unit, query_blocks);
+            me.walk_ahead(ahead, query_blocks);
         else
-            me.walk(unit, query_blocks);
+            me.walk(ahead, query_blocks);
         const KeyJob done = *job;  // reread, so that it occupied no registers meanwhile
         release(full + 8);
-        if (!idle) me.store(dqkv_map, rope, done, done.item.tile * Z::CONSUMERS + unit);
+        if (!idle && me.add(g.sums, done, unit))
+            me.store(dqkv_map, rope, done, done.item.tile * Z::CONSUMERS + unit);
     }
     if (lane_id() == 0) bulk_wait<0>();
 }
@@ -466,7 +479,7 @@ struct ColumnStatistics {
     float lse_log2e[2], delta[2];
 
     __device__ __forceinline__ void load(const Gradients &g, int64_t total_tokens,
-                                         const WorkItem &doc, int head, int query_block) {
+                                         const Document &doc, int head, int query_block) {
         unrolled_for (int n = 0; n < 2; n++) {
             const int row = query_block * ROWS + lane_id() + n * WARP;
             const int64_t at = head * total_tokens + doc.start + row;
@@ -525,11 +538,10 @@ __device__ __forceinline__ void produce_queries(const CUtensorMap *qkv_map,
     for (uint32_t phase = 0;; phase ^= 1) {
         KeyJob job = {{}, STOP};
         if (number < total) {
-            job = {work_item(work, BACKWARD_ITEMS, number / s.num_kv_heads),
-                   (int)(number % s.num_kv_heads)};
+            job = {key_items(work)[number / s.num_kv_heads], (int)(number % s.num_kv_heads)};
             number = take_number(&kv_items_taken, total);
         }
-        const WorkItem &item = job.item;
+        const KeyItem &item = job.item;
         const QueryBlocks blocks(item);
         const int units = min(Z::CONSUMERS, blocks.count());  // that have keys
         mbar_wait(full + 8, phase ^ 1);
@@ -540,7 +552,7 @@ __device__ __forceinline__ void produce_queries(const CUtensorMap *qkv_map,
 #pragma unroll 1
         for (int n = 0; n < units; n++) {
             const uint32_t k = base + n * 2 * T::BYTES;
-            const int row = (blocks.first + n) * ROWS;
+            const int row = item.tile * BACKWARD_KEYS + n * ROWS;
             load_rows<D, T::PANEL>(k, qkv_map, full, item, tokens, k_column, row, ROWS);
             load_rows<D, T::PANEL>(k + T::BYTES, qkv_map, full, item, tokens,
                                    k_column + s.num_kv_heads * D, row, ROWS);
@@ -580,7 +592,7 @@ __global__ void __launch_bounds__(KeySizes<D>::THREADS, 1)
             if (warp_in_group() == 1) produce_statistics<D>(g, s);
             if (threadIdx.x % WARPGROUP == 0) produce_queries<D>(&qkv_map, &dout_map, work, s);
         },
-        [&](int unit) { consume_queries<D>(&dqkv_map, rope, s, unit); }, dqkv_map, qkv_map,
+        [&](int unit) { consume_queries<D>(&dqkv_map, g, rope, s, unit); }, dqkv_map, qkv_map,
         dout_map);
 #endif
 }
@@ -599,7 +611,7 @@ void backward(floatX *dqkv, const Gradients &g, const Rope &rope, const Attentio
     const CUtensorMap dout_map = ragged_map(g.dout, s.out_row, s.total_tokens, BOX_ROWS);
     const CUtensorMap dqkv_map = ragged_map(dqkv, s.qkv_row, s.total_tokens, STORE_ROWS);
     const unsigned q_grid = persistent_grid(b.forward_items * (s.num_heads / s.shared));
-    const unsigned kv_grid = persistent_grid(b.backward_items * s.num_kv_heads);
+    const unsigned kv_grid = persistent_grid(b.key_items * s.num_kv_heads);
     attention_backward_q_sm90_kernel<D><<<q_grid, Q::THREADS, Q::BYTES, cuda_stream()>>>(
         dqkv_map, qkv_map, dout_map, g, b.work, s, rope);
     LAUNCH_CHECK("attention_backward_q_sm90_kernel");

@@ -36,6 +36,8 @@ constexpr int WARPS = 4, THREADS = WARPS * WARP;
 template <int ROWS, int COLS>
 struct Block {
     float x[ROWS / 16][COLS / 8][4];
+    typedef float Values[ROWS * COLS / WARP];
+    __device__ __forceinline__ Values &values() { return reinterpret_cast<Values &>(x); }
 };
 // One value for each row of a block: rows l / 4 and l / 4 + 8 of each 16
 template <int ROWS>
@@ -344,7 +346,7 @@ struct QueryTile {
     __device__ __forceinline__ bool take(const int32_t *work, const AttentionShape &s) {
         const int number = blockIdx.x / CTAS, index = number / s.num_heads;
         if (index >= work_count(work, FORWARD_ITEMS)) return false;
-        item = work_item(work, FORWARD_ITEMS, index);
+        item = work_items(work)[index];
         head = number % s.num_heads;
         first = item.shared_len + item.tile * QUERY_TILE + (int)blockIdx.x % CTAS * QUERIES;
         end = min(first + QUERIES, item.len);
@@ -516,7 +518,10 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 // ---- Backward: dK and dV ------------------------------------------------------------------------
 
-template <int D, int QUERIES>
+__device__ unsigned pieces_arrived[MAX_PIECES * WARPS];
+
+// PIECES: items may be pieces
+template <int D, int QUERIES, bool PIECES>
 struct BackwardKvSizes {
     static constexpr int ROWS = KEY_TILE / WARPS;  // keys of a warp
     static constexpr int KV_BYTES = KEY_TILE * D * 2;
@@ -533,7 +538,7 @@ struct BackwardKvSizes {
 #if __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
     static constexpr int CTAS = 2;  // with registers for three ptxas spills
 #else
-    static constexpr int CTAS = D == 64 ? 3 : 2;
+    static constexpr int CTAS = D == 64 && !PIECES ? 3 : 2;
 #endif
 };
 
@@ -559,21 +564,23 @@ __device__ __forceinline__ void dscores_columns(Block<ROWS, COLS> &dp, const Blo
     }
 }
 
-template <int D, int QUERIES>
-__global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
-    attention_backward_kv_kernel(floatX *__restrict__ dqkv, const floatX *__restrict__ dout,
-                                 const floatX *__restrict__ qkv, const float *__restrict__ lse,
-                                 const float *__restrict__ delta, const int32_t *__restrict__ work,
-                                 AttentionShape s, Rope rope) {
-    typedef BackwardKvSizes<D, QUERIES> Z;
+template <int D, int QUERIES, bool PIECES>
+__global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES, PIECES>::CTAS)
+    attention_backward_kv_kernel(floatX *__restrict__ dqkv, float *__restrict__ sums,
+                                 const floatX *__restrict__ dout, const floatX *__restrict__ qkv,
+                                 const float *__restrict__ lse, const float *__restrict__ delta,
+                                 const int32_t *__restrict__ work, AttentionShape s, Rope rope) {
+    typedef BackwardKvSizes<D, QUERIES, PIECES> Z;
     const int index = blockIdx.x / s.num_kv_heads;
     if (!runs_here<Z>() || index >= work_count(work, BACKWARD_ITEMS)) return;
-    const WorkItem item = work_item(work, BACKWARD_ITEMS, index);
+    const KeyItem item = key_items(work)[index];
     const int kv_head = blockIdx.x % s.num_kv_heads, first_head = kv_head * s.group;
     const int first = item.tile * KEY_TILE, end = min(first + (int)KEY_TILE, item.len);
     const int own = warp_id() * Z::ROWS, own_first = first + own;  // in the tile, in the document
-    // All query tiles from the diagonal on, of the group's first head, then of the next
-    const int num_tiles = ceil_div(item.len - first, QUERIES);
+    // All query tiles from the first one on, at the diagonal if this is no piece, of the group's
+    // first head, then of the next
+    const int from = PIECES ? item.from : first;
+    const int num_tiles = ceil_div(item.len - from, QUERIES);
     const int num_stages = num_tiles * s.group;
 
     const int64_t k_at = (item.start + first) * s.qkv_row + (s.num_heads + kv_head) * D;
@@ -584,7 +591,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
     };
     // Where this thread reads the next stage, advanced from stage to stage: fewer instructions than
     // computing addresses from rows and heads
-    const int64_t first_query = (int64_t)item.start + first;
+    const int64_t first_query = (int64_t)item.start + from;
     const int statistic = threadIdx.x % QUERIES;
     const bool is_lse = (int)threadIdx.x < QUERIES;
     const floatX *next_q =
@@ -593,7 +600,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
         ThreadSlice<D>::begin(dout + first_query * s.out_row + first_head * D, s.out_row);
     const float *next_statistic =
         (is_lse ? lse : delta) + first_head * s.total_tokens + first_query + statistic;
-    int next_rows = item.len - first;
+    int next_rows = item.len - from;
     // Starts the copies of a stage. Returns this thread's value of its statistics, which the caller
     // stores after it has computed the stage before: arithmetic hides one global latency.
     auto load_stage = [&](int j) {
@@ -609,7 +616,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
             const int64_t queries = num_tiles * QUERIES;
             next_q += D - queries * s.qkv_row, next_dout += D - queries * s.out_row;
             next_statistic += s.total_tokens - queries;
-            next_rows = item.len - first;
+            next_rows = item.len - from;
         }
         return value;
     };
@@ -635,7 +642,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
         __syncthreads();  // stage j has arrived; no thread reads stage j - 1 any more
         float next = 0;
         if (j + 1 < num_stages) next = load_stage(j + 1);
-        const int ahead = tile * QUERIES - own;
+        const int ahead = from - first + tile * QUERIES - own;
         if (own_first < end && ahead + QUERIES > 0) {  // else no keys, or no query sees them
             const uint32_t q_tile = q_tiles + j % 2 * Z::STAGE_BYTES;
             const float *lse_log2e = statistics(j);
@@ -653,6 +660,10 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
     }
     if constexpr (Z::KV_IN_REGISTERS) __syncthreads();  // results overwrite statistics
     if (own_first >= end) return;
+    if (PIECES && item.pieces > 1 &&
+        !add_pieces(dk.values(), dv.values(), sums, pieces_arrived, item, kv_head, s.num_kv_heads,
+                    warp_id(), WARPS))
+        return;
     floatX *dk_rows = dqkv + k_at + own * s.qkv_row;
     store_rows_unrotated<Z::ROWS, D>(dk_rows, s.qkv_row, end - own_first, dk, s.scale,
                                      rope.position_ids + item.start + own_first, rope.table,
@@ -686,25 +697,32 @@ void forward(floatX *out, float *lse, const AttentionBatch &b) {
     LAUNCH_CHECK("attention_forward_kernel");
 }
 
+template <int D, int MEMORY, bool PIECES>
+void backward_keys(floatX *dqkv, const Gradients &g, const Rope &rope, const AttentionBatch &b) {
+    constexpr int Q = tiles_of(D, MEMORY).kv_queries;
+    typedef BackwardKvSizes<D, Q, PIECES> Z;
+    static_assert(FITS<Z, MEMORY, Z::CTAS>, "CTAs on an SM");
+    [[maybe_unused]] static const bool ready =
+        allow_shared_memory(attention_backward_kv_kernel<D, Q, PIECES>, Z::BYTES);
+    const unsigned grid = grid_size(b.key_items, b.shape.num_kv_heads);
+    attention_backward_kv_kernel<D, Q, PIECES><<<grid, THREADS, Z::BYTES, cuda_stream()>>>(
+        dqkv, g.sums, g.dout, b.qkv, g.lse, g.delta, b.work, b.shape, rope);
+    LAUNCH_CHECK("attention_backward_kv_kernel");
+}
+
 template <int D, int MEMORY>
 void backward(floatX *dqkv, const Gradients &g, const Rope &rope, const AttentionBatch &b) {
     constexpr int Q = tiles_of(D, MEMORY).q_queries, K = tiles_of(D, MEMORY).q_keys;
-    constexpr int KV_Q = tiles_of(D, MEMORY).kv_queries;
-    typedef BackwardQSizes<D, Q, K> QZ;
-    typedef BackwardKvSizes<D, KV_Q> KZ;
-    static_assert(FITS<QZ, MEMORY, 2> && FITS < KZ, MEMORY, D == 64 ? 3 : 2 >, "CTAs on an SM");
+    typedef BackwardQSizes<D, Q, K> Z;
+    static_assert(FITS<Z, MEMORY, 2>, "two CTAs on an SM");
     [[maybe_unused]] static const bool ready =
-        allow_shared_memory(attention_backward_q_kernel<D, Q, K>, QZ::BYTES) &&
-        allow_shared_memory(attention_backward_kv_kernel<D, KV_Q>, KZ::BYTES);
-    const AttentionShape &s = b.shape;
-    const unsigned q_grid = grid_size(b.forward_items * QZ::CTAS, s.num_heads);
-    const unsigned kv_grid = grid_size(b.backward_items, s.num_kv_heads);
-    attention_backward_q_kernel<D, Q, K><<<q_grid, THREADS, QZ::BYTES, cuda_stream()>>>(
-        dqkv, g.delta, g.dout, b.qkv, g.out, g.lse, b.work, s, rope);
+        allow_shared_memory(attention_backward_q_kernel<D, Q, K>, Z::BYTES);
+    const unsigned grid = grid_size(b.forward_items * Z::CTAS, b.shape.num_heads);
+    attention_backward_q_kernel<D, Q, K><<<grid, THREADS, Z::BYTES, cuda_stream()>>>(
+        dqkv, g.delta, g.dout, b.qkv, g.out, g.lse, b.work, b.shape, rope);
     LAUNCH_CHECK("attention_backward_q_kernel");
-    attention_backward_kv_kernel<D, KV_Q><<<kv_grid, THREADS, KZ::BYTES, cuda_stream()>>>(
-        dqkv, g.dout, b.qkv, g.lse, g.delta, b.work, s, rope);
-    LAUNCH_CHECK("attention_backward_kv_kernel");
+    const auto keys = g.sums ? backward_keys<D, MEMORY, true> : backward_keys<D, MEMORY, false>;
+    keys(dqkv, g, rope, b);
 }
 
 // sm_87 may run the code of sm_86, which has none of the large kernels.

@@ -204,7 +204,7 @@ struct Ring {
 // the first of D.
 template <int D, int PANEL_BYTES>
 __device__ __forceinline__ void load_rows(uint32_t tile, const CUtensorMap *map, uint32_t full,
-                                          const WorkItem &doc, int total_tokens, int column,
+                                          const Document &doc, int total_tokens, int column,
                                           int first, int rows) {
 #pragma unroll 1
     for (int at = 0; at < rows; at += BOX_ROWS)
@@ -245,7 +245,7 @@ __device__ __forceinline__ void produce_units(unsigned *items_taken, const int32
         WorkItem item = {};
         if (more) {
             // opaque: addresses kept over an item would take more registers than a producer has
-            item = work_item(work + opaque(0), FORWARD_ITEMS, number / shares);
+            item = work_items(work + opaque(0))[number / shares];
             number = take_number(items_taken, total);  // long before it is used
         }
         const int row_blocks = more ? last_row_block(item, CONSUMERS, s.shared) + 1 : 0;
@@ -346,7 +346,7 @@ __device__ __forceinline__ void clear(float (&x)[N]) {
 template <int D>
 __device__ __forceinline__ void store_rows(const CUtensorMap *map, uint32_t tile, const float *x,
                                            const float (&factor)[2], int column, int row,
-                                           const WorkItem &doc, int64_t total_tokens) {
+                                           const Document &doc, int64_t total_tokens) {
     typedef Tile<STORE_ROWS, D> T;
     unsigned char *to = smem + (tile - smem_u32(smem));
     if (lane_id() == 0) bulk_wait_read<0>();

@@ -46,7 +46,7 @@ static float *attend(const char *kernels, HeadShape heads) {
     const VarlenInfo docs = {
         upload(cu_seqlens, 3), upload(ints, used), TOKENS, 2, TOKENS - 65, NULL, NULL};
     attention_forward(out, lse, qkv, &docs, heads);
-    attention_backward(dqkv, delta, dout, qkv, out, lse, position_ids, angles, &docs, heads);
+    attention_backward(dqkv, delta, NULL, dout, qkv, out, lse, position_ids, angles, &docs, heads);
     activations_to_host(x, out, n_out);
     activations_to_host(x + n_out, dqkv, n);
     free(ints);

@@ -215,6 +215,14 @@ T emu_rmw(T *p, F change) {
         !__atomic_compare_exchange(p, &before, &after, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
     return before;
 }
+inline void __threadfence() {
+    emu::yield_point();
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+template <class T>
+T __ldcg(const T *p) {
+    return *p;
+}
 // Counts up to `last`, then begins again at 0
 inline unsigned atomicInc(unsigned *p, unsigned last) {
     return emu_rmw(p, [&](unsigned o) { return o >= last ? 0 : o + 1; });
