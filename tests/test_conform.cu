@@ -5,6 +5,7 @@
 // attention in test_ops.c test the other wrappers, test_tensor_cores.cu the sums of tensor cores.
 #include <cuda.h>
 #include <math.h>
+#include <algorithm>
 #include <string>
 
 #include "cuda_test.h"
@@ -372,6 +373,56 @@ TEST(multiply_add) {
     add_case<64, 64>("b_mn_64x64");
     add_case<128, 64>("b_mn_128x64");
     add_case<64, 128>("b_mn_64x128");
+}
+
+// ---- The list of backward's items, on the 132 SMs of an H100 ------------------------------------
+
+// When the last SM ends that takes the next of `costs` as soon as it is free, in their mean's units
+static double makespan(const std::vector<int> &costs) {
+    std::vector<int64_t> sms(132);
+    int64_t sum = 0;
+    for (int cost : costs) *std::min_element(sms.begin(), sms.end()) += cost, sum += cost;
+    return (double)*std::max_element(sms.begin(), sms.end()) * (double)sms.size() / (double)sum;
+}
+
+// docs that share a prefix, each with `own` more tokens. Prints, and checks, how long dK and dV take
+// with tiles as they are and in pieces, where 1 keeps all SMs busy to the end.
+static void check_balance(int prefix, int docs, int own, int kv_heads) {
+    const HeadShape heads = {3 * kv_heads, kv_heads, 64};
+    std::vector<int32_t> ends = {0}, first((size_t)docs), shared((size_t)docs, prefix);
+    for (int doc = 0; doc < docs; doc++) ends.push_back(prefix + (doc + 1) * own);
+    shared[0] = 0;
+    std::vector<int32_t> work(attention_work_list_size(ends.back(), docs));
+    const size_t used =
+        attention_work_list(work.data(), ends.data(), first.data(), shared.data(), docs, heads);
+    CHECK(used <= work.size());
+    const auto *items = (const KeyItem *)((const WorkItem *)&work[NUM_WORK_LISTS] + work[0]);
+    std::vector<int> tiles, pieces;
+    int slots = 0;
+    for (int i = 0; i < work[BACKWARD_ITEMS]; i++)
+        for (int head = 0; head < kv_heads; head++) {
+            const KeyItem &item = items[i];
+            pieces.push_back(ceil_div(item.len - item.from, (int)UNIT_ROWS));
+            slots = std::max(slots, (item.slot + item.pieces - 1) * kv_heads);
+            if (item.piece > 0) continue;
+            const int keys = item.tile * BACKWARD_KEYS,
+                      end = item.pieces > 1 ? ends.back() : item.start + item.len;
+            tiles.push_back(ceil_div(end - item.start - keys, (int)UNIT_ROWS));
+        }
+    std::sort(tiles.rbegin(), tiles.rend());
+    CHECK(slots <= MAX_PIECES && std::is_sorted(pieces.rbegin(), pieces.rend()));
+    const double before = makespan(tiles), after = makespan(pieces);
+    printf("    prefix %4d, %2d documents of %4d, %d kv heads: %.2f in tiles, %.2f in pieces\n",
+           prefix, docs, own, kv_heads, before, after);
+    CHECK(after <= before);
+    if (pieces.size() >= 4 * 132) CHECK(after < 1.25);
+}
+TEST(shared_prefixes_keep_sms_busy) {
+    begin_wgmma();
+    CHECK(attention_select("sm90") == 0);
+    for (int kv_heads : {3, 8})
+        for (int docs : {1, 4, 8, 27, 64}) check_balance(2048, docs, 300, kv_heads);
+    check_balance(1024, 8, 512, 3);
 }
 
 TEST_MAIN()

@@ -84,15 +84,19 @@ static void sort_items(Item *items, Item *end, Cost cost) {
     });
 }
 
+// Tiles that others borrow are divided if one of them takes longer than an SM's share of all work.
 // Returns the end of the list.
 static KeyItem *add_key_items(KeyItem *items, const VarlenInfo &docs, int num_kv_heads) {
     int64_t blocks = 0;
-    int slots = 0;
+    int longest = 0, slots = 0;
     KeyItem *end = items;
-    each_key_tile(docs, key_tile(),
-                  [&](const KeyItem &item, bool) { blocks += query_blocks(item); });
+    each_key_tile(docs, key_tile(), [&](const KeyItem &item, bool borrowed) {
+        blocks += query_blocks(item);
+        if (borrowed) longest = std::max(longest, query_blocks(item));
+    });
     const int64_t share = ceil_div<int64_t>(blocks * num_kv_heads, MAX_PIECES);
-    const int most = (int)std::max<int64_t>(share, PIECE_BLOCKS);
+    const bool divide = longest > share * PIECES_PER_SM * 9 / 8;
+    const int most = divide ? std::max((int)share, (int)PIECE_BLOCKS) : INT32_MAX;
     each_key_tile(docs, key_tile(), [&](const KeyItem &item, bool borrowed) {
         end = add_in_pieces(end, item, borrowed ? most : INT32_MAX, &slots);
     });

@@ -66,8 +66,11 @@ struct KeyItem : Document {  // len: up to the last query
     int32_t pieces, piece;   // of the tile, and which of them this is
     int32_t slot;            // of the first piece's sums
 };
-constexpr int MAX_PIECES = 396;  // times kv heads: three for each SM of an H100
-constexpr int PIECE_BLOCKS = 8;  // of 64 queries, at least: storing sums costs little beside them
+enum {
+    PIECES_PER_SM = 3,
+    MAX_PIECES = PIECES_PER_SM * 132,  // of all kv heads, on an H100
+    PIECE_BLOCKS = 8  // of 64 queries, at least: storing sums costs little beside them
+};
 
 // No batch of these sizes has more items, whatever its layout. Grids are sized by this bound, so
 // they depend only on host values. CTAs past the list's count end at once.
