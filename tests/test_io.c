@@ -6,6 +6,7 @@
 #include "../data/base/file.h"
 #include "../data/base/hash.h"
 #include "../data/base/json.h"
+#include "../data/base/machine.h"
 #include "../data/base/memory.h"
 #include "../data/base/path.h"
 #include "scratch.h"
@@ -238,31 +239,56 @@ FILE *__wrap_fopen(const char *path, const char *mode) {
 TEST(limits_of_control_groups_are_read) {
     MUST(dir_create_all(scratch("cg/memory/job/step"), &err) &&
          dir_create_all(scratch("cg/slurm/x"), &err));
-    put("v1", "5:cpu:/x\n3:memory:/job/step\n");
-    put("v2", "0::/slurm/x\n");
-    CHECK(cgroup_memory_free(scratch("v1"), scratch("cg")) == SIZE_MAX);
-    put("cg/memory/memory.limit_in_bytes", "9000\n");
-    CHECK(cgroup_memory_free(scratch("v1"), scratch("cg")) == 9000);
-    put("cg/memory/job/memory.limit_in_bytes", "1000\n");
-    put("cg/memory/job/memory.usage_in_bytes", "300\n");
-    CHECK(cgroup_memory_free(scratch("v1"), scratch("cg")) == 700);
+    put("self", "5:cpu:/x\n3:memory:/job/step\n");
+    CHECK(host_memory_free() > 1 << 27);
+    put("cg/memory/memory.limit_in_bytes", "90000000\n");
+    CHECK(host_memory_free() == 90000000);
+    put("cg/memory/job/memory.limit_in_bytes", "10000000\n");
+    put("cg/memory/job/memory.usage_in_bytes", "3000000\n");
+    CHECK(host_memory_free() == 7000000);
     put("cg/memory/job/memory.stat",
         "active_file 9\ntotal_inactive_file 40\ntotal_active_file 5\n");
-    CHECK(cgroup_memory_free(scratch("v1"), scratch("cg")) == 745);
-    put("cg/slurm/x/memory.max", "max\n");
-    CHECK(cgroup_memory_free(scratch("v2"), scratch("cg")) == SIZE_MAX);
-    put("cg/slurm/memory.max", "50\n");
-    put("cg/slurm/memory.current", "60\n");
-    CHECK(cgroup_memory_free(scratch("v2"), scratch("cg")) == 0);
-    put("cg/slurm/memory.stat", "anon 3\ninactive_file 11\nactive_file 22\n");
-    CHECK(cgroup_memory_free(scratch("v2"), scratch("cg")) == 23);
-    CHECK(cgroup_memory_free(scratch("none"), scratch("cg")) == SIZE_MAX);
-    const size_t all = host_memory_free();
+    CHECK(host_memory_free() == 7000045);
     put("self", "0::/slurm/x\n");
-    put("cg/slurm/memory.max", "9000000\n");
-    CHECK(all > 1 << 24 && host_memory_free() == 8999973);
-    put("cg/slurm/memory.max", "20\n");
+    put("cg/slurm/x/memory.max", "max\n");
+    CHECK(host_memory_free() > 1 << 27);
+    put("cg/slurm/memory.max", "5000000\n");
+    put("cg/slurm/memory.current", "60\n");
+    CHECK(host_memory_free() == 4999940);
+    put("cg/slurm/memory.stat", "anon 3\ninactive_file 11\nactive_file 22\n");
+    CHECK(host_memory_free() == 4999973);
+    put("cg/slurm/memory.max", "50\n");
     CHECK(host_memory_free() == 1 << 20);  // 0 is: unknown
+}
+
+static int threads_of_quota(int asked, int ranks) {
+    const char *limit;
+    const int n = machine_threads(asked, 99, ranks, &limit);
+    CHECK((strcmp(limit, "CPU quota") == 0) == (n < 99 && n != asked));
+    return n;
+}
+
+// The least of the quotas of a group and of those above it, rounded up and divided among ranks
+TEST(cpu_quotas_limit_threads) {
+    unsetenv("OMP_NUM_THREADS"), unsetenv("OMP_THREAD_LIMIT");
+    MUST(dir_create_all(scratch("cg/cpu,cpuacct/job/step"), &err) &&
+         dir_create_all(scratch("cg/pod/x"), &err));
+    put("self", "4:cpuset:/job\n3:cpu,cpuacct:/job/step\n0::/\n");
+    CHECK(threads_of_quota(0, 1) == 99);
+    put("cg/cpu,cpuacct/job/step/cpu.cfs_quota_us", "-1\n");
+    CHECK(threads_of_quota(0, 1) == 99);
+    put("cg/cpu,cpuacct/job/cpu.cfs_quota_us", "250000\n");
+    CHECK(threads_of_quota(0, 1) == 3);
+    put("cg/cpu,cpuacct/job/cpu.cfs_period_us", "50000\n");
+    CHECK(threads_of_quota(0, 1) == 5 && threads_of_quota(0, 2) == 3 &&
+          threads_of_quota(0, 9) == 1);
+    put("self", "0::/pod/x\n");
+    put("cg/pod/x/cpu.max", "max 100000\n");
+    CHECK(threads_of_quota(0, 1) == 99);
+    put("cg/pod/cpu.max", "400000 100000\n");
+    CHECK(threads_of_quota(0, 1) == 4 && threads_of_quota(6, 1) == 6);
+    put("cg/cpu.max", "20000 50000\n");
+    CHECK(threads_of_quota(0, 1) == 1);
 }
 
 // The promises of json.h beyond Jansson's defaults

@@ -19,13 +19,6 @@ static inline bool checked_add(uint64_t a, uint64_t b, uint64_t *out) {
 // names what the memory was for.
 void *host_calloc(size_t count, size_t size, const char *what_for);
 
-// Bytes that the machine and this process's control groups still allow, at least 1 MiB; 0: unknown.
-size_t host_memory_free(void);
-
-// Bytes that the limits of the control groups named in `self` (/proc/self/cgroup) still allow, of
-// version 1 or 2 below `root` (/sys/fs/cgroup); the page cache counts as free. SIZE_MAX: no limit.
-size_t cgroup_memory_free(const char *self, const char *root);
-
 // AUTO_FREE char *text = ..., AUTO_CLOSE FILE *stream = ...: freed, or closed, at the end of its
 // block
 static inline void free_at(void *pointer) { free(*(void **)pointer); }

@@ -128,7 +128,7 @@ const Option run_option_table[] = {
     NUMBER("temperature", temperature, "0.8", 0, 100, "0: always the likeliest token"),
     NUMBER("top-p", top_p, "0.95", 0, 1, "sample from the likeliest that sum to p"),
     OPTION_GROUP("machine"),
-    NUMBER("threads", threads, "0", 0, 4096, "CPU threads; 0: all cores"),
+    NUMBER("threads", threads, "0", 0, 4096, "CPU threads; 0: OMP_NUM_THREADS, or all cores"),
     FLAG("bf16-matmul", bf16_matmul,
          "CPU: matmul inputs in bf16, sums in fp32; the start says where that is faster"),
     TEXT("attention", attention, "auto",

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "../base/clock.h"
-#include "../base/memory.h"
+#include "../base/machine.h"
 
 bool save_checkpoint(const SaveJob *job, const char *name, Parameters p, Error *err) {
     Checkpoint ck = {0};

@@ -4,15 +4,14 @@
 #include <libgen.h>
 #include <math.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "../base/clock.h"
 #include "../base/hash.h"
 #include "../base/json.h"
+#include "../base/machine.h"
 #include "../base/memory.h"
 #include "../base/signals.h"
 #include "../runs/checkpoint.h"
@@ -305,12 +304,9 @@ static bool encode_all(Conversion *c, Thread *threads, int num_threads, Error *e
 }
 
 static bool encode_with_threads(Conversion *c, Error *err) {
-    cpu_set_t may_use;
-    const int cores = sched_getaffinity(0, sizeof may_use, &may_use) == 0
-                          ? CPU_COUNT(&may_use)
-                          : (int)sysconf(_SC_NPROCESSORS_ONLN),
-              num_threads = c->settings->o->threads > 0 ? c->settings->o->threads : cores;
-    const int max_units = num_threads * UNITS_PER_THREAD;
+    const char *limit;
+    const int num_threads = machine_threads(c->settings->o->threads, cores_allowed(), 1, &limit),
+              max_units = num_threads * UNITS_PER_THREAD;
     AUTO_FREE Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");
     c->units = host_calloc((size_t)max_units, sizeof(Unit), "texts");
     for (int i = 0; i < num_threads; i++)

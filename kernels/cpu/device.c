@@ -7,6 +7,7 @@
 
 #include "../../data/base/clock.h"
 #include "../../data/base/error.h"
+#include "../../data/base/machine.h"
 #include "../../data/base/memory.h"
 #include "common.h"
 #include "features.h"

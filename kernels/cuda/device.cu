@@ -8,6 +8,7 @@
 
 extern "C" {
 #include "../../data/base/error.h"
+#include "../../data/base/machine.h"
 #include "../../data/base/memory.h"
 }
 
