@@ -277,7 +277,7 @@ void muon_apply(floatX *weights, uint16_t *master_lo, const floatX *x, const Ste
 // ---- Device -------------------------------------------------------------------------------------
 
 typedef struct {
-    int threads;      // CPU threads; 0: all cores this process may use
+    int threads;      // CPU threads; 0: see machine_threads of data/base/machine.h
     int bf16_matmul;  // CPU: 1: round matmul inputs to bf16, accumulate in fp32
     int collects;     // 1: several ranks will call comm_collect
 } DeviceOptions;
@@ -290,7 +290,7 @@ void device_prepare_process(char **argv);
 const char *device_init(const DeviceOptions *options);
 // NULL, or one line (static) that names the config.json key of a size that the device cannot run
 const char *device_refuses(int C, int F, int D);
-// One line for humans, valid until exit: "cpu, 2 threads, matmul avx512 8x48"
+// One line for humans, valid until exit: "cpu, 2 threads of 2 cores, matmul avx512 8x48"
 const char *device_describe(void);
 // Callback that adds context to device error messages: `describe` writes one NUL-terminated line of
 // at most `capacity` bytes, e.g. the documents of the last batch. The CPU backend ignores it.

@@ -2,8 +2,7 @@
 # Pre-trains SmolLM2-135M as published, on the 8 GPUs of one machine, one rank per GPU.
 #   scripts/run_8gpu.sh [train_llama options]      these override the ones below: --steps 100
 #   RANKS=4 scripts/run_8gpu.sh                    on 4 GPUs; the same documents in each step
-# On the CPU backend (make BACKEND=cpu) the same command starts 8 ranks; add --threads, and RANKS
-# where there are fewer cores.
+# On the CPU backend (make BACKEND=cpu) the same command starts 8 ranks, which share the cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 options=(

@@ -41,7 +41,7 @@ while IFS='|' read -r name code pattern recipe call; do
     outcome "$name" "$code" "$pattern" in_cluster ${recipe/slurm/scripts/slurm.sbatch}
     has "${name}_launches" "$call" "$LAUNCHED"
 done << CASES
-slurm_with_pmix|0|$plan|slurm|^srun --mpi=pmix --kill-on-bad-exit=0$
+slurm_with_pmix|0|$plan|SLURM_CPUS_PER_TASK=8 slurm|^srun --mpi=pmix --cpus-per-task=8 --kill-on-bad-exit=0$
 slurm_with_mpirun|0|$plan|LAUNCH=mpirun slurm|^mpirun --bind-to none$
 slurm_out_of_time|75|$plan|PLAY_STATUS=75 slurm|^scontrol requeue 4711$
 slurm_lost_rank|8|$plan|PLAY_STATUS=8 slurm|^scontrol requeue 4711$

@@ -109,7 +109,8 @@ static void make_inputs(void) {
         " 'num_hidden_layers': 1, 'num_attention_heads': 1, 'head_dim': 64, 'bos_token_id': 256,"
         " 'eos_token_id': 257, 'tie_word_embeddings': true, 'initializer_range': 0.05}");
     if (path_exists(scratch("base"))) return;
-    setenv("OMP_WAIT_POLICY", "passive", 1);  // else it executes itself again
+    setenv("OMP_WAIT_POLICY", "passive", 1);  // else it executes itself again, and so it does
+    setenv("OMP_PROC_BIND", "false", 1);      // where its thread is bound
     setenv("TMPDIR", "tmp", 1);
     shell(
         "mkdir tmp tiny text && for i in 1 2 3 4 5 6 7 8 9; do seq $i 2 40 > text/$i.txt; done && "

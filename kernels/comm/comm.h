@@ -41,6 +41,8 @@ int comm_rank(void);
 int comm_num_ranks(void);
 int comm_local_rank(void);   // among the ranks of this machine
 int comm_local_ranks(void);  // ranks of this machine
+// The option of this process's launcher that gives a rank more cores; NULL: it has none
+const char *comm_unbind_hint(void);
 
 // ---- Collectives on device buffers --------------------------------------------------------------
 

@@ -32,6 +32,11 @@ static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_S
 static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
                                     "SLURM_PROCID",         "RANK",      NULL};
 
+const char *comm_unbind_hint(void) {
+    if (getenv("OMPI_COMM_WORLD_SIZE")) return "mpirun --bind-to none, or --map-by slot:PE=CORES";
+    return getenv("SLURM_STEP_NUM_TASKS") ? "srun --cpus-per-task=CORES" : NULL;
+}
+
 // Each of torchrun's processes would train alone.
 static void refuse_torchrun(void) {
     const char *size = getenv("WORLD_SIZE");

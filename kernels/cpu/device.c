@@ -2,6 +2,8 @@
 // "stream".
 
 #include <assert.h>
+#include <omp.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -29,6 +31,22 @@ static void openmp_failed(int code, void *unused) {
     _exit(EXIT_HOST_MEMORY);
 }
 
+// OMP_PROC_BIND and OMP_PLACES bind this thread before main: what it starts or executes would have
+// only that place's cores, and OpenMP's threads of several ranks the same ones. Instead, all may
+// use all cores of the places. Returns whether it has changed the environment.
+static bool unbind(void) {
+    int ids[CPU_SETSIZE];
+    cpu_set_t cores = {0};
+    const bool is_second = strcmp(getenv("OMP_PROC_BIND") ?: "", "false") == 0;
+    if (is_second || omp_get_proc_bind() == omp_proc_bind_false) return false;
+    for (int p = 0; p < omp_get_num_places() && omp_get_place_num_procs(p) <= CPU_SETSIZE; p++) {
+        omp_get_place_proc_ids(p, ids);
+        for (int i = 0; i < omp_get_place_num_procs(p); i++) CPU_SET(ids[i], &cores);
+    }
+    return CPU_COUNT(&cores) > 0 && sched_setaffinity(0, sizeof cores, &cores) == 0 &&
+           setenv("OMP_PROC_BIND", "false", 1) == 0;
+}
+
 // When other programs run, OpenMP threads that spin while waiting take the CPU from the threads
 // they wait for: steps were up to ten times slower on a busy machine, and no faster on an idle one.
 // Spinning for about 15 us pays: waking a thread takes longer than a small operation, and decoding
@@ -36,17 +54,20 @@ static void openmp_failed(int code, void *unused) {
 // re-exec, which valgrind and other tools cannot follow: OMP_WAIT_POLICY=passive valgrind ...
 void device_prepare_process(char **argv) {
     on_exit(openmp_failed, NULL);
-    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-    if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0 && setenv("GOMP_SPINCOUNT", "1000", 1) == 0)
+    const bool unbound = unbind(), waits = getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT");
+    if (waits && !unbound) return;
+    if (waits ||
+        (setenv("OMP_WAIT_POLICY", "passive", 1) == 0 && setenv("GOMP_SPINCOUNT", "1000", 1) == 0))
         execv("/proc/self/exe", argv);
 }
 
 const char *device_init(const DeviceOptions *options) {
-    const int threads = cpu_set_threads(options->threads);
+    char threads[80];
+    cpu_set_threads(options->threads, threads, sizeof threads);
     if (!matmul_select(NULL, options->bf16_matmul))
         return "--bf16-matmul: this CPU has no bf16 dot products (amx_bf16, avx512_bf16)";
-    snprintf(description, sizeof description, "cpu, %d thread%s, matmul %s%s", threads,
-             threads == 1 ? "" : "s", matmul_describe(), cpu_bf16_note(options->bf16_matmul));
+    snprintf(description, sizeof description, "cpu, %s, matmul %s%s", threads, matmul_describe(),
+             cpu_bf16_note(options->bf16_matmul));
     return NULL;
 }
 

@@ -1,9 +1,15 @@
 #include "features.h"
 
 #include <omp.h>
-#include <string.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "../../data/base/error.h"
+#include "../../data/base/hash.h"
+#include "../../data/base/machine.h"
+#include "../comm/comm.h"
+#include "common.h"
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -45,10 +51,23 @@ const char *cpu_bf16_note(bool bf16_matmul) {
 
 static int num_threads;
 
-int cpu_set_threads(int threads) {
-    num_threads = threads > 0 ? threads : omp_get_num_procs();
+// Ranks with the same cores are not bound, and divide them. Others have their own, or share a part
+// of the machine, of which they take no more than if they were not bound.
+void cpu_set_threads(int asked, char *text, size_t capacity) {
+    cpu_set_t mask = {0};
+    sched_getaffinity(0, sizeof mask, &mask);
+    const int cores = machine_cores(), ranks = comm_local_ranks(), fair_share = cores / ranks,
+              allowed = cores_allowed(), hash = (int)(crc32c(0, &mask, sizeof mask) >> 1);
+    const bool alike = comm_max(hash) == -comm_max(-hash);
+    const int share = (int)at_least(alike ? allowed / ranks : at_most(allowed, fair_share), 1);
+    const char *limit, *remedy = comm_unbind_hint();
+    num_threads = machine_threads(asked, share, ranks, &limit);
     omp_set_num_threads(num_threads);
-    return num_threads;
+    if (comm_max(remedy && num_threads >= share && 2 * share <= fair_share))
+        warning("a rank may use less than its share of the machine's cores; for more: %s", remedy);
+    const int n = snprintf(text, capacity, "%d thread%s of %d core%s", num_threads,
+                           text_plural(num_threads), cores, text_plural(cores));
+    if (num_threads != cores) snprintf(text + n, capacity - (size_t)n, " (%s)", limit);
 }
 
 int cpu_threads(void) { return num_threads > 0 ? num_threads : omp_get_max_threads(); }
