@@ -433,8 +433,8 @@ static void add_query_gradients(Run *r, double *const *x, Gradient g, int64_t he
     }
 }
 
-CALL(attention_backward, p[0], p[1], r->shared_len ? p[12] : NULL, p[2], p[3], p[4], p[5], p[6], p[7], &r->docs,
-     r->s.heads)
+CALL(attention_backward, p[0], p[1], r->shared_len ? p[12] : NULL, p[2], p[3], p[4], p[5], p[6],
+     p[7], &r->docs, r->s.heads)
 REFERENCE(attention_backward) {
     const int64_t D = r->s.heads.head_dim, half = D / 2, n = r->n[0];
     double *sums = calloc((size_t)(4 * n + 1), sizeof *sums);

@@ -385,8 +385,8 @@ static double makespan(const std::vector<int> &costs) {
     return (double)*std::max_element(sms.begin(), sms.end()) * (double)sms.size() / (double)sum;
 }
 
-// docs that share a prefix, each with `own` more tokens. Prints, and checks, how long dK and dV take
-// with tiles as they are and in pieces, where 1 keeps all SMs busy to the end.
+// docs that share a prefix, each with `own` more tokens. Prints, and checks, how long dK and dV
+// take with tiles as they are and in pieces, where 1 keeps all SMs busy to the end.
 static void check_balance(int prefix, int docs, int own, int kv_heads) {
     const HeadShape heads = {3 * kv_heads, kv_heads, 64};
     std::vector<int32_t> ends = {0}, first((size_t)docs), shared((size_t)docs, prefix);

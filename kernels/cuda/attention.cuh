@@ -54,10 +54,10 @@ struct WorkItem : Document {
 // Documents that borrow a tile of keys follow their leader: for the dK, dV kernel their own rows
 // are its too. Where they are many, several items divide them:
 //
-//   leader, borrowers             list, 3 kv heads and 132 SMs
-//   k0 k1|a a|b b b|c c c         k0: k0 k1 a a b b b c c c     48 CTAs of a prefix of 2,048 tokens,
-//                                 k1: k1 a a b b b c c c        however many documents borrow it
-//   in pieces                     k0: k0 k1 a a b|b b c c c     each sums its part of dK and dV
+//   leader, borrowers       items
+//   k0 k1|a a|b b b|c c c   k0: k0 k1 a a b b b c c c   with 3 kv heads, 48 CTAs for a prefix of
+//                           k1: k1 a a b b b c c c      2,048 tokens, however many borrow it
+//   in pieces               k0: k0 k1 a a b|b b c c c   each sums its part of dK and dV
 //
 // The warp that ends last adds the pieces' sums, in their order: which one that is makes no
 // difference.
