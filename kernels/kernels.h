@@ -222,6 +222,11 @@ void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t 
                                     int64_t V);
 // sum (1) double +=  losses * weights (T), in a fixed order      weights NULL: all 1
 void losses_sum(double *sum, const real *losses, const float *weights, int64_t T);
+// sums (n) double =  losses * weight over the runs of each document, in a fixed order: the same
+// bits wherever its rows are. Document i has runs starts[i] to starts[i+1] - 1; run k is runs[2k+1]
+// rows from row runs[2k] on, which other runs may have too, with one weight; weights (num_runs).
+void losses_by_document(double *sums, const real *losses, const int32_t *runs, const float *weights,
+                        const int32_t *starts, int64_t n);
 
 // ---- Rows by index: for the repad layout and for sampling (gather_rows) -------------------------
 

@@ -54,7 +54,7 @@ typedef enum { OUT, INOUT, IN } Role;
 // clang-format off
 typedef enum {
     NUMBERS, POSITIVE, TOKENS, ORDER, POSITIONS, ANGLES, DOC_ENDS, WORK, TARGETS, ROWS, FIRST_ROWS,
-    LOSS_SCALE, SCALARS, SHARED_FIRST, SHARED_LEN
+    LOSS_SCALE, SCALARS, SHARED_FIRST, SHARED_LEN, RUNS
 } Content;
 // clang-format on
 
@@ -680,6 +680,20 @@ CALL(losses_sum, p[0], p[1], NULL, T)
 REFERENCE(losses_sum) { want_sum(r, x, NULL); }
 CALL_AS(losses_sum_weighted, losses_sum, p[0], p[1], p[2], T)
 REFERENCE(losses_sum_weighted) { want_sum(r, x, x[2]); }
+// As many runs as rows: documents have as many as they have rows, of rows of others too.
+CALL(losses_by_document, p[0], p[1], p[2], p[3], p[4], r->num_segments)
+REFERENCE(losses_by_document) {
+    want_exactly(r, 0, r->num_segments, x[0][r->num_segments]);
+    EACH(i, r->num_segments) {
+        double sum = 0, size = 0, terms = 2;
+        for (int64_t k = (int64_t)x[4][i]; k < (int64_t)x[4][i + 1]; k++)
+            EACH(t, (int64_t)x[2][2 * k + 1]) {
+                const double term = x[1][(int64_t)x[2][2 * k] + t] * x[3][k];
+                sum += term, size += fabs(term), terms++;
+            }
+        r->want[0][i] = sum, r->tol[0][i] = 2 * terms * 0x1p-53 * size;
+    }
+}
 
 // ---- Optimizer ----------------------------------------------------------------------------------
 
@@ -970,6 +984,9 @@ static const Shape flat_shapes[] = {
     {.T = 1003}, {.T = 0}, {.T = 1}, {.T = 3}, {.T = 4}, {.T = 256}, {.T = 257},
     {.T = 4097, .scale = 1e3}, {.T = 70001}, END};
 static const Shape flat_bench[] = {{.T = 1 << 22}, END};
+static const Shape documents_shapes[] = {
+    {DOCS(0, 1, 63, 0, 400, 2, 0)}, {DOCS(0, 0)}, {DOCS(1)}, {DOCS(3000)}, END};
+static const Shape documents_bench[] = {{DOCS(220, 217, 295, 183, 130, 350)}, END};
 #define MATRIX(T_, C_, V_, scale_) {.T = T_, .C = C_, .V = V_, .scale = scale_}
 static const Shape matrix_shapes[] = {
     MATRIX(16, 24, 3, 0.2), MATRIX(64, 24, 2, 0.12), MATRIX(8, 8, 1, 0.3), MATRIX(40, 40, 2, 0.15),
@@ -1080,6 +1097,10 @@ static const Operation operations[] = {
     OPERATION(losses_sum_weighted, SHAPES(flat), .operands = {
         {"sum", DOUBLE, INOUT, "1", 0}, {"losses", REAL, IN, "T", 0},
         {"weights", FLOAT, IN, "T", 0}}),
+    OPERATION(losses_by_document, SHAPES(documents), .operands = {
+        {"sums", DOUBLE, INOUT, "S", 0}, {"losses", REAL, IN, "T", 0},
+        {"runs", INT, IN, "2T", RUNS}, {"weights", FLOAT, IN, "T", 0},
+        {"starts", INT, IN, "S", DOC_ENDS}}),
     OPERATION(grads_add, SHAPES(flat), .operands = {
         GRADIENT("sum", "T"), {"x", REAL, IN, "T", 0}}),
     OPERATION(global_norm_squared, SHAPES(flat), .operands = {

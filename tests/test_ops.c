@@ -147,6 +147,10 @@ static double value_of(Run *r, Content content, int64_t i) {
     if (content == DOC_ENDS) return r->cu_seqlens[i];
     if (content == SHARED_FIRST || content == SHARED_LEN)
         return r->shared_len ? (content == SHARED_LEN ? r->shared_len : r->shared_first)[i] : 0;
+    if (content == RUNS) {
+        const int64_t T = r->s.T, first = i / 2 * 7 % T;
+        return (double)(i % 2 ? i / 2 * 5 % (T - first + 1) : first);
+    }
     if (content == ROWS) return (double)(2 * i + test_rng_below(2));
     if (content == LOSS_SCALE) return 1.0 / 32;
     if (content == SCALARS)
@@ -301,7 +305,7 @@ static void put_on_device(Run *r, Memory m) {
         const int32_t n = (int32_t)doc_len(r, doc);
         longest = n > longest ? n : longest;
     }
-    if (ends < 0) return;
+    if (work < 0) return;
     r->docs = (VarlenInfo){.cu_seqlens = r->p[ends],
                            .work = r->p[work],
                            .total_tokens = (int32_t)r->s.T,

@@ -72,3 +72,15 @@ void losses_sum(double *sum, const real *losses, const float *weights, int64_t T
     for (int64_t t = 0; t < T; t++) s += (double)losses[t] * (weights ? (double)weights[t] : 1);
     *sum += s;
 }
+
+void losses_by_document(double *sums, const real *losses, const int32_t *runs, const float *weights,
+                        const int32_t *starts, int64_t n) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < n; i++) {
+        double s = 0;
+        for (int32_t k = starts[i]; k < starts[i + 1]; k++)
+            for (int32_t t = runs[2 * k], end = t + runs[2 * k + 1]; t < end; t++)
+                s += (double)losses[t] * (double)weights[k];
+        sums[i] = s;
+    }
+}

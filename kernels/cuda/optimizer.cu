@@ -1,6 +1,6 @@
 // Operations on all gradients: sum of squares, clip factor, accumulation, and AdamW. Each block
 // sums the squares it meets in a grid-stride loop, and one more block adds the blocks' sums: the
-// order depends only on n. That block also sums the losses of a micro-batch.
+// order depends only on n. That block also sums the losses of a micro-batch, and of each document.
 
 #include "common.cuh"
 
@@ -52,6 +52,28 @@ void losses_sum(double *sum, const real *losses, const float *weights, int64_t T
     if (T == 0) return;
     add_all_kernel<real><<<1, BLOCK, 0, cuda_stream()>>>(sum, losses, weights, T);
     LAUNCH_CHECK("add_all_kernel");
+}
+
+// A block for each document
+__global__ void losses_by_document_kernel(double *sums, const real *__restrict__ losses,
+                                          const int32_t *runs, const float *weights,
+                                          const int32_t *starts) {
+    double s = 0;
+    for (int32_t k = starts[blockIdx.x]; k < starts[blockIdx.x + 1]; k++) {
+        const real *x = losses + runs[2 * k];
+        for (int32_t i = threadIdx.x; i < runs[2 * k + 1]; i += BLOCK)
+            s += (double)x[i] * (double)weights[k];
+    }
+    s = block_sum(s);
+    if (threadIdx.x == 0) sums[blockIdx.x] = s;
+}
+
+void losses_by_document(double *sums, const real *losses, const int32_t *runs, const float *weights,
+                        const int32_t *starts, int64_t n) {
+    if (n == 0) return;
+    losses_by_document_kernel<<<(unsigned)n, BLOCK, 0, cuda_stream()>>>(sums, losses, runs, weights,
+                                                                        starts);
+    LAUNCH_CHECK("losses_by_document_kernel");
 }
 
 void add_squares(double *sums, const real *x, size_t n, int64_t num, size_t stride) {
