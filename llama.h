@@ -90,7 +90,10 @@ typedef struct {
     int32_t num_head_rows;         // rows that the head computes: see Batch
     int32_t *head_rows, *targets;  // (num_head_rows) indices of these rows, and their targets
     const float *weights;          // (num_head_rows) weights of the targets; NULL: all 1
-    int32_t num_real_rows;         // repad layout only, else 0
+    int64_t first_doc, num_docs;   // whose losses are told apart, by runs: see Batch; 0: none
+    const int32_t *doc_runs, *runs;
+    const float *run_weights;
+    int32_t num_real_rows;  // repad layout only, else 0
     int32_t *real_rows, *real_position_ids;
     VarlenInfo real_docs;
 } LlamaInputs;
@@ -120,6 +123,7 @@ typedef struct {
     int32_t cache_tokens;  // generation: tokens whose keys and values are kept
     int32_t head_chunk;    // tokens whose logits exist at one time; 0: see llama_head_chunk
     size_t io_chunk;       // elements that pass the host at a time; 0: 2^20
+    int64_t runs;          // of a micro-batch, to tell losses of documents apart; 0: they are not
     ZeroSettings ranks;    // the ranks that share each step
 } LlamaSettings;
 static inline bool llama_has_layout(const LlamaSettings *s, Layout layout) {
@@ -370,7 +374,10 @@ static inline void llama_head_train(LlamaModel *m) {
 }
 
 static inline void llama_add_losses(LlamaModel *m) {
-    losses_sum(m->zero.loss_sum, m->scratch.losses, m->in.weights, m->in.num_head_rows);
+    const LlamaInputs *in = &m->in;
+    losses_sum(m->zero.loss_sum, m->scratch.losses, in->weights, in->num_head_rows);
+    losses_by_document(m->zero.documents + in->first_doc, m->scratch.losses, in->runs,
+                       in->run_weights, in->doc_runs, in->num_docs);
 }
 
 // Starts from scratch.dnorm, which llama_head_train left.
@@ -465,6 +472,13 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->targets = llama_stage_rows(m, b->targets, b->head_rows, b->num_head_rows);
     in->weights =
         b->weighted ? llama_stage_rows(m, b->weights, b->head_rows, b->num_head_rows) : NULL;
+    const int32_t num_runs = m->settings.runs > 0 ? b->num_runs : 0;
+    assert(num_runs <= m->settings.runs);
+    in->first_doc = b->first_doc;
+    in->num_docs = num_runs > 0 ? b->num_docs : 0;
+    in->doc_runs = llama_stage(m, b->doc_runs, in->num_docs + 1);
+    in->runs = llama_stage(m, b->runs, 2 * num_runs);
+    in->run_weights = (float *)llama_stage(m, (int32_t *)b->run_weights, num_runs);
     llama_stage_documents(m, &in->docs, b->cu_seqlens, shared ? b->shared_first : NULL,
                           shared ? b->shared_len : NULL, b->num_segments, b->max_seqlen);
     in->num_real_rows = b->num_real_rows;
@@ -529,6 +543,7 @@ static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                            float grad_clip) {
     comm_phase("forward", hyper.t);
+    m->zero.num_documents = data->plan.num_segments;
     llama_begin_step(m, data->plan.weight_sum);
     device_timer_start();
     for (int32_t i = 0; i < data->num_micro; i++) {
@@ -547,6 +562,7 @@ static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, 
 
 // Each micro-batch has its own partial sum, so that the result is the same on any number of ranks.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data) {
+    m->zero.num_documents = data->plan.num_segments;
     zero_begin_losses(&m->zero);
     for (int32_t i = 0; i < data->num_micro; i++) {
         comm_phase("validate", -1);
@@ -859,6 +875,7 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
     m->staging_ints = 6 * T + 3 * (T + 1) + work_ints +
                       (llama_has_layout(&settings, LAYOUT_REPAD) ? 3 * T + 1 + work_ints : 0);
+    m->staging_ints += 3 * (size_t)settings.runs + (settings.runs > 0 ? T : 0) + 1;
     m->staging_ints += settings.cache_tokens ? 2 * T : T;  // at its end, the rows to sample from
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");

@@ -63,9 +63,16 @@ static void check_head_rows(const Batch *b, const bool *real) {
     CHECK(b->num_head_rows == (n == 0 && b->total_tokens > 0 ? 1 : n));
 }
 
+// The next target of a document is at this row, in its place of the document's runs.
+static void check_run(const Batch *b, int32_t *run, int32_t *inside, int32_t row) {
+    CHECK(*run < b->num_runs && b->run_weights[*run] == 1);
+    CHECK(b->head_rows[b->runs[2 * *run] + *inside] == row);
+    if (++*inside == b->runs[2 * *run + 1]) ++*run, *inside = 0;
+}
+
 // Every real token is at its position in the layout; nothing else has a target.
 static void check_places(const Batch *b, const Case *c) {
-    int32_t at = 0, seen = 0;
+    int32_t at = 0, seen = 0, run = 0, inside = 0;
     bool real[CAPACITY] = {false};
     for (int i = 0; i < c->n; i++) {
         if (b->layout == LAYOUT_PADDED || b->layout == LAYOUT_REPAD) at = i * c->row_len;
@@ -75,8 +82,11 @@ static void check_places(const Batch *b, const Case *c) {
             CHECK(b->targets[at] == c->targets[i][k]);
             if (b->layout != LAYOUT_ROWS) CHECK(b->position_ids[at] == k);
             if (b->layout == LAYOUT_REPAD) CHECK(b->real_rows[seen] == at);
+            if (c->targets[i][k] >= 0) check_run(b, &run, &inside, at);
         }
+        CHECK(b->doc_runs[i + 1] == run && inside == 0);
     }
+    CHECK(b->num_docs == c->n && b->num_runs == run);
     CHECK(seen == c->real_tokens && b->real_tokens == seen);
     check_head_rows(b, real);
 }

@@ -87,6 +87,7 @@ static void make_docs(const int *lengths, int n, int vocab, bool masked) {
 // The loss of a batch of this sum of weights, and its gradients
 static double forward_backward_of(LlamaModel *m, const Batch *b, double weight_sum) {
     CHECK(batch_is_valid(b, m->config.vocab_size));
+    m->zero.num_documents = b->num_docs;
     llama_begin_step(m, weight_sum);
     llama_pass(m, b, true, NULL, NULL);
     llama_add_losses(m);
@@ -140,7 +141,30 @@ static int make_alike(int vocab, bool masked, bool weighted) {
     return num;
 }
 
+// The documents' losses add up to the batch's; they are copied to `losses`.
+static void check_documents(const LlamaModel *m, const Batch *b, double loss_sum, double *losses) {
+    double sum = 0, size = 0;
+    CHECK(m->zero.num_documents == b->num_docs && b->num_docs > 0);
+    for (int32_t d = 0; d < b->num_docs; d++) {
+        losses[d] = zero_documents(&m->zero)[d];
+        sum += losses[d], size += fabs(losses[d]);
+    }
+    CHECK_MSG(fabs(sum - loss_sum) <= 1e-12 * size, "%.17g, its documents %.17g", loss_sum, sum);
+}
+
 #ifndef GRADCHECK
+// Documents that are packed: each one's losses are those of its rows, times their weights.
+static void check_documents_by_row(LlamaModel *m, const Batch *packed, const double *losses) {
+    static float rows[MAX_TOKENS];
+    llama_pass(m, packed, false, rows, NULL);
+    for (int32_t d = 0, row = 0; d < packed->num_docs; d++) {
+        double sum = 0;
+        for (int32_t k = 0; k < docs[d].length; k++, row++)
+            sum += (double)rows[row] * (double)packed->weights[row];
+        CHECK_MSG(losses[d] == sum, "document %d: %.17g, its rows %.17g", d, losses[d], sum);
+    }
+}
+
 // Losses of all rows that a document has alone, bit for bit
 static void check_losses(LlamaModel *m, const Batch *b, const Batch *packed) {
     static float losses[MAX_TOKENS], expected[MAX_TOKENS];
@@ -175,6 +199,7 @@ static void check_shared(LlamaConfig c, bool masked, bool weighted) {
     for (int i = 0; i < 2; i++) {
         LlamaSettings settings = settings_of(MAX_TOKENS, 512);
         settings.head_chunk = 150;
+        settings.runs = ALIKE * MAX_TOKENS, settings.ranks.most_documents = MAX_DOCS;
         if (i == 1) settings.recompute = LLAMA_RECOMPUTE_FULL;
         start_model(&m[i], &c, settings);
     }
@@ -182,7 +207,14 @@ static void check_shared(LlamaConfig c, bool masked, bool weighted) {
     AUTO_FREE real *grads = (real *)host_calloc(1, bytes, "gradients");
     const double expected = forward_backward_of(&m[0], &packed, packed.num_targets);
     memcpy(grads, m[0].grads, bytes);
+    double of_packed[MAX_DOCS], of_shared[MAX_DOCS];
+    check_documents(&m[0], &packed, expected, of_packed);
     const double loss = forward_backward_of(&m[0], &b, packed.num_targets);
+    check_documents(&m[0], &b, loss, of_shared);
+    for (int d = 0; d < n; d++)
+        CHECK_MSG(sizeof(real) == 4 ? of_shared[d] == of_packed[d]
+                                    : fabs(of_shared[d] - of_packed[d]) <= 1e-12 * MAX_TOKENS,
+                  "document %d: %.17g, packed %.17g", d, of_shared[d], of_packed[d]);
     const double error = relative_l2(m[0].grads, grads, m[0].num_elements);
     CHECK_MSG(fabs(loss - expected) <= 1e-12 * fabs(expected) + 1e-12, "loss %.17g, packed %.17g",
               loss, expected);
@@ -191,6 +223,7 @@ static void check_shared(LlamaConfig c, bool masked, bool weighted) {
     CHECK(memcmp(m[1].grads, m[0].grads, bytes) == 0);
 #ifndef GRADCHECK
     check_losses(&m[0], &b, &packed);
+    check_documents_by_row(&m[0], &packed, of_packed);
     AUTO_FREE float *alone = (float *)host_calloc(MAX_TOKENS, sizeof *alone, "losses");
     PackingDelta d = packing_check(llama_face(&m[0]), &b, &packed, alone);
     CHECK_MSG(d.loss == 0 && d.logit == 0 && packing_is_rounding(&d, false), "%g, %g, %g", d.loss,
@@ -413,6 +446,7 @@ static void check_layouts(const LlamaConfig *c, bool masked) {
     LlamaSettings settings = settings_of(NUM_DOCS * ROW, ROW);
     BATCH b;
     settings.layouts |= 1u << LAYOUT_REPAD;
+    settings.runs = NUM_DOCS * ROW, settings.ranks.most_documents = NUM_DOCS;
     start_model(&m, c, settings);
     make_docs(lengths, NUM_DOCS, c->vocab_size, masked);
     batch_init(&b, NUM_DOCS * ROW, NUM_DOCS * ROW);
@@ -421,10 +455,14 @@ static void check_layouts(const LlamaConfig *c, bool masked) {
     const int32_t targets = b.num_targets;
     const double loss = forward_backward(&m, &b);
     memcpy(grads, m.grads, m.num_elements * sizeof *grads);
+    double of_packed[MAX_DOCS], of_layout[MAX_DOCS];
+    check_documents(&m, &b, loss * targets, of_packed);
     for (int k = 0; k < 2; k++) {
         batch_fill(&b, layouts[k], docs, NUM_DOCS, ROW);
         CHECK(b.num_targets == targets);
         check_like_packed(&m, layout_name(layouts[k]), forward_backward(&m, &b), loss, grads);
+        check_documents(&m, &b, loss * targets, of_layout);
+        CHECK(memcmp(of_layout, of_packed, NUM_DOCS * sizeof *of_packed) == 0);
     }
     llama_begin_step(&m, targets);
     for (int d = 0; d < NUM_DOCS; d++) {  // those without a target add nothing, not even NaN
@@ -435,6 +473,7 @@ static void check_layouts(const LlamaConfig *c, bool masked) {
     check_like_packed(&m, "micro-batches", zero_read_step(&m.zero).loss_sum / targets, loss, grads);
     batch_fill(&b, LAYOUT_ROWS, docs, NUM_DOCS, ROW);
     const double bleed = forward_backward(&m, &b);
+    check_documents(&m, &b, bleed * targets, of_layout);
     CHECK_MSG(b.num_targets == targets && isfinite(bleed) && bleed != loss,
               "rows: loss %.9g, packed %.9g", bleed, loss);
 }

@@ -35,6 +35,9 @@ void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments) {
 void batch_free(Batch *b) {
     for (int i = 0; i < ARRAYS; i++) free(*batch_array(b, i));
     free(b->weights);
+    free(b->doc_runs);
+    free(b->runs);
+    free(b->run_weights);
     *b = (Batch){0};
 }
 
@@ -61,8 +64,10 @@ static void batch_sort_tokens(Batch *b) {
     }
 }
 
-static void batch_clear(Batch *b, Layout layout) {
+static void batch_clear(Batch *b, Layout layout, int n) {
+    array_grow(b->doc_runs, &b->doc_capacity, (size_t)n + 1, "a batch");
     b->layout = layout;
+    b->num_docs = b->num_runs = b->doc_runs[0] = 0;
     b->total_tokens = b->num_segments = b->max_seqlen = b->num_targets = 0;
     b->real_tokens = b->num_head_rows = b->num_shared = 0;
     b->masked = b->weighted = false;
@@ -83,6 +88,21 @@ static int32_t target_of(const DocView *doc, int32_t i) {
                                  : doc->next_token;
 }
 
+// Adds a target to the runs of the document that is appended; runs are of rows at first.
+static void batch_add_to_run(Batch *b, int32_t row, float weight) {
+    const int32_t n = b->num_runs;
+    if (n > b->doc_runs[b->num_docs] && b->run_weights[n - 1] == weight &&
+        row == b->runs[2 * n - 2] + b->runs[2 * n - 1]) {
+        b->runs[2 * n - 1]++;
+        return;
+    }
+    array_grow(b->runs, &b->run_capacity, 2 * (size_t)n + 2, "a batch");
+    array_grow(b->run_weights, &b->run_weight_capacity, (size_t)n + 1, "a batch");
+    b->runs[2 * n] = row;
+    b->runs[2 * n + 1] = 1;
+    b->run_weights[b->num_runs++] = weight;
+}
+
 // Appends the tokens and targets of a document from its first own one on; batch_end_segment sets
 // its positions. The targets of the tokens that it borrows are added to the rows from shared_first
 // on; tokens in the cache have no rows.
@@ -101,7 +121,9 @@ static void batch_append(Batch *b, const DocView *doc, int32_t shared_first) {
         b->num_targets += b->targets[row] < 0;
         b->targets[row] = target;
         b->weights[row] += doc->weights ? doc->weights[i] : 1;
+        batch_add_to_run(b, row, doc->weights ? doc->weights[i] : 1);
     }
+    b->doc_runs[++b->num_docs] = b->num_runs;
     b->masked |= doc->targets != NULL && n > 0;
     b->weighted |= doc->weights != NULL || (b->layout == LAYOUT_SHARED && doc->shared_len > 0);
     b->total_tokens += n;
@@ -138,6 +160,16 @@ static void batch_add_real_rows(Batch *b, int32_t start, int32_t n) {
     if (n > b->real_max_seqlen) b->real_max_seqlen = n;
 }
 
+// The index of a row in head_rows
+static int32_t head_row_index(const Batch *b, int32_t row) {
+    int32_t first = 0, last = b->num_head_rows;
+    while (last - first > 1) {
+        const int32_t middle = first + (last - first) / 2;
+        *(b->head_rows[middle] <= row ? &first : &last) = middle;
+    }
+    return first;
+}
+
 // The rows with a target, and padding
 static void batch_list_head_rows(Batch *b, bool padded, const DocView *docs, int32_t row_len) {
     const int32_t real = b->layout == LAYOUT_ROWS ? b->real_tokens : b->total_tokens;
@@ -145,13 +177,14 @@ static void batch_list_head_rows(Batch *b, bool padded, const DocView *docs, int
         if (b->targets[i] >= 0 || i >= real || (padded && i % row_len >= docs[i / row_len].length))
             b->head_rows[b->num_head_rows++] = i;
     if (b->num_head_rows == 0 && b->total_tokens > 0) b->head_rows[b->num_head_rows++] = 0;
+    for (int32_t k = 0; k < b->num_runs; k++) b->runs[2 * k] = head_row_index(b, b->runs[2 * k]);
 }
 
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len) {
     const bool padded = layout == LAYOUT_PADDED || layout == LAYOUT_REPAD;
     int32_t leader = 0;  // shared: its first row
     assert(layout == LAYOUT_PACKED || layout == LAYOUT_SHARED || row_len > 0);
-    batch_clear(b, layout);
+    batch_clear(b, layout, n);
     for (int i = 0; i < n; i++) {
         DocView doc = docs[i];
         const int32_t start = b->total_tokens;
@@ -176,7 +209,7 @@ void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row
 void batch_pack(Batch *b, const DocView *docs, int n) { batch_fill(b, LAYOUT_PACKED, docs, n, 0); }
 
 void batch_pack_cached(Batch *b, const DocView *docs, const int32_t *first_rows, int n) {
-    batch_clear(b, LAYOUT_CACHED);
+    batch_clear(b, LAYOUT_CACHED, n);
     for (int i = 0; i < n; i++) {
         int32_t row = b->total_tokens;
         batch_append(b, &docs[i], 0);
@@ -276,6 +309,16 @@ static bool head_rows_are_valid(const Batch *b) {
     return targets == b->num_targets;
 }
 
+static bool runs_are_valid(const Batch *b) {
+    int32_t k = 0;
+    for (int32_t i = 0; i < b->num_docs; i++)
+        for (; k < b->doc_runs[i + 1]; k++)
+            if (b->runs[2 * k] < 0 || b->runs[2 * k + 1] < 1 ||
+                b->runs[2 * k + 1] > b->num_head_rows - b->runs[2 * k])
+                return false;
+    return k == b->num_runs && b->doc_runs[b->num_docs] == k;
+}
+
 bool batch_is_valid(const Batch *b, int vocab_size) {
     const bool repad = b->layout == LAYOUT_REPAD;
     int32_t targets = 0;
@@ -293,5 +336,6 @@ bool batch_is_valid(const Batch *b, int vocab_size) {
             if (!row_is_valid(b, s, i, vocab_size)) return false;
             targets += b->targets[i] >= 0;
         }
-    return targets == b->num_targets && real_rows_are_valid(b) && head_rows_are_valid(b);
+    return targets == b->num_targets && real_rows_are_valid(b) && head_rows_are_valid(b) &&
+           runs_are_valid(b);
 }

@@ -11,10 +11,11 @@
 // Targets are shifted inside the document in every layout, so the number of targets does not depend
 // on the layout. The last token of a document has none (-1); the last token of a segment has the
 // true next token if its document continues; a loss mask removes some. Padding rows have token 0,
-// target -1 and consecutive positions. Filling allocates nothing and reads no file.
+// target -1 and consecutive positions. Filling reads no file, and allocates memory for runs alone.
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef enum {
@@ -61,7 +62,14 @@ typedef struct {
     // the rows whose logits are computed, in order: those with a target, and padding, on which the
     // padded layouts do full work; at least one, so that the head's gradient is written
     int32_t num_head_rows;
-    int32_t *head_rows;   // (num_head_rows)
+    int32_t *head_rows;  // (num_head_rows)
+    // Each document's targets, the borrowed ones too, as runs of head_rows with equal weights:
+    // document i has runs doc_runs[i] to doc_runs[i+1] - 1. cached: none
+    int32_t num_docs, num_runs;
+    int64_t first_doc;    // its number among the documents of a step
+    int32_t *doc_runs;    // (num_docs + 1)
+    int32_t *runs;        // (num_runs, 2) index of the first in head_rows, and how many they are
+    float *run_weights;   // (num_runs)
     int32_t *cu_seqlens;  // (num_segments + 1)
     int32_t num_shared;   // segments that share, or have tokens in the cache
     // (num_segments) as in VarlenInfo of kernels.h; 0 in segments that do not share
@@ -76,6 +84,7 @@ typedef struct {
     int32_t *real_cu_seqlens;  // (num_real_segments + 1)
     // what the arrays have room for
     int32_t micro_batch_tokens, max_segments;
+    size_t doc_capacity, run_capacity, run_weight_capacity;
     int32_t *sort_scratch;  // (micro_batch_tokens)
 } Batch;
 

@@ -93,6 +93,7 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
         if (!segment_read(&d->views[i - from], ds, &plan->segments[i], plan->weight_scale, at, err))
             return false;
     batch_fill(b, s->layout, d->views, (int)n, plan_row_len(plan, &s->plan, micro));
+    b->first_doc = from;
     assert(batch_is_valid(b, ds->vocab_size));
     return true;
 }

@@ -86,12 +86,17 @@ static void plan_sum(Zero *z) {
     }
 }
 
+// Bytes of what the host reads, with the losses of n documents
+static size_t bytes_of_step(const Zero *z, int64_t n) {
+    return sizeof *z->step + (size_t)z->settings.num_ranks * sizeof(RankNote) +
+           (size_t)n * sizeof *z->documents;
+}
+
 void zero_plan(Zero *z, ZeroSettings settings, ZeroShape shape) {
     *z = (Zero){.settings = settings, .shape = shape};
     if (settings.num_ranks == 0) z->settings.num_ranks = 1;
     if (z->settings.num_ranks == 1) z->shape.num_buckets = 0;  // nothing is sent
-    z->step_bytes = sizeof(StepScalars) + (size_t)z->settings.num_ranks * sizeof(RankNote);
-    z->step_host = host_calloc(1, z->step_bytes, "step");
+    z->step_host = host_calloc(1, bytes_of_step(z, settings.most_documents), "step");
     plan_parts(z);
     plan_shards(z);
     if (settings.deterministic) plan_sum(z);
@@ -158,9 +163,9 @@ void zero_carve(Zero *z, floatX *weights, real *grads, Arena *of_weights, Arena 
     ARENA_BUFFER(of_grads, z->partial, partial, train && partial);
     if (train) z->m = arena_take(of_optimizer, own, moment_bytes(z));
     if (train) z->v = arena_take(of_optimizer, v_index(z, z->shard_first + own), moment_bytes(z));
-    z->step = arena_take(workspace, z->step_bytes + losses * sizeof(double), 1);
+    z->step = arena_take(workspace,
+                         bytes_of_step(z, z->settings.most_documents) + losses * sizeof(double), 1);
     if (z->step) {
-        z->loss_partials = (double *)(zero_notes(z->step) + z->settings.num_ranks);
         z->loss_sum = &z->step->loss_sum;
         device_zero(z->step, sizeof *z->step);
     }
@@ -180,6 +185,11 @@ void zero_free(Zero *z) {
 // ---- Losses -------------------------------------------------------------------------------------
 
 void zero_begin_losses(Zero *z) {
+    if (z->settings.most_documents == 0) z->num_documents = 0;
+    assert(z->num_documents <= z->settings.most_documents);
+    z->documents = (double *)(zero_notes(z->step) + z->settings.num_ranks);
+    z->loss_partials = z->documents + z->num_documents;
+    z->step_bytes = bytes_of_step(z, z->num_documents);
     device_zero(z->step, z->step_bytes + (size_t)z->settings.num_losses * sizeof(double));
     zero_select_losses(z, z->settings.rank);
 }
@@ -192,7 +202,8 @@ void zero_sum_losses(Zero *z) {
     if (!has_partial_sums(z)) return;
     RankNote *notes = zero_notes(z->step);
     device_upload(notes + z->settings.rank, &z->note, sizeof z->note);
-    comm_sum_in_order(&z->step->loss_sum, &notes->passes_ms, 2 * (size_t)z->settings.num_ranks,
+    comm_sum_in_order(&z->step->loss_sum, &notes->passes_ms,
+                      2 * (size_t)z->settings.num_ranks + (size_t)z->num_documents,
                       (size_t)z->settings.num_losses);
 }
 

@@ -20,9 +20,10 @@
 typedef struct {
     int32_t rank, num_ranks;  // num_ranks 0: alone
     bool deterministic;
-    int32_t num_leaves;  // of the tree
-    int32_t num_losses;  // most partial sums that the losses of a step or a validation have
-    bool bf16_moments;   // half the memory; `seed` rounds them
+    int32_t num_leaves;      // of the tree
+    int32_t num_losses;      // most partial sums that the losses of a step or a validation have
+    int64_t most_documents;  // whose losses they tell apart; 0: none
+    bool bf16_moments;       // half the memory; `seed` rounds them
     uint64_t seed;
 } ZeroSettings;
 
@@ -93,9 +94,11 @@ typedef struct {
     int num_unsent;         // buckets whose gradients have not left
     uint64_t reduced;       // last handle of comm_reduce_begin
     // device, and as the host has read them: loss sum, gradient norm, clip factor; after them the
-    // notes of all ranks and, on the device, loss_partials
+    // notes of all ranks, the losses of documents and, on the device, loss_partials
     StepScalars *step, *step_host;
     size_t step_bytes;      // that the host reads
+    int64_t num_documents;  // of the next sum of losses, or of this one
+    double *documents;      // (num_documents) each is written by one rank
     double *loss_sum;       // device: where the losses of a micro-batch are added
     double *loss_partials;  // (num_losses)
     double *norm_partials;  // (num_parts) squares of the gradients of each part
@@ -127,14 +130,20 @@ void zero_update(Zero *z, AdamW hyper, float grad_clip);
 // Later work waits until the weights of this bucket and of those before it have arrived.
 void zero_await_weights(Zero *z, int bucket);
 
-// Losses are added to *loss_sum. A validation calls begin, select before each addition (the partial
-// sum must be one that no other rank adds to) and sum; a step does so by itself.
+// Losses are added to *loss_sum, and go to documents[i] one by one; num_documents is set before. A
+// validation calls begin, select before each addition (the partial sum must be one that no other
+// rank adds to) and sum; a step does so by itself.
 void zero_begin_losses(Zero *z);
 void zero_select_losses(Zero *z, int32_t partial);
 void zero_sum_losses(Zero *z);
-// Waits until step_host has the loss sum, gradient norm, clip factor and notes.
+// Waits until step_host has the loss sum, gradient norm, clip factor, notes and documents.
 StepScalars zero_read_step(Zero *z);
 static inline RankNote *zero_notes(StepScalars *step) { return (RankNote *)(step + 1); }
+// Of all ranks; NULL: they are not told apart
+static inline const double *zero_documents(const Zero *z) {
+    const RankNote *notes_end = zero_notes(z->step_host) + z->settings.num_ranks;
+    return z->settings.most_documents > 0 ? &notes_end->passes_ms : NULL;
+}
 
 // Elements offset .. offset + n - 1 from and to fp32 on the host. Weights after num_elements are
 // frozen: every rank has them.
