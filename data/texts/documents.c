@@ -244,7 +244,7 @@ static bool add_document(Unit *u, const RawText *text, Error *bad) {
     if (masked && !mark_document(u, text, first, bad)) return false;
     const double place = text->follows ? u->documents[u->num_documents - 1].place : place_of(text);
     array_grow(u->documents, &u->document_capacity, u->num_documents + 1, "documents");
-    u->documents[u->num_documents++] = (UnitDocument){first, end, masked, place};
+    u->documents[u->num_documents++] = (UnitDocument){first, end, masked, place, u->record};
     return true;
 }
 
@@ -325,7 +325,7 @@ static bool add_record(Unit *u, json_t *record, Error *bad) {
     return ok;
 }
 
-static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
+static void encode_record(Unit *u, unsigned char *p, size_t n) {
     const bool array = u->file->kind == INPUT_ARRAY;
     json_error_t why = {0};
     Error bad = {0};
@@ -343,7 +343,7 @@ static void encode_record(Unit *u, int64_t number, unsigned char *p, size_t n) {
     const bool ok = record ? add_record(u, record, &bad) : refuse_bytes(u, p, n, &why, &bad);
     json_decref(record);
     if (ok) return;
-    snprintf(where, sizeof where, array ? "%s: record %ld" : "%s:%ld", u->file->path, number);
+    snprintf(where, sizeof where, array ? "%s: record %ld" : "%s:%ld", u->file->path, u->record);
     error_prefix(&bad, where);
     const int64_t before = u->found.counts[NUM_BAD]++;
     if (before < MAX_NAMED) u->found.named[before] = bad;
@@ -420,12 +420,13 @@ void unit_encode(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     size_t n;
     u->encoder = e;
     u->options = options;
+    u->record = 0;
     bpe_clear(e);
     if (u->file->kind == INPUT_TEXT) encode_file(u);
-    int64_t number = u->first_record;
     for (uint64_t at = 0, size; at < u->num_bytes && u->err.code == 0; at += size) {
         size = record_end(u->records + at, u->num_bytes - at, u->array, true);
-        encode_record(u, number++, u->records + at, size);
+        u->record = (at == 0 ? u->first_record : u->record + 1);
+        encode_record(u, u->records + at, size);
     }
     const int32_t *ids = bpe_ids(e, &n);
     array_grow(u->tokens, &u->token_capacity, n * width + 1, "tokens");

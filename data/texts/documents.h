@@ -20,6 +20,7 @@ typedef struct {
     // in [0, 1), from the content, so that copies of a document are on the same side of a border;
     // -INFINITY: it is for validation; 1: for training
     double place;
+    int64_t record;  // its number in the file, from 1; 0: the document is a file, or the end of one
 } UnitDocument;
 
 // Counts of documents and records; the first are the records of each kind that became documents.
@@ -72,6 +73,7 @@ typedef struct {
     Findings found;
     Error err;  // code 0: no error
     // during unit_encode
+    int64_t record;  // of its documents
     BpeEncoder *encoder;
     const UnitOptions *options;
 } Unit;

@@ -37,6 +37,8 @@ typedef struct {
     char dir[IO_PATH_MAX];
     char key[20];  // hash of the inputs and of everything that determines the shards
     ShardWriter train, val;
+    FILE *origins;          // a line for each file, and for each of its documents
+    const InputFile *file;  // the last one there
     // documents placed below it are for validation, about that share
     double val_frac, least_place;  // least_place: of all documents
     Unit *units;                   // (num_units) of a round
@@ -267,12 +269,17 @@ static bool write_unit(Conversion *c, const Unit *u, Error *err) {
         *err = u->err;
         return false;
     }
+    json_auto_t *path =
+        u->file == c->file ? NULL : json_pack("{s:o}", "file", json_text(u->file->path));
+    if (path) json_dumpf(path, c->origins, 0), fputs("\n", c->origins);
+    c->file = u->file;
     for (size_t i = 0; i < u->num_documents; i++) {
         const UnitDocument *d = &u->documents[i];
+        const bool is_val = d->place < c->val_frac;
         c->least_place = fmin(c->least_place, d->place);
-        if (!shard_writer_add(d->place < c->val_frac ? &c->val : &c->train,
-                              u->tokens + d->first * width, d->end - d->first,
-                              d->masked ? u->weights + d->first : NULL, err))
+        fprintf(c->origins, "%s %ld\n", is_val ? "val" : "train", d->record);
+        if (!shard_writer_add(is_val ? &c->val : &c->train, u->tokens + d->first * width,
+                              d->end - d->first, d->masked ? u->weights + d->first : NULL, err))
             return false;
     }
     if (u->found.num_invalid > 0 && !c->again)
@@ -355,9 +362,18 @@ static bool make_shards(Conversion *c, Error *err) {
     checkpoint_abort(&c->ck);
     shard_writer_init(&c->train, c->ck.dir, "train", &c->options.vocabulary);
     shard_writer_init(&c->val, c->ck.dir, "val", &c->options.vocabulary);
-    const bool ok = checkpoint_begin(&c->ck, c->out->path, -1, basename(c->dir), err) &&
-                    encode_with_threads(c, err) && shard_writer_close(&c->train, err) &&
-                    shard_writer_close(&c->val, err);
+    char *origins;
+    size_t size;
+    c->origins = host_stream(&origins, &size, "origins of documents");
+    c->file = NULL;
+    bool ok = checkpoint_begin(&c->ck, c->out->path, -1, basename(c->dir), err) &&
+              encode_with_threads(c, err) && shard_writer_close(&c->train, err) &&
+              shard_writer_close(&c->val, err);
+    fclose(c->origins);
+    if (ok)
+        ok = checkpoint_write_text(&c->ck, "origins", origins, err);
+    else
+        free(origins);
     shard_writer_free(&c->train);
     shard_writer_free(&c->val);
     if (ok && c->train.num_docs + (c->val_frac > 0 ? c->val.num_docs : 0) == 0)
