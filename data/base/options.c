@@ -448,8 +448,10 @@ char *options_file(const OptionSet *set, const char *except, bool resolved) {
 }
 
 bool options_write(const char *text, const char *path, Error *err) {
+    bool exists;
     AUTO_FREE char *found = file_read_all(path, FILE_MAX_BYTES, NULL, "", &(Error){0});
-    const bool ours = !path_exists(path) || (found && strncmp(found, mark, strlen(mark)) == 0);
+    if (!path_find(path, &exists, err)) return false;
+    const bool ours = !exists || (found && strncmp(found, mark, strlen(mark)) == 0);
     if (!ours) warning("%s: expected a file that a run wrote, found another: kept", path);
     return !ours || file_replace(path, text, strlen(text), err);
 }
