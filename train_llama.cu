@@ -22,6 +22,7 @@
 #include "data/runs/checkpoint_files.h"
 #include "data/use/conversation.h"
 #include "data/use/evaluate.h"
+#include "data/runs/ledger.h"
 #include "data/runs/log.h"
 #include "data/runs/out_dir.h"
 #include "data/use/packing_check.h"
@@ -56,6 +57,7 @@ typedef struct {
     const ResumePoint *resume;
     OutDir *out;
     RunLog log;
+    Ledger ledger;
     TrainingState state, last_good;  // now, and before the steps that were skipped last
     Benchmark bench;
     TextWriter samples;
@@ -203,7 +205,8 @@ static LlamaSettings settings_of(const Options *o, int32_t micro_batch_tokens, i
                        .train = data != NULL,
                        .muon = o->optimizer == OPTIMIZER_MUON,
                        .lora = o->adapters,
-                       .cache_tokens = cache_tokens};
+                       .cache_tokens = cache_tokens,
+                       .runs = data ? data->most_runs : 0};
     if (data)
         s.ranks =
             (ZeroSettings){.rank = comm_rank(),
@@ -211,6 +214,7 @@ static LlamaSettings settings_of(const Options *o, int32_t micro_batch_tokens, i
                            .deterministic = reduces_deterministically(o),
                            .num_leaves = data->loader_settings.plan.num_micro,
                            .num_losses = data->most_micros > ranks ? data->most_micros : ranks,
+                           .most_documents = data->most_documents,
                            .bf16_moments = o->moments == MODEL_BF16,
                            .seed = (uint64_t)o->seed};
     return s;
@@ -294,13 +298,7 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     const LlamaModel *m = run->model;
     const PlanSettings *plan = &d->loader_settings.plan;
     print_model(m, o, weights);
-    data_summary_print(&d->train_summary, "train   ");
-    data_summary_print(&d->val_summary, "val     ");
-    if (d->has_val && o->val_every == 0)
-        printf("        no validation\n");
-    else if (d->has_val)
-        printf("        validation takes %ld of %ld documents, %ld of %ld tokens\n",
-               d->val_set.docs, d->val.num_docs, d->val_set.tokens, d->val.num_tokens);
+    data_print(d, o);
     must(plan_print(plan, (Layout)o->layout, &d->train_summary, run->state.cursor, &err));
     if (o->steps > 0 && !o->compare && !o->check_packing) run_options_print(o);
     print_ranks(m);
@@ -335,7 +333,7 @@ static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Opti
 
 static SaveJob save_job(const Run *run) {
     return (SaveJob){run->o,      run->data, &run->model->config, &run->out->lock, UNPAD_VERSION,
-                     is_rank_0(), run->log,  run->state};
+                     is_rank_0(), run->log,  run->ledger.file,    run->state};
 }
 
 // Saves while training waits. All ranks call it; the result is meaningful on rank 0 only.
@@ -456,6 +454,8 @@ static void validate(Run *run, int64_t step) {
         const double part = llama_validation_loss(run->model, &d->val_steps[i]);
         line_erase(stderr);
         sum += part;
+        ledger_add(&run->ledger, LEDGER_VALIDATION, step, &d->val, &d->val_steps[i].plan,
+                   zero_documents(&run->model->zero));
         if (d->val.sources.n > 1)
             report_validation(&run->log, step, part, &d->val_sets[i], d->val.sources.list[i].spec);
     }
@@ -504,9 +504,9 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     assert(device_memory().count == before.count);
     assert(device_memory().waits == before.waits + 1);
     const double ms = now_ms() - start_ms, loss = scalars.loss_sum / plan->weight_sum;
-    const double flops = llama_config_flops(&run->model->config, o->lora > 0, plan->real_tokens,
-                                            plan->num_targets, plan->attention_pairs);
     const StepBalance balance = read_notes(run, data);
+    const double *losses = ledger_add(&run->ledger, LEDGER_STEP, step + 1, &run->data->train, plan,
+                                      zero_documents(&run->model->zero));
     const StepReport report = {.o = o,
                                .step = step + 1,
                                .ms = ms,
@@ -514,8 +514,8 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
                                .passes_ms = (double)device_timer_ms(),
                                .loss = loss,
                                .grad_norm = scalars.grad_norm,
-                               // other layouts also compute pairs across documents or padding
-                               .useful_flops = o->layout == LAYOUT_PACKED ? flops : 0,
+                               .source_losses = losses,
+                               .config = &run->model->config,
                                .skipped = scalars.scale == 0,
                                .spike = loss_is_spike(&run->state.trend, loss),
                                .balance = balance,
@@ -581,8 +581,7 @@ static void open_out_dir(Run *run) {
     const ResumePoint *at = run->resume;
     comm_barrier();  // every rank's inputs are good, and it has found what it reads there
     if (!is_rank_0()) return;
-    const bool continues = at->in_place || (o->resume && !at->dir[0]);
-    must(out_dir_open(run->out, continues, o->overwrite, &err));
+    must(out_dir_open(run->out, at->in_place || (o->resume && !at->dir[0]), o->overwrite, &err));
     must(out_dir_check_space(
         o->out,  // weights, two moments
         (o->moments == MODEL_BF16 ? 8u : 12u) * (uint64_t)m->num_elements,
@@ -599,6 +598,8 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
     open_out_dir(run);
     if (resumes) must(parameters_load(llama_parameters(run->model), true, run->resume->dir, &err));
     if (is_rank_0()) must(log_open(&run->log, run->o->out, log_before, step, &err));
+    if (is_rank_0() && run->o->ledger)
+        must(ledger_open(&run->ledger, run->o->out, log_before < 0 ? -1 : step, &err));
     if (starts && is_rank_0()) must(run_options_write(run->o, resumes, &err));
     if (starts)
         log_start(&run->log, resumes ? "resume" : "start", UNPAD_VERSION, device_describe(),

@@ -30,7 +30,7 @@ static void close_log(RunLog *log) { close(log->fd); }
 #define OPEN_LOG(log_, ...) __attribute__((cleanup(close_log))) RunLog log_ = open_log(__VA_ARGS__)
 
 static void put_record(RunLog *log) {
-    const ValidationSet set = {1, 2, 3};
+    const ValidationSet set = {1, 2, 3, 0};
     report_validation(log, 1, 7.5, &set, NULL);
 }
 

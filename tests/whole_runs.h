@@ -18,7 +18,7 @@
 #define TRAIN \
     SMALL "--val-every 0 --num-samples 1 --sample-tokens 3 --lr 1e-2 --model tiny --out out "
 #define TEXTS TRAIN "--from-scratch --train text --steps 0 "
-#define NEW TRAIN "--from-scratch --train shards --save-every 1 --keep 1 "
+#define NEW TRAIN "--from-scratch --train shards --save-every 1 --keep 1 --ledger "
 
 // A fork copies the page tables of all the freed memory that the sanitizer keeps.
 const char *__asan_default_options(void) { return "quarantine_size_mb=8"; }
@@ -72,7 +72,7 @@ static void must_run(const char *command) {
 // numbers in it counts by its name alone, of checkpoints only the newest, no lock. Leftovers of an
 // interrupted save, which the next start removes, count only where `strict`.
 static uint64_t tree_hash(const char *path, const char *name, bool strict, uint64_t hash) {
-    static const char *const vary[] = {"log.jsonl", "options", "trainer_state.json",
+    static const char *const vary[] = {"log.jsonl", "ledger.bin", "options", "trainer_state.json",
                                        "manifest.json", "texts.key"};
     struct dirent **list;
     const int n = scandir(path, &list, NULL, alphasort);

@@ -273,7 +273,8 @@ static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
             }
             const int32_t rest = whole.length - done, n = rest < left ? rest : (int32_t)left;
             p->segments[p->num_segments++] =
-                (Segment){whole.doc, whole.tok_off + done, n, n < rest || whole.has_next, 0, false};
+                (Segment){whole.doc, whole.tok_off + done, n, n < rest || whole.has_next, 0,
+                          false,     whole.epoch};
             done += n;
             left -= n;
         }

@@ -113,7 +113,7 @@ static bool record_goes_on(const DocIndex *index, const PlanSettings *s, int64_t
 static Segment segment_at(const PlanSettings *s, int64_t doc, int64_t length, int64_t tok_off) {
     const int64_t rest = length - tok_off;
     const int32_t n = rest < s->max_seqlen ? (int32_t)rest : s->max_seqlen;
-    return (Segment){doc, tok_off, n, s->long_docs == LONG_SPLIT && n < rest, 0, false};
+    return (Segment){doc, tok_off, n, s->long_docs == LONG_SPLIT && n < rest, 0, false, 0};
 }
 
 bool stream_next_segment(const DocIndex *index, const PlanSettings *s, SourceCursor *at,
@@ -136,6 +136,7 @@ bool stream_next_segment(const DocIndex *index, const PlanSettings *s, SourceCur
         if (!check_length(s, doc, length, err)) return false;
         const bool left_out = from == 0 && leaves_out(index, s, doc, length, counts);
         *segment = segment_at(s, doc, length, from);
+        segment->epoch = at->epoch;
         const bool ends = left_out || !segment->has_next;
         at->tok_off += ends ? length - from : segment->length;
         if (ends && !follows(index, doc + 1)) at->tok_off = 0, at->doc_pos++;

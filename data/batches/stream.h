@@ -17,6 +17,7 @@ typedef struct {
     bool has_next;       // the token after it is the target of its last token
     int32_t shared_len;  // in a plan of layout shared: see DocView
     bool more;           // another document of its record follows, and is not left out
+    int64_t epoch;       // of its source
 } Segment;
 
 typedef struct {

@@ -49,36 +49,43 @@ static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
     return true;
 }
 
-bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err) {
+bool log_open_file(RunLog *log, const char *dir, const char *name, bool empty, Error *err) {
     *log = (RunLog){0};
-    if (!log_unshare(path_in(log->path, dir, "log.jsonl"), err)) return false;
-    log->fd = io_open_own(log->path, O_RDWR | O_CREAT | (keep_bytes < 0 ? O_TRUNC : 0), err);
-    if (log->fd < 0) return false;
-    log->open = true;
-    return (keep_bytes < 0 || log_cut(log, keep_bytes, step, err)) && dir_sync(dir, err);
+    if (!log_unshare(path_in(log->path, dir, name), err)) return false;
+    log->fd = io_open_own(log->path, O_RDWR | O_CREAT | (empty ? O_TRUNC : 0), err);
+    log->open = log->fd >= 0;
+    return log->open;
+}
+
+bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err) {
+    return log_open_file(log, dir, "log.jsonl", keep_bytes < 0, err) &&
+           (keep_bytes < 0 || log_cut(log, keep_bytes, step, err)) && dir_sync(dir, err);
 }
 
 bool log_sync(const RunLog *log, Error *err) {
     return !log->open || io_fsync(log->fd) || disk_error(err, log->path, "fsync failed");
 }
 
-void log_write(RunLog *log, json_t *record) {
+void log_append(RunLog *log, const void *data, size_t n) {
     Error err = {0};
-    if (!log->open) return json_decref(record);
-    AUTO_FREE char *text = json_write(record, 0);
-    const size_t n = strlen(text);
-    if (lseek(log->fd, (off_t)log->size_bytes, SEEK_SET) >= 0 && io_write_all(log->fd, text, n)) {
+    if (lseek(log->fd, (off_t)log->size_bytes, SEEK_SET) >= 0 && io_write_all(log->fd, data, n)) {
         log->size_bytes += (int64_t)n;
         if (log->lost > 0)
             warning("%s: written again, %ld record%s were lost", log->path, log->lost,
                     text_plural(log->lost));
         log->lost = 0;
     } else {
-        disk_error(&err, log->path, "a line could not be written");
-        if (log->lost++ == 0) warning("%s; log records are dropped until it can", err.what);
+        disk_error(&err, log->path, "a record could not be written");
+        if (log->lost++ == 0) warning("%s; records are dropped until it can", err.what);
         const int cut = ftruncate(log->fd, (off_t)log->size_bytes);
         (void)cut;  // when it fails, the next record overwrites the fragment
     }
+}
+
+void log_write(RunLog *log, json_t *record) {
+    if (!log->open) return json_decref(record);
+    AUTO_FREE char *text = json_write(record, 0);
+    log_append(log, text, strlen(text));
 }
 
 // Seconds since 1970
@@ -137,15 +144,31 @@ static double per_second(int64_t count, const StepReport *r) { return (double)co
 
 static double lr_of(const StepReport *r) { return (double)learning_rate(r->o, r->step - 1); }
 
-enum { LINE_BYTES = 320 };
+enum { LINE_BYTES = 640, SOURCES_BYTES = 320, SOURCE_BYTES = 48 };
+
+static const char *last_part(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
+}
+
+// " | web 2.31 | code 1.07": the losses of a mixture's sources
+static void source_text(char text[SOURCES_BYTES], const StepReport *r, const Sources *s) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int32_t i = 0; r->source_losses && i < s->n && used + SOURCE_BYTES < SOURCES_BYTES; i++)
+        if (isfinite(r->source_losses[i]))
+            used += (size_t)snprintf(text + used, SOURCE_BYTES, " | %.28s %.4f",
+                                     last_part(s->list[i].spec), r->source_losses[i]);
+}
 
 // The figures that matter most come first: a narrow terminal cuts off the end.
 static void step_text(char text[LINE_BYTES], const RunTotals *t, const StepReport *r,
                       const StepPlan *p) {
     const StepBalance *b = &r->balance;
     const char *mark = r->skipped ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "";
-    char trained[48] = "", balance[64] = "", left[24];
+    char trained[48] = "", balance[64] = "", left[24], sources[SOURCES_BYTES];
     const double ms = t->mean_ms + t->pauses_ms / (double)t->steps;
+    source_text(sources, r, p->sources);
     duration_text(left, ms * 1e-3 * (double)(r->o->steps - r->step));
     if (p->masked)
         snprintf(trained, sizeof trained, " (%.0f targets/s)", per_second(p->num_targets, r));
@@ -155,10 +178,10 @@ static void step_text(char text[LINE_BYTES], const RunTotals *t, const StepRepor
         snprintf(balance, sizeof balance, " | imbalance (%.3f)", b->measured);
     snprintf(
         text, LINE_BYTES,
-        "step %5ld/%ld | loss %.4f%s | eta %s | %.0f tok/s%s | lr %.2e | norm %.3f | %.0f ms | "
+        "step %5ld/%ld | loss %.4f%s | eta %s | %.0f tok/s%s%s | lr %.2e | norm %.3f | %.0f ms | "
         "fill %.1f %% | %ld doc%s | pairs %.1f %%%s",
         r->step, r->o->steps, plain_nan(r->loss), mark, left, per_second(p->real_tokens, r),
-        trained, lr_of(r), plain_nan(r->grad_norm), r->ms, 100 * fill_of(p), p->num_stream,
+        trained, sources, lr_of(r), plain_nan(r->grad_norm), r->ms, 100 * fill_of(p), p->num_stream,
         text_plural(p->num_stream), 100.0 * (double)p->attention_pairs / (double)p->padded_pairs,
         balance);
 }
@@ -178,6 +201,29 @@ static void show_step(const RunTotals *t, const StepReport *r, const StepPlan *p
     fflush(stdout);
 }
 
+static json_t *sources_json(const StepReport *r, const StepPlan *p) {
+    json_t *all = mixture_json(p->sources, &p->cursor_after), *one;
+    size_t i;
+    json_array_foreach(all, i, one) if (r->source_losses)
+        json_object_set_new(one, "loss", json_float(r->source_losses[i]));
+    return all;
+}
+
+// Other layouts also compute pairs across documents or padding.
+static json_t *useful_tflops(const StepReport *r, const StepPlan *p) {
+    if (!r->config || r->o->layout != LAYOUT_PACKED) return NULL;
+    const double flops = llama_config_flops(r->config, r->o->lora > 0, p->real_tokens,
+                                            p->num_targets, p->attention_pairs);
+    return json_float(flops / r->ms * 1e-9);
+}
+
+// Tokens of the run so far over 20 times its parameters, about the best number (arXiv 2203.15556)
+static double chinchilla(const StepReport *r, const StepPlan *p) {
+    double tokens = 0;
+    for (int32_t i = 0; i < MAX_SOURCES; i++) tokens += (double)p->cursor_after.sources[i].tokens;
+    return tokens / (20 * (double)llama_config_num_params(r->config));
+}
+
 static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
     const StepBalance *b = &r->balance;
     const struct {
@@ -194,7 +240,7 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
         {"passes_ms", json_float(r->passes_ms)},
         {"tokens_per_s", json_float(per_second(p->real_tokens, r))},
         {"trained_tokens_per_s", p->masked ? json_float(per_second(p->num_targets, r)) : NULL},
-        {"useful_tflops", r->useful_flops > 0 ? json_float(r->useful_flops / r->ms * 1e-9) : NULL},
+        {"useful_tflops", useful_tflops(r, p)},
         {"fill", json_float(fill_of(p))},
         {"real_tokens", json_integer(p->real_tokens)},
         {"computed_tokens", json_integer(p->computed_tokens)},
@@ -204,7 +250,8 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
         {"attention_pairs", json_integer(p->attention_pairs)},
         {"padded_tokens", json_integer(p->padded_tokens)},
         {"padded_pairs", json_integer(p->padded_pairs)},
-        {"sources", mixture_json(p->sources, &p->cursor_after)},
+        {"sources", sources_json(r, p)},
+        {"chinchilla", r->config ? json_float(chinchilla(r, p)) : NULL},
         {"skipped", json_boolean(r->skipped)},
         {"spike", json_boolean(r->spike)},
         {"imbalance_measured", b->measured > 0 ? json_float(b->measured) : NULL},
@@ -221,6 +268,7 @@ void report_step(RunLog *log, RunTotals *t, const StepReport *r, const StepPlan 
     t->mean_ms = t->steps == 0 ? r->ms : t->mean_ms + 0.1 * (r->ms - t->mean_ms);
     t->steps++;
     t->tokens += p->real_tokens;
+    t->computed += p->computed_tokens;
     t->targets += p->num_targets;
     t->ms += r->ms;
     show_step(t, r, p);
@@ -232,6 +280,7 @@ void print_trained(const RunTotals *t, bool masked) {
     if (t->steps == 0) return;
     line_erase(stdout);
     printf("trained %ld step%s, %ld tokens", t->steps, text_plural(t->steps), t->tokens);
+    if (t->computed < t->tokens) printf(", %ld of them computed", t->computed);
     if (masked) printf(", %ld of them targets,", t->targets);
     printf(" in %s; validation, samples and checkpoints %s\n", duration_text(time, t->ms * 1e-3),
            duration_text(pauses, t->pauses_ms * 1e-3));
@@ -243,10 +292,11 @@ void report_validation(RunLog *log, int64_t step, double loss_sum, const Validat
     printf("val after step %ld%s%s | loss %.4f | %ld doc%s | %ld targets\n", step,
            source ? " of " : "", source ? source : "", plain_nan(loss), set->docs,
            text_plural(set->docs), set->targets);
-    log_write(log, json_pack("{s:s, s:I, s:o, s:I, s:I, s:I, s:o*}", "event",
+    json_t *bits = set->bytes > 0 ? json_float(loss_sum / (double)set->bytes / M_LN2) : NULL;
+    log_write(log, json_pack("{s:s, s:I, s:o, s:o*, s:I, s:I, s:I, s:o*}", "event",
                              source ? "val_source" : "val", "step", step, "loss", json_float(loss),
-                             "docs", set->docs, "real_tokens", set->tokens, "targets", set->targets,
-                             "path", source ? json_text(source) : NULL));
+                             "bits_per_byte", bits, "docs", set->docs, "real_tokens", set->tokens,
+                             "targets", set->targets, "path", source ? json_text(source) : NULL));
 }
 
 void report_sample(RunLog *log, int64_t step, int number, bool ended, const char *text) {

@@ -7,7 +7,7 @@
 #include "../models/config.h"
 #include "run_options.h"
 
-// log.jsonl: records that are appended whole or not at all
+// log.jsonl, or another file of records that are appended whole or not at all
 typedef struct {
     bool open;  // false: no records are written
     int fd;
@@ -20,6 +20,10 @@ typedef struct {
 // keep_bytes, its length at the checkpoint of `step`. Warns when that removes records, or when some
 // are missing. Failures are EXIT_DISK.
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err);
+
+// The file alone, for records of another kind; empty: without the old ones
+bool log_open_file(RunLog *log, const char *dir, const char *name, bool empty, Error *err);
+void log_append(RunLog *log, const void *record, size_t n);  // of n bytes, to an open file
 
 // Appends a record, which it frees, whole or not at all. Records that do not fit on the disk are
 // dropped, with a warning at the first, and another one when the disk has space again.
@@ -42,7 +46,7 @@ typedef struct {
 
 // Of all steps so far; mean_ms: expected of the next one
 typedef struct {
-    int64_t steps, tokens, targets;
+    int64_t steps, tokens, computed, targets;
     double ms, pauses_ms, mean_ms;
 } RunTotals;
 
@@ -54,9 +58,10 @@ typedef struct {
     // rest is the update, and the part of the gradients' exchange that does not overlap.
     double read_ms, passes_ms;
     double loss, grad_norm;
-    double useful_flops;  // 0: not known for this layout
-    bool skipped;         // loss or gradient were not finite: no weight has changed
-    bool spike;           // loss_is_spike
+    const double *source_losses;  // of a mixture (NaN: no target); NULL: not known
+    const LlamaConfig *config;    // NULL: not known
+    bool skipped;                 // loss or gradient were not finite: no weight has changed
+    bool spike;                   // loss_is_spike
     StepBalance balance;
     bool pauses;  // validation, samples or a checkpoint follow
 } StepReport;
@@ -64,6 +69,7 @@ typedef struct {
 // Documents of the validation set, their tokens, and the tokens with a target
 typedef struct {
     int64_t docs, tokens, targets;
+    int64_t bytes;  // of the targets' texts; 0: not known
 } ValidationSet;
 
 // Adds the step to *t, its record to the log and a line to the console. On a terminal the line is

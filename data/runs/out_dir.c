@@ -1,5 +1,6 @@
 #include "out_dir.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -150,10 +151,16 @@ bool out_dir_is_free(const char *out, bool overwrite, Error *err) {
                      has_log || steps.n > 0 ? "a run" : "final/");
 }
 
+// A later run may write none, and would leave that of another one.
+static bool remove_ledger(const char *out, Error *err) {
+    const char *path = PATH_IN(out, "ledger.bin");
+    return unlink(path) == 0 || errno == ENOENT || disk_error(err, path, "cannot remove");
+}
+
 bool out_dir_open(OutDir *out, bool continues, bool overwrite, Error *err) {
     return dir_create_all(out->path, err) && out_dir_lock(out, err) && dir_probe(out->path, err) &&
            (continues || out_dir_is_free(out->path, overwrite, err)) &&
-           (!overwrite || checkpoint_remove_all(out->path, err));
+           (!overwrite || (checkpoint_remove_all(out->path, err) && remove_ledger(out->path, err)));
 }
 
 // The oldest checkpoint is removed after the newest is complete.

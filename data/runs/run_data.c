@@ -153,6 +153,26 @@ static LoaderSettings make_loader_settings(const Options *o, int32_t rank, int32
     return s;
 }
 
+// Adds those of the texts of all targets to *bytes; a special token has none.
+static bool count_bytes(Data *d, const StepPlan *p, int64_t *bytes, Error *err) {
+    AUTO_FREE int32_t *tokens =
+        host_calloc(3 * (size_t)p->longest_segment + 1, sizeof *tokens, "validation");
+    const Tokenizer *t = &d->tokenizer;
+    DocView doc;
+    size_t n;
+    for (int64_t i = 0; d->has_tokenizer && i < p->num_segments; i++) {
+        if (!segment_read(&doc, &d->val, &p->segments[i], 1, tokens, err)) return false;
+        for (int32_t k = 0; k < doc.length; k++) {
+            const int32_t next = k + 1 < doc.length ? doc.tokens[k + 1] : doc.next_token,
+                          target = doc.targets ? doc.targets[k] : next;
+            if (target < 0 || target >= t->vocab_size || t->special[target]) continue;
+            tokenizer_bytes(t, target, &n);
+            *bytes += (int64_t)n;
+        }
+    }
+    return true;
+}
+
 // Validation: the first documents of a source in a fixed order, the same for every run and seed.
 // False where --long-docs or the masks leave none.
 static bool load_validation(Data *d, const Options *o, int32_t source, Error *why) {
@@ -167,12 +187,15 @@ static bool load_validation(Data *d, const Options *o, int32_t source, Error *wh
     must(loader_load_step(&d->val_steps[source], &d->val, &s, (PlanState){0}, &err));
     const StepPlan *p = &d->val_steps[source].plan;
     assert(p->real_tokens == s.plan.set_tokens);
-    *set = (ValidationSet){0, p->real_tokens, p->num_targets};
+    *set = (ValidationSet){0, p->real_tokens, p->num_targets, 0};
+    must(count_bytes(d, p, &set->bytes, &err));
     const Segment *c = p->stream;
     for (int64_t i = 0; i < p->num_stream; i++) set->docs += i == 0 || c[i].doc != c[i - 1].doc;
     *sum = (ValidationSet){sum->docs + set->docs, sum->tokens + set->tokens,
-                           sum->targets + set->targets};
+                           sum->targets + set->targets, sum->bytes + set->bytes};
     if (p->num_micro > d->most_micros) d->most_micros = p->num_micro;
+    if (d->most_documents > 0 && p->num_segments > d->most_documents)
+        d->most_documents = p->num_segments;
     return true;
 }
 
@@ -185,6 +208,10 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, LlamaConfig *co
     d->loader_settings = make_loader_settings(o, rank, num_ranks);
     const PlanSettings *plan = &d->loader_settings.plan;
     d->most_micros = plan->num_micro;
+    if (run_trains(o) && (o->ledger || d->train.sources.n > 1)) {
+        d->most_documents = o->batch_tokens;
+        d->most_runs = o->layout == LAYOUT_SHARED ? o->batch_tokens : o->micro_batch_tokens;
+    }
     must(data_summary(&d->train_summary, &d->train, plan, &err));
     for (int32_t i = 0; d->has_val && i < d->val.sources.n; i++) {
         Error why = {0};
@@ -244,6 +271,16 @@ LlamaConfig load_config(const Options *o, const ResumePoint *at) {
         exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
                   "%s: expected the model %s, found another config.json", at->dir, o->model);
     return config;
+}
+
+void data_print(const Data *d, const Options *o) {
+    data_summary_print(&d->train_summary, "train   ");
+    data_summary_print(&d->val_summary, "val     ");
+    if (d->has_val && o->val_every == 0)
+        printf("        no validation\n");
+    else if (d->has_val)
+        printf("        validation takes %ld of %ld documents, %ld of %ld tokens\n",
+               d->val_set.docs, d->val.num_docs, d->val_set.tokens, d->val.num_tokens);
 }
 
 void data_print_turn_end(const Data *d) {

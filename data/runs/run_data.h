@@ -19,7 +19,9 @@ typedef struct {
     LoaderSettings loader_settings;
     StepData val_steps[MAX_SOURCES];  // the fixed validation set, by source
     ValidationSet val_sets[MAX_SOURCES], val_set;
-    int32_t most_micros;  // of a step, or of the validation of a source
+    int32_t most_micros;     // of a step, or of the validation of a source
+    int64_t most_documents;  // likewise, where their losses are told apart; else 0
+    int64_t most_runs;       // of a micro-batch, likewise: see Batch
     Tokenizer tokenizer;
     bool has_tokenizer;
     ModelFiles files;  // of the model and its tokenizer; rank 0 only
@@ -39,6 +41,9 @@ RunLength count_steps(const Data *d, const Options *o, PlanState at);
 // The model's configuration: of the checkpoint, which --model must match where it is given. Exits
 // also where --max-seqlen is longer than its sliding window: only full attention is implemented.
 LlamaConfig load_config(const Options *o, const ResumePoint *at);
+
+// The lines of the start about them
+void data_print(const Data *d, const Options *o);
 
 // Says with which token trained turns end, if texts do not end with it anyway.
 void data_print_turn_end(const Data *d);

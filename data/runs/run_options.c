@@ -97,6 +97,10 @@ const Option run_option_table[] = {
     TEXT("bench", bench, NULL,
          "multiple-choice questions, files or globs of JSON Lines: accuracy at each validation and "
          "by --eval, where --log-every 1 prints all scores"),
+    OPTION(
+        "ledger", OPTION_STRING, ledger, NULL, "", 0, 0,
+        "write the loss of every document of every step and validation into ledger.bin of --out, "
+        "for scripts/ledger.py; --eval --ledger=FILE: those of the documents evaluated"),
     OPTION_GROUP("optimizer"),
     CHOICE("optimizer", optimizer, "adamw", "adamw|muon",
            "optimizer of the layers' matrices; muon needs half the state and takes the same --lr; "
@@ -212,7 +216,7 @@ static const char options_of_generate[] =
     "options|generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|"
     "max-seqlen|micro-batch-tokens|threads|memory-gib|bf16-matmul|attention|adapter|base|dry-run";
 static const char options_of_eval[] =
-    "options|eval|train|val|bench|log-every|train-on|invalid-utf8|long-docs|boundary-token|"
+    "options|eval|train|val|bench|ledger|log-every|train-on|invalid-utf8|long-docs|boundary-token|"
     "allow-other-tokenizer|seed|model|adapter|base|from-scratch|max-seqlen|micro-batch-tokens|"
     "threads|memory-gib|bf16-matmul|attention|heartbeat-seconds|dry-run";
 
@@ -407,6 +411,9 @@ static void check_training(const Options *o, int num_ranks, bool resumes) {
     if (same) warning("--val is --train: its loss says nothing about other texts");
     if (o->overwrite && !model_is_builtin(o))
         must(out_dir_keeps_model(o->out, "model", o->model, &err));
+    if (o->ledger && o->ledger[0])
+        exit_with(EXIT_USAGE, "give --ledger alone, or --eval too",
+                  "--ledger=%s: a run writes ledger.bin into --out", o->ledger);
     if (o->micro_batch_tokens < o->max_seqlen)
         exit_with(EXIT_USAGE, "raise it, or lower --max-seqlen",
                   "--micro-batch-tokens %d: expected at least --max-seqlen %d: a document must fit",
@@ -494,6 +501,9 @@ void run_options_complete_inference(Options *o, int num_ranks) {
     if (o->eval && !o->bench && !o->val && !is_given(o, "train"))
         exit_with(EXIT_USAGE, "give --val: texts, JSONL or shards",
                   "--eval: expected --val, --train or --bench, found none of them");
+    if (o->ledger && (!o->ledger[0] || (!o->val && !is_given(o, "train"))))
+        exit_with(EXIT_USAGE, "--eval --val DATA --ledger=FILE",
+                  "--ledger: expected a file, and the data to evaluate");
     if (o->eval) check_no_weights(o->val ? o->val : o->train);
     if (!o->eval && num_ranks > 1)
         exit_with(EXIT_USAGE, "start one process without mpirun", "--%s works with one rank only",

@@ -24,7 +24,7 @@ typedef struct {
 typedef struct {
     OptionSet set;  // also says which options were given
     const char *model, *train, *val, *out, *resume, *prompt, *attention, *adapter, *lora_targets,
-        *bench, *check_packing, *options;
+        *bench, *check_packing, *options, *ledger;
     bool from_scratch, overwrite, deterministic, bf16_matmul, generate, chat, eval, dry_run,
         allow_other_tokenizer, lora_merge;
     int train_on, invalid_utf8, layout, pad_to, optimizer, moments, schedule, long_docs, recompute,

@@ -14,6 +14,7 @@ bool save_checkpoint(const SaveJob *job, const char *name, Parameters p, Error *
     const ModelDtype dtype = name ? (ModelDtype)o->final_dtype : MODEL_FP32;
     const bool adapters = o->lora > 0 && !(name && o->lora_merge);
     bool ok = job->writes && dir_lock_check(job->lock, o->out, err) && log_sync(&job->log, err) &&
+              log_sync(&job->ledger, err) &&
               checkpoint_begin(&ck, o->out, job->state.cursor.step, name, err) &&
               model_files_write(&d->files, job->config, dtype, &ck, err) &&
               (!adapters || checkpoint_write_text(&ck, "adapter_config.json",

@@ -18,7 +18,7 @@ typedef struct {
     const DirLock *lock;  // of --out
     const char *version;
     bool writes;  // rank 0 writes all files; the others only take part in gathering the parameters
-    RunLog log;   // is synced first
+    RunLog log, ledger;  // are synced first
     TrainingState state;
 } SaveJob;
 

@@ -8,6 +8,7 @@
 #include "../base/memory.h"
 #include "../base/signals.h"
 #include "../batches/loader.h"
+#include "../runs/ledger.h"
 
 void scorer_open(Scorer *s, const Options *o, ModelFace model) {
     const int32_t most = o->micro_batch_tokens;
@@ -92,9 +93,16 @@ static void row_print(const char *name, const EvaluationRow *row) {
     printf("\n");
 }
 
-static void table_print(const EvaluationRow *rows) {
-    EvaluationRow total = {0};
+static void table_print(const Dataset *data, const Segment *c, int64_t n, const double *sums) {
+    const DocIndex index = dataset_doc_index(data);
+    EvaluationRow rows[EVALUATION_ROWS] = {0}, total = {0};
     char name[48];
+    for (int64_t i = 0; i < n; i++) {
+        EvaluationRow *row = &rows[(int)log2((double)dataset_doc_length(data, c[i].doc))];
+        row->docs += i == 0 || c[i].doc != c[i - 1].doc;
+        row->targets += (double)stream_targets(&index, &c[i]);
+        row->loss_sum += sums[i];
+    }
     printf("document tokens    documents      targets       loss   perplexity\n");
     for (int b = 0; b < EVALUATION_ROWS; b++) {
         total.docs += rows[b].docs;
@@ -112,27 +120,27 @@ bool evaluate(Dataset *data, const Options *o, ModelFace model, Error *err) {
                                .max_seqlen = o->max_seqlen,
                                .micro_batch_tokens = o->micro_batch_tokens,
                                .long_docs = (LongDocs)o->long_docs};
-    EvaluationRow rows[EVALUATION_ROWS] = {0};
     SourceCursor at = {0};
     LongCounts left_out = {0};
     Segment next;
     Scorer s;
+    const size_t most = (size_t)(data->num_docs + data->num_tokens / o->max_seqlen);
+    AUTO_FREE Segment *segments = host_calloc(most, sizeof *segments, "evaluation");
+    AUTO_FREE double *sums = host_calloc(most, sizeof *sums, "evaluation");
     AUTO_FREE int32_t *tokens =
         host_calloc(3 * (size_t)o->micro_batch_tokens, sizeof *tokens, "evaluation");
-    int64_t last_doc = -1;
+    int64_t n = 0;
     scorer_open(&s, o, model);
     bool ok = stream_next_segment(&index, &plan, &at, &next, &left_out, err);
     while (ok && at.epoch == 0) {
-        EvaluationRow *row = &rows[(int)log2((double)dataset_doc_length(data, next.doc))];
-        DocView *doc = scorer_next(&s, next.length, &row->loss_sum);
-        if (model.rank == 0 && next.doc != last_doc) row->docs++;
-        if (model.rank == 0) row->targets += (double)stream_targets(&index, &next);
-        last_doc = next.doc;
+        DocView *doc = scorer_next(&s, next.length, &sums[n]);
+        segments[n++] = next;
         ok = (!doc ||
               segment_read(doc, data, &next, 1, tokens + 3 * (s.tokens - next.length), err)) &&
              stream_next_segment(&index, &plan, &at, &next, &left_out, err);
     }
-    scorer_close(&s, ok ? &rows->docs : NULL, EVALUATION_ROWS * sizeof *rows / sizeof(double));
-    if (ok && model.rank == 0) table_print(rows);
-    return ok;
+    scorer_close(&s, ok ? sums : NULL, (size_t)n);
+    if (ok && model.rank == 0) table_print(data, segments, n, sums);
+    return ok &&
+           (!o->ledger || model.rank > 0 || ledger_write(o->ledger, data, segments, n, sums, err));
 }
