@@ -1,6 +1,7 @@
 """How the Python programs end on an error, and what they import only where it is installed."""
 import argparse
 import importlib
+import os
 import sys
 
 USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7  # exit codes
@@ -18,6 +19,16 @@ def warn(what):
 def fail(code, what, hint):
     print(f"error: {printable(what)}\nhint: {printable(hint)}", file=sys.stderr)
     sys.exit(code)
+
+
+def write(path, text):
+    """A whole file, or the old one"""
+    try:
+        with open(f"{path}.tmp-{os.getpid()}", "x", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        os.replace(file.name, path)
+    except OSError as e:
+        fail(DISK, f"{path}: cannot write: {e.strerror}", "give --out FILE elsewhere")
 
 
 class Parser(argparse.ArgumentParser):

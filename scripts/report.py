@@ -8,7 +8,7 @@ import time
 from html import escape
 from types import SimpleNamespace
 
-from command import BAD_INPUT, DISK, Parser, fail, warn
+from command import BAD_INPUT, Parser, fail, warn, write
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 230, 46, 8, 10, 34  # of a chart
 # Okabe and Ito's colours, which colour-blind readers can tell apart; on light and on dark pages
@@ -249,14 +249,18 @@ def page(run):
     title = escape(os.path.basename(os.path.dirname(os.path.abspath(run.path))))
     start = [(k, v) for k, v in run.start.items() if k not in ("event", "step", "options")]
     samples = [(f"after step {s['step']}", s["text"]) for s in run.samples[-3:]]
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title><style>{STYLE}</style></head><body>
-<h1>{title}</h1>{table([*facts(run).items(), *start])}
+    return whole_page(title, f"""{table([*facts(run).items(), *start])}
 <h2>Training</h2><p class="muted">Faint: each step. Point at a line for its values. A scale may cut
 off the start and spikes.</p>
 <div class="grid">{charts(run)}</div><h2>Samples</h2>{table(samples)}
-<h2>Options</h2>{table(run.start["options"].items())}</body></html>
+<h2>Options</h2>{table(run.start["options"].items())}""")
+
+
+def whole_page(title, body):
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title><style>{STYLE}</style></head><body>
+<h1>{title}</h1>{body}</body></html>
 """
 
 
@@ -268,12 +272,7 @@ def main():
     path = os.path.join(args.run, "log.jsonl") if os.path.isdir(args.run) else args.run
     run = read_log(path)
     out = args.out or os.path.join(os.path.dirname(path), "report.html")
-    try:
-        with open(f"{out}.tmp-{os.getpid()}", "x", encoding="utf-8", errors="replace") as file:
-            file.write(page(run))
-        os.replace(file.name, out)
-    except OSError as e:
-        fail(DISK, f"{out}: cannot write: {e.strerror}", "give --out FILE.html elsewhere")
+    write(out, page(run))
     found = facts(run)
     print(f"wrote {out}: {path}: {len(run.steps)} steps, loss {found['loss']}, validation "
           + found["validation loss"])

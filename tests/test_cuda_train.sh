@@ -9,12 +9,20 @@ tiny_model tiny 64 128 64
 corpus 5
 common=(--model tiny --from-scratch --train corpus --max-seqlen 96 --micro-batch-tokens 128
         --batch-tokens 256 --val-tokens 128 --val-every 3 --num-samples 0 --lr 1e-3
-        --warmup-steps 1)
+        --warmup-steps 1 --ledger)
 # near NAME RUN [CPU_RUN]: within bf16 rounding of the CPU's
 near() { same_losses "$1" 0.00390625 0.03125 4 "${3:-cpu}" "$2"; }
 check cpu_3_steps "$cpu" "${common[@]}" --out cpu --steps 3
 check packed_3_steps "$cuda" "${common[@]}" --out packed --steps 3 --save-every 2 --keep 0
 near packed_losses_match_the_cpu_backend packed
+PYTHONPATH=$root/scripts check_python documents_have_the_losses_of_the_cpu_backend << 'PY'
+import ledger
+cuda, cpu = ([(kind, step, *e) for kind, step, entries in ledger.blocks(run + "/ledger.bin") for e in entries]
+             for run in ("packed", "cpu"))
+assert len(cuda) == len(cpu) > 9, (len(cuda), len(cpu))
+for a, b in zip(cuda, cpu):
+    assert a[:4] == b[:4] and a[5:] == b[5:] and abs(a[4] - b[4]) <= 0.02 * b[4], (a, b)
+PY
 [ -z "${ONE_RUN:-}" ] || finish
 # two steps are enough to see an update, and in the emulator one start to see the probe
 named=("$cuda" "${common[@]}" --attention "$([ "${TRAIN:-}" ] && echo auto || echo sm90)")
