@@ -20,7 +20,7 @@ say 'build'
 make -j"$(nproc)" all
 
 say 'model'
-if [ -e $model ]; then echo "$model exists"; else scripts/get_model.sh smollm2-135m-instruct; fi
+if [ -e $model ]; then echo "$model exists"; else scripts/get_model.sh smollm2-135m-instruct $model; fi
 
 say 'data: what words mean, one chat a word; [[ ]] is trained'
 if [ ! -e $data ]; then
