@@ -67,17 +67,16 @@ typedef struct {
 
 // Buffers that all layers share
 typedef struct {
-    real *losses;       // (T)
-    floatX *dresid;     // (T, C)
-    floatX *dnorm;      // (T, C)
-    floatX *dqkv;       // (T, QKV)
-    floatX *dattn;      // (T, H*D)
-    floatX *dgate_up;   // (T, 2F)
-    floatX *dswiglu;    // (T, F)
-    real *attn_delta;   // (H, T)
-    real *attn_sums;    // shared layout on CUDA only
-    floatX *logits;     // (head_chunk, Vp), becomes dlogits in place
-    floatX *head_rows;  // (head_chunk, C)   the rows that have logits
+    real *losses;                  // (T)
+    floatX *dresid;                // (T, C)
+    floatX *dnorm;                 // (T, C)
+    floatX *dqkv;                  // (T, QKV)
+    floatX *dattn;                 // (T, H*D)
+    floatX *dgate_up;              // (T, 2F)
+    floatX *dswiglu;               // (T, F)
+    real *attn_delta, *attn_sums;  // (H, T); shared layout on CUDA only
+    floatX *logits;                // (head_chunk, Vp), becomes dlogits in place
+    floatX *head_rows;             // (head_chunk, C)   the rows that have logits
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
     floatX *lora_h, *lora_dh;                               // (T, LORA_MOST*r)
 } LlamaScratch;
@@ -123,12 +122,9 @@ typedef struct {
     int32_t cache_tokens;  // generation: tokens whose keys and values are kept
     int32_t head_chunk;    // tokens whose logits exist at one time; 0: see llama_head_chunk
     size_t io_chunk;       // elements that pass the host at a time; 0: 2^20
-    int64_t runs;          // of a micro-batch, to tell losses of documents apart; 0: they are not
+    size_t runs;           // of a micro-batch, to tell losses of documents apart; 0: they are not
     ZeroSettings ranks;    // the ranks that share each step
 } LlamaSettings;
-static inline bool llama_has_layout(const LlamaSettings *s, Layout layout) {
-    return s->layouts >> layout & 1;
-}
 
 // Weights are gathered and gradients reduced in buckets, in the order in which forward uses them:
 // LLAMA_LAYERS + l is layer l, and the head follows the last layer. Backward completes the buckets
@@ -458,9 +454,9 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     m->staged = 0;
     assert(b->total_tokens <= m->settings.micro_batch_tokens);
     assert(b->max_seqlen <= m->settings.max_seqlen);  // positions of the rope table
-    assert(b->num_real_rows == 0 || llama_has_layout(&m->settings, LAYOUT_REPAD));
+    assert(b->num_real_rows == 0 || m->settings.layouts & 1u << LAYOUT_REPAD);
     const bool cached = b->layout == LAYOUT_CACHED, shared = !cached && b->num_shared > 0;
-    assert(!shared || !m->settings.train || llama_has_layout(&m->settings, LAYOUT_SHARED));
+    assert(!shared || !m->settings.train || m->settings.layouts & 1u << LAYOUT_SHARED);
     assert(!cached || m->settings.cache_tokens >= b->micro_batch_tokens);
     in->tokens = llama_stage(m, b->tokens, b->total_tokens);
     in->position_ids = llama_stage(m, b->position_ids, b->total_tokens);
@@ -473,7 +469,6 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->weights =
         b->weighted ? llama_stage_rows(m, b->weights, b->head_rows, b->num_head_rows) : NULL;
     const int32_t num_runs = m->settings.runs > 0 ? b->num_runs : 0;
-    assert(num_runs <= m->settings.runs);
     in->first_doc = b->first_doc;
     in->num_docs = num_runs > 0 ? b->num_docs : 0;
     in->doc_runs = llama_stage(m, b->doc_runs, in->num_docs + 1);
@@ -562,8 +557,7 @@ static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, 
 
 // Each micro-batch has its own partial sum, so that the result is the same on any number of ranks.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data) {
-    m->zero.num_documents = data->plan.num_segments;
-    zero_begin_losses(&m->zero);
+    zero_begin_losses(&m->zero, data->plan.num_segments);
     for (int32_t i = 0; i < data->num_micro; i++) {
         comm_phase("validate", -1);
         zero_select_losses(&m->zero, data->own_micros[i]);
@@ -756,7 +750,7 @@ static inline void llama_carve(LlamaModel *m) {
     const size_t Vp = (size_t)padded_vocab(c->vocab_size), chunk = (size_t)m->settings.head_chunk;
     const size_t rank = (size_t)lora_padded_rank(&m->settings.lora), logits = chunk * Vp,
                  matrix = m->num_nf4 ? (2 * F > qkv_dim ? 2 * F : qkv_dim) * C : 0;
-    const bool train = m->settings.train, repad = llama_has_layout(&m->settings, LAYOUT_REPAD);
+    const bool train = m->settings.train, repad = m->settings.layouts & 1u << LAYOUT_REPAD;
     LlamaScratch *s = &m->scratch;
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) m->arenas[i].bytes = 0;
 
@@ -808,7 +802,7 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->dswiglu, T * F, train);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->attn_delta, H * T, train);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->attn_sums, attention_sums_size((int64_t)T, c->head_dim),
-                 train && llama_has_layout(&m->settings, LAYOUT_SHARED));
+                 train && m->settings.layouts & 1u << LAYOUT_SHARED);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_qkv, T * qkv_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_attn, T * q_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dattn, T * q_dim, repad);
@@ -873,10 +867,9 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
                            .head_dim = config->head_dim};
     m->settings.head_chunk = llama_head_chunk(config, &settings);
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
-    m->staging_ints = 6 * T + 3 * (T + 1) + work_ints +
-                      (llama_has_layout(&settings, LAYOUT_REPAD) ? 3 * T + 1 + work_ints : 0);
-    m->staging_ints += 3 * (size_t)settings.runs + (settings.runs > 0 ? T : 0) + 1;
-    m->staging_ints += settings.cache_tokens ? 2 * T : T;  // at its end, the rows to sample from
+    m->staging_ints = (settings.cache_tokens ? 8 : 7) * T + 3 * (T + 1) + work_ints +
+                      (settings.layouts & 1u << LAYOUT_REPAD ? 3 * T + 1 + work_ints : 0) +
+                      (settings.runs ? 3 * settings.runs + T + 1 : 1);  // last: rows to sample
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");
     m->tensors =

@@ -132,9 +132,8 @@ void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_tab
 // Causal attention over packed documents; token i attends to j <= i of its own document only.
 // softmax_scale = 1/sqrt(D). Accumulates in fp32. Never reads or writes rows past total_tokens. A
 // document's results do not depend on its neighbours, its place in the buffer or that of its shared
-// tokens, bit for bit; dK and dV of a shared row are sums over all documents that share it, which
-// CUDA divides by what else is in the batch: equal to rounding.
-// Deterministic. Source: FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2.
+// tokens, bit for bit; dK and dV of a shared row are sums over all documents that share it, on CUDA
+// to rounding. Deterministic. Source: FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2.
 
 //   out (T,H,D)         =
 //   lse (H,T) real      =  natural log of the sum of exp of the scaled scores; kept for backward

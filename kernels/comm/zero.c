@@ -184,8 +184,8 @@ void zero_free(Zero *z) {
 
 // ---- Losses -------------------------------------------------------------------------------------
 
-void zero_begin_losses(Zero *z) {
-    if (z->settings.most_documents == 0) z->num_documents = 0;
+void zero_begin_losses(Zero *z, int64_t num_documents) {
+    z->num_documents = z->settings.most_documents > 0 ? num_documents : 0;
     assert(z->num_documents <= z->settings.most_documents);
     z->documents = (double *)(zero_notes(z->step) + z->settings.num_ranks);
     z->loss_partials = z->documents + z->num_documents;
@@ -315,7 +315,7 @@ static void finish_sum(Zero *z) {
 void zero_begin_step(Zero *z) {
     const ZeroSettings *s = &z->settings;
     clear_grads(z);
-    zero_begin_losses(z);
+    zero_begin_losses(z, z->num_documents);
     z->last_micro_batch = false;
     z->num_unsent = z->shape.num_buckets;
     rank_block(s->num_leaves, s->rank, s->num_ranks, &z->leaf, &z->end_leaf);

@@ -113,7 +113,7 @@ void zero_carve(Zero *z, floatX *weights, real *grads, Arena *of_weights, Arena 
                 Arena *of_optimizer, Arena *workspace);
 void zero_free(Zero *z);
 
-// Starts a step: neither gradients nor losses.
+// Starts a step, of num_documents, which is set before: neither gradients nor losses.
 void zero_begin_step(Zero *z);
 // Starts number `micro` of the num_micro micro-batches of the whole step; this rank's are in
 // ascending order. last: it is this rank's last one.
@@ -130,10 +130,10 @@ void zero_update(Zero *z, AdamW hyper, float grad_clip);
 // Later work waits until the weights of this bucket and of those before it have arrived.
 void zero_await_weights(Zero *z, int bucket);
 
-// Losses are added to *loss_sum, and go to documents[i] one by one; num_documents is set before. A
-// validation calls begin, select before each addition (the partial sum must be one that no other
-// rank adds to) and sum; a step does so by itself.
-void zero_begin_losses(Zero *z);
+// Losses are added to *loss_sum, and go to documents[i] one by one. A validation calls begin,
+// select before each addition (the partial sum must be one that no other rank adds to) and sum; a
+// step does so by itself.
+void zero_begin_losses(Zero *z, int64_t num_documents);
 void zero_select_losses(Zero *z, int32_t partial);
 void zero_sum_losses(Zero *z);
 // Waits until step_host has the loss sum, gradient norm, clip factor, notes and documents.
