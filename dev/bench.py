@@ -3,6 +3,7 @@
 
     dev/bench.py                            every layout (--compare of the trainer)
     dev/bench.py --against OTHER_BINARY     two builds, step by step in turns: ratio of their times
+    dev/bench.py --alone                    one layout, by the trainer's own times
     dev/bench.py --write DIR                only writes the documents as a shard
 
 Documents (--dist, or --lengths as 220,217 or 64x512):
@@ -304,11 +305,33 @@ def against(o, say, shard, lengths):
                                           f"not equal: {losses[0][-1]}, {losses[1][-1]}"))
 
 
+def alone(o, say, shard, lengths):
+    """Full rows with --layout rows need --row-len: the same tokens in rows of this length"""
+    sizes = packed_options(lengths)
+    if o.row_len:
+        sizes = ["--max-seqlen", o.row_len, "--micro-batch-tokens", sum(lengths)]
+    program = Program("this", o.trainer, "--model", o.model, "--train", shard, "--boundary-token", 0, *sizes,
+                      *o.options, threads=o.threads)
+    try:
+        program.run_alone(1 + o.steps)
+        messages = pathlib.Path(program.messages.name).read_text().splitlines()
+    finally:
+        program.close()
+    records = program.lines[1:1 + o.steps]
+    ms, passes = ([r[key] for r in records] for key in ("ms", "passes_ms"))
+    tflops = statistics.median([r.get("useful_tflops", 0) for r in records])
+    say(f"$ {shown(program.command)}", *[m for m in messages if m.startswith(("layout ", "recompute ", "warning: the attention"))])
+    say(f"step    {spread(ms)} ms, {statistics.median(passes):.1f} ms of passes, "
+        f"{statistics.median([r['real_tokens'] for r in records]) / statistics.median(ms) * 1e3:,.0f} tokens/s, "
+        f"{tflops:.1f} useful TFLOP/s, {tflops / 9.894:.1f} % of 989.4, loss {records[-1]['loss']:.4f}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=__doc__.split(
         "\n", 2)[2], formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--against", metavar="OTHER", help="another build of the trainer")
+    add("--alone", action="store_true", help="one layout (after --), by the trainer's own times")
     add("--write", metavar="DIR", help="write the documents there and stop")
     add("--trainer", default=TRAINER, help="this build (default: ./train_llama)")
     add("--model", default="demo")
@@ -336,7 +359,7 @@ def main():
     say(f"{o.lengths or o.dist}: {said}")
     with tempfile.TemporaryDirectory() as folder:
         shard = write_shard(folder + "/shard", lengths, o.vocab, o.prefix)
-        (against if o.against else compare)(o, say, shard, lengths)
+        (against if o.against else alone if o.alone else compare)(o, say, shard, lengths)
     if o.record:
         say.write()
 
