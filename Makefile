@@ -2,7 +2,8 @@
 #   make test           every test of the program, without a GPU; make test-dev: those of dev/
 #   make check          every operation on this machine, on its GPU if it has one
 #   make fuzz           looks for files that break a reader (FUZZ_S=60 TARGET=config; needs clang)
-#   make bench          measures; make figures: all that README quotes; make gpu-day: with a GPU
+#   make bench          measures; make figures: all that README quotes
+#   make gpu-day        all that needs a GPU, SECONDS=420; make gpu-kit: as a folder to take there
 #   make simple         the whole idea in one C file; make clean removes what was built
 #   BACKEND=cuda|cpu    default: cuda if nvcc and a GPU are present, else cpu (C and OpenMP)
 #   CC=gcc|clang        WERROR= (empty: warnings are not errors)     V=1 (shows whole commands)
@@ -45,7 +46,7 @@ CPU_COMM := kernels/comm/cpu.c
 HOST    := $(filter-out $(CPU_COMM),$(wildcard data/*/*.c kernels/comm/*.c))
 KERNELS := $(wildcard kernels/cpu/*.c) $(CPU_COMM)
 CUDA_KERNELS := $(wildcard kernels/cuda/*.cu) kernels/comm/nccl.cu
-.PHONY: all help install uninstall bench gpu-day figures clean
+.PHONY: all help install uninstall bench figures clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 train_llama: build/$(BACKEND)/train_llama build/with/backend-$(BACKEND)
@@ -116,7 +117,7 @@ ARCH_SET := $(subst $() ,-,$(strip $(CUDA_ARCHS)))
 build/cuda/%.o: build/cuda/$(ARCH_SET)/%.o
 	@mkdir -p $(@D) && cp $(<:.o=.[do]) $(@D)
 .SECONDARY: $(CUDA:build/cuda/%=build/cuda/$(ARCH_SET)/%)
-$(patsubst %.cu,build/cuda/%.o,$(wildcard kernels/*/*.cu tests/*.cu)): build/with/archs-$(ARCH_SET)
+$(patsubst %.cu,build/cuda/%.o,$(wildcard kernels/*/*.cu tests/*.cu dev/*/*.cu)): build/with/archs-$(ARCH_SET)
 build/cuda/$(ARCH_SET)/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)$(NVCC) $(NVFLAGS) -c $< -o $@ 2> $@.log || (cat $@.log >&2; exit 1)
@@ -132,8 +133,7 @@ build/with/%:
 
 bench: train_llama bench-ops     # dev/bench.py --help
 	@dev/bench.py $(BENCH)
-gpu-day figures:
-	@dev/$(if $(filter figures,$@),figures.py,gpu_day.sh) $(PARTS)
+figures: ; @dev/figures.py $(PARTS)
 help:
 	@sed -n '1,/^$$/s/^# \{0,3\}//p' Makefile
 install: train_llama

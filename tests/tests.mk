@@ -6,7 +6,7 @@ CPU_TESTS := power rank_faults
 TESTS   := $(filter-out $(CUDA_C) $(CPU_TESTS),$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))
 EMU_TESTS := $(CUDA_C) $(patsubst tests/test_%.cu,%,$(wildcard tests/test_*.cu))
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
-DEV_TESTS := emu conform tensor_cores simple
+DEV_TESTS := emu conform tensor_cores simple gpu_day
 # Calls that tests/fault.c can make fail; only our own objects are wrapped
 FAULTS  := $(shell grep -lE 'fault\.c|whole_runs' tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 WRAP    := $(addprefix -Wl$(comma)--wrap=,open fopen close write pwrite pread ftruncate fsync \
@@ -18,7 +18,7 @@ RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_finalize comm_gathe
 
 MINUTES ?= 60
 
-.PHONY: check bench-ops mutants fuzz soak test test-races test-dev test-faults test-programs \
+.PHONY: check bench-ops gpu-kit gpu-day mutants fuzz soak test test-races test-dev test-faults test-programs \
         test-dev-programs test-arm64 test-sanitizers test-schedules test-ptx ptx-90a cuda-80-90a simple
 
 # Of one suite: checksums for dev/fuzz/fuzz.c, control groups for test_io.c, saves that wait for test_power.c
@@ -36,7 +36,10 @@ build/$(1)/train_llama_faulty: build/$(1)/train_llama.o build/$(1)/tests/run_fau
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libhost.a $(3)
 	$$(call say,LINK,$$@)$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) \
 	    $$(if $$(filter $$*,$$(FAULTS)),$$(WRAP)) $$(WRAP_$$*)
-.SECONDARY: $$(TESTS:%=build/$(1)/tests/test_%.o) $$(EMU_TESTS:%=build/$(1)/tests/test_%.o)
+build/$(1)/bench: build/$(1)/dev/gpu_day/bench.o build/$(1)/libhost.a $(3)
+	$$(call say,LINK,$$@)$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1))
+.SECONDARY: $$(TESTS:%=build/$(1)/tests/test_%.o) $$(EMU_TESTS:%=build/$(1)/tests/test_%.o) \
+            build/$(1)/dev/gpu_day/bench.o
 endef
 
 # The CPU backend with sanitizers, and in double precision for gradient checks. At -O1 a product of
@@ -80,7 +83,8 @@ ptx-90a: build/emu/train_llama build/cpu/train_llama
 build/cuda/80-90a/%_sm90.o: NVFLAGS += -Xptxas -v
 cuda-80-90a: train_llama
 	@$(MAKE) --no-print-directory BACKEND=cuda CUDA_ARCHS='80 90a' build/cuda/train_llama
-test-dev-programs: $(DEV_PROGRAMS) build/emu/bugs build/tsan/bugs build/emu/test_ops
+test-dev-programs: $(DEV_PROGRAMS) build/emu/bugs build/tsan/bugs build/emu/test_ops build/emu/bench \
+                   build/emu/train_llama build/cpu/train_llama
 test: test-programs
 	@echo 'the suites of dev/ are not among these: make test-dev'
 	@tests/run.sh $(PROGRAMS) $(filter-out $(DEV_SCRIPTS),$(SCRIPTS))
@@ -90,6 +94,12 @@ test-dev: test-dev-programs
 # Every operation on this machine: on its GPU, or on the CPU backend if it has none
 check: build/$(BACKEND)/test_ops
 	@$< --limit 120
+# All that needs a GPU (dev/gpu_day), of programs for CUDA_ARCHS. SECONDS=420, STEPS="machine checks": some of
+# it; OUT=DIR instead of dev/results/gpu-DATE
+gpu-kit:
+	@dev/gpu_day/build.sh
+gpu-day: $(if $(GPU),gpu-kit)
+	@dev/gpu_day/day.py $(SECONDS) $(STEPS)
 # Every call fails, and every state after a power loss: minutes; make test takes a part of them
 test-faults: build/asan/test_faults build/emu/test_faults build/emu/test_rank_faults \
              $(CPU_TESTS:%=build/cpu/test_%)
