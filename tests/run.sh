@@ -11,7 +11,7 @@
 # killed, and its files are removed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-slow='ranks ops export cuda_ranks ranks_failure texts cli llama cuda_modes cuda_train ptx emu tensor_cores
+slow='gpu_day ranks ops export cuda_ranks ranks_failure texts cli llama cuda_modes cuda_train ptx emu tensor_cores
     convert chat faults out_dir lora prepare recipes power benchmark data_cli plan plot generate run'
 limit_s=${SUITE_LIMIT_S:-1800} jobs=${JOBS:-6}
 passed=0 failed=0 skipped=0 done=0 said_s=0
