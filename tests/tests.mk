@@ -1,4 +1,4 @@
-# `make test` tests the program, `make test-dev` the tools of dev/: the emulator, dev/simple and what
+# `make test` tests the program, `make test-dev` the tools of dev/: the emulator, dev/simple, dev/gpu_day, what
 # the witnesses said.
 
 CUDA_C  := $(patsubst tests/test_%.c,%,$(wildcard tests/test_cuda_*.c))

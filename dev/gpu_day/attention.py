@@ -68,8 +68,7 @@ def measure(name, batch, tflop):
         return f"cannot run: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
 
 
-print(f"peer    torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, "
-      f"{torch.cuda.get_device_name()}")
+print("peer    torch", torch.__version__, "cuDNN", torch.backends.cudnn.version(), torch.cuda.get_device_name())
 for word in sys.argv[2:]:
     docs, shape = word.split(":")
     lengths, (H, Hkv, D) = bench.make_lengths(given=docs), map(int, shape.split("/"))

@@ -177,8 +177,8 @@ static int attention(const char *docs, HeadShape heads, const char *kernels, boo
         if (once) continue;
         const bool again = results.back() == b.results();
         const double f = measure([&] { b.forward(); }), g = measure([&] { b.backward(); });
-        printf("attention  %s  forward %8.3f ms %6.1f TFLOP/s  backward %8.3f ms %6.1f TFLOP/s  %s\n",
-               path, f, b.gflop / f, g, 2.5 * b.gflop / g,
+        printf("attention  %s  forward %8.3f ms %6.1f TFLOP/s  backward %8.3f ms %6.1f TFLOP/s  "
+               "%s\n", path, f, b.gflop / f, g, 2.5 * b.gflop / g,
                again ? "the same bits twice" : "NOT THE SAME BITS TWICE");
         good &= again;
     }

@@ -112,7 +112,7 @@ class Commands:
             text = log.read().decode(errors="replace").replace(str(self.work), "WORK")
         if not why and not re.search(want, text, re.M):
             why = f"no line matches {want}"
-        shown = " ".join(words).replace(str(KIT), ".").replace(str(self.work), "WORK")
+        shown = " ".join(words).replace(str(KIT), ".").replace(str(self.work), "WORK").replace(sys.executable, "python3")
         self.write(file, f"\n$ {shown}\n{text}\n# {name}: {why or 'ok'}, {time.time() - began:.1f} s")
         lines = [line for line in text.splitlines() if show and re.match(show, line)]
         self.note(*lines, *["clock   " + self.clock(began)] * bool(lines))
@@ -164,7 +164,7 @@ class Commands:
 
 class Day(Commands):
     """The steps: a method each, run in the order of STEPS"""
-    step, attention_path, sanitized = "", "sm90", None
+    step, attention_path, sanitized, free_gib = "", "sm90", None, 0
 
     def machine(self):
         """the machine, and whether a kernel runs at all"""
@@ -172,7 +172,9 @@ class Day(Commands):
         self.run("gpu", "checks.txt", ["nvidia-smi", "--format=csv,noheader", "--query-gpu=" + query], 20, show=".")
         software = "nvidia-smi -q -d CLOCK,POWER,ECC,PERFORMANCE; uname -a; nproc; free -g; ldd bin/train_llama"
         self.run("software", "checks.txt", ["sh", "-c", software], 30, row=False)
-        return self.run("a kernel runs", "checks.txt", bench("facts"), 90, "^kernel +answers", "device|kernel|copy|la")[0]
+        ok, text = self.run("a kernel runs", "checks.txt", bench("facts"), 90, "^kernel +answers", "device|kernel|copy|la")
+        self.free_gib = float((re.findall(r"([\d.]+) GiB free", text) or [0])[0])
+        return ok
 
     def wrappers(self):
         """inline PTX on real hardware, the sums of tensor cores, Hopper's attention on a small list"""
@@ -183,8 +185,7 @@ class Day(Commands):
                                    bench("attention", "65,130,300", *heads), 60, show="attention  sm")
             if not works or "sm90: not" in text:        # or all that follows would wait for it
                 self.attention_path = "sm80"
-        if self.attention_path == "sm80":
-            self.note("WITHOUT HOPPER'S ATTENTION: what follows runs sm80's kernels")
+                self.note("WITHOUT HOPPER'S ATTENTION: what follows runs sm80's kernels")
 
     def operations(self):
         """the table of operations, shared out to processes: plain code on the CPU takes the time"""
@@ -254,8 +255,7 @@ class Day(Commands):
                     "attention", "65,1,129,300", *heads, self.attention_path, "once")], 35)
                 self.sanitized = ok or "SUMMARY" in text
 
-        tools = "memcheck", "synccheck", "initcheck", "racecheck"
-        self.beside(one, [(tool, heads) for tool in tools for heads in HEADS], 2)
+        self.beside(one, [(tool, h) for tool in ("memcheck", "synccheck", "initcheck", "racecheck") for h in HEADS], 2)
 
     def checks(self):
         """operations, runs and the sanitizer at the same time, since nothing is timed; PyTorch compiles beside them"""
@@ -328,9 +328,10 @@ class Day(Commands):
 
     def peers(self):
         """whole steps of PyTorch on R65 in turns with ours, plain and compiled; on the seed batch transformers' too"""
-        self.others("peers on R65", 130, "--dist", "r65", "--modes", "varlen", "--compile", "--pass-tokens", 32768)
-        flex = ["flex"] * (self.left() > 150)
-        self.others("peers on seed", 100, "--compile", "--modes", "padded", "varlen", *flex, "hf-padded", "hf-flat")
+        one_pass = ["--pass-tokens", 65536 if self.free_gib > 100 else 32768]
+        self.others("peers on R65", 130, "--dist", "r65", "--modes", "varlen", "--compile", *one_pass)
+        self.others("peers on seed", 100, "--compile", "--modes", "padded", "varlen", *["flex"] * (self.left() > 150),
+                    "hf-padded", "hf-flat")
 
     def guesses(self):
         """each operation alone, products too: the rates that dev/SPEED.md assumes"""
@@ -386,8 +387,8 @@ def missing_parts():
         said = subprocess.run(["ldd", BIN / "train_llama"], capture_output=True, text=True).stdout
         missing = re.findall(r"(\S+) => not found", said)
         for name, folder in [(name, folder) for name in missing for folder in folders if not again]:
-            if (folder / name).exists() and not (KIT / "lib" / name).exists():
-                (KIT / "lib" / name).symlink_to(folder / name)
+            if (folder / name).exists():
+                subprocess.run(["ln", "-sf", folder / name, KIT / "lib"])
     return missing + [str(BIN / p) for p in FACTS.get("programs", ["train_llama"]) if not os.access(BIN / p, os.X_OK)]
 
 
