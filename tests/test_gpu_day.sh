@@ -15,9 +15,9 @@ chmod +x gpu/nvidia-smi
 export PATH=$work/gpu:$PATH
 check the_kit_is_built env VARIANT=emu "$root/dev/gpu_day/build.sh" "$work/kit"
 [ "$failed" -eq 0 ] || finish
-# Where mounting is allowed, the repository is not there
+# Where root may do it, without the repository and a network
 bare=()
-unshare -m mount -t tmpfs tmpfs "$root" 2> /dev/null && bare=(unshare -m sh -c "mount -t tmpfs tmpfs '$root' && cd / && exec \"\$@\"" sh)
+unshare -mn mount -t tmpfs tmpfs "$root" 2> /dev/null && bare=(unshare -mn sh -c "mount -t tmpfs tmpfs '$root' && cd / && exec \"\$@\"" sh)
 nothing_runs() {
     local pids
     pids=$(pids_of "$work/kit/bin"; pids_of "$work/gpu"; pids_of "$nap")
