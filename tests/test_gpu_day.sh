@@ -29,8 +29,8 @@ outcome a_rehearsal_passes 0 '^ok .*  training$' day out 1400
 steps=$(sed -n '1s/.* s: \(.*\), EMULATED$/\1/p' out/summary.txt)
 check it_has_these_steps test "$steps" = 'machine wrappers checks long claim reference attention guesses variants'
 for step in $steps; do has "${step}_begins" "^---- [0-9]+ s, $step: " out/summary.txt; done
-has the_table_of_operations '^operations: 3[0-9] of 3[0-9] as expected$' out/summary.txt
-has whole_runs '^training: 4[0-9] of 4[0-9] as expected$' out/summary.txt
+has the_table_of_operations '^operations: ([0-9]{2}) of \1 as expected$' out/summary.txt
+has whole_runs '^training: ([0-9]{2}) of \1 as expected$' out/summary.txt
 has clocks_are_known '^---- [0-9]+ s, clock 1500 MHz .median., at most 300 W$' out/summary.txt
 lacks nothing_fails '^FAILED|^SKIPPED' out/summary.txt
 check at_most_eight_files test "$(find out -type f | wc -l)" -le 8

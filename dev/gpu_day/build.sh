@@ -28,15 +28,15 @@ ldd "$to"/bin/* | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
 [ "$variant" = emu ] || strip --strip-debug "$to"/bin/*
 
 python3 - "$to/kit.json" $variant << 'PY'
-import json, re, subprocess, sys
+import json, re, sys
 sys.path.insert(0, "dev")
 import bench
 to, variant = sys.argv[1:]
 small, r65, seed = variant == "emu", ",".join(map(str, bench.make_lengths("r65"))), ",".join(map(str, bench.SEED))
 # Parts of names of cases such that each case has one
 names = re.findall(r"^    OPERATION\((\w+)", open("tests/ops.h").read(), re.M)
-symbols = subprocess.run(["nm", f"{to}/../bin/test_ops"], capture_output=True, text=True).stdout
-names += re.findall(r"test_case_([a-z]\w*)$", symbols, re.M) * (not small)
+names = [n + path for n in names for path in (["_sm90", "_sm80"] if re.fullmatch("attention_(for|back)ward", n) else [""])]
+names += re.findall(r"test_case_([a-z]\w*)$", bench.run("nm", to.replace("kit.json", "bin/test_ops")), re.M) * (not small)
 names = [name for name in names if not any(other != name and other in name for other in names)]
 facts = {"emulated": small, "patience": 4 if small else 1, "operations": names,
          "commit": bench.run("git", "describe", "--always", "--dirty", quiet=True).strip(),
