@@ -12,7 +12,7 @@ tokenize() {
 echo '{"text": "plain"}' > text.jsonl
 export -f tokenize
 export train
-tiny_model bpe 24 40 8 512
+tiny_model bpe 24 40 8 600
 cp "$root"/tests/golden/chat/tokenizer*.json bpe
 # The targets are those of transformers, except tokens across the boundary: by prepare.py and the trainer, without
 # sanitizers, which the smaller files below meet. turns: by rendering prefixes; marked: by {% generation %}.
@@ -64,6 +64,8 @@ for name, model in golden["models"].items():
     if not demo:
         shutil.copytree("bpe", name)
         json.dump(tokenizer, open(name + "/tokenizer.json", "w"))
+        if model["tokenizer"] != "bpe":
+            shutil.copy("%s/../tokenizers/%s/tokenizer.json" % (golden_dir, model["tokenizer"]), name)
         template = model["template"] or open("%s/templates/%s.jinja" % (golden_dir, name)).read()
         json.dump({"bos_token": model["bos"], "eos_token": model["eos"], "chat_template": template},
                   open(name + "/tokenizer_config.json", "w"))

@@ -300,11 +300,19 @@ refused a_product_of_weights 'inf.jsonl:1: expected weights whose product is a f
 cp -r bpe nfc
 edit nfc/tokenizer.json 'j["normalizer"] = {"type": "NFC"}
 for token in j["added_tokens"]: token["normalized"] = False'
-refused parts_that_change 'accent.jsonl:1: expected text that the tokenizer does not normalize' accent.jsonl \
+refused parts_that_change 'accent.jsonl:1: expected text that the tokenizer does not change' accent.jsonl \
     --model nfc --from-scratch
 cp -r bpe less
 edit less/tokenizer.json 'j["model"]["vocab"]["unused"] = j["model"]["vocab"].pop("\u0104")'    # of byte 4
 makes a_text_without_tokens_is_no_document '^texts .*: 1 document, ' "${as_bpe[@]/#bpe/less}" --train bytes.jsonl --out bytes.run
+# 64 MB without a space, by a tokenizer of characters: for it, one word
+mkdir llama2 && cp bpe/config.json "$root/tests/golden/tokenizers/llama2/tokenizer.json" llama2
+edit llama2/config.json 'j["vocab_size"] = 600'
+python <<< 'open("word.txt", "wb").write(os.urandom(1 << 26).translate(b"etaoinshrdlucmfw" * 16))'
+train=$release LIMIT_S=60 check a_word_of_64_mb "$release" --model llama2 --from-scratch --train word.txt --out word.run --steps 0 \
+    --val-every 0 --num-samples 0
+has its_tokens_merge '^train .* 1 document, [1-6][0-9]{7} tokens' out.txt
+rm -r word.txt word.run
 # ---- validation: at least one document of ten ----------------------------------------------------------
 for n in 9 10; do for i in $(seq $n); do echo "{\"text\": \"text $i of $n\"}"; done > $n.jsonl; done
 yes '{"text": "again"}' | head -n 12 > same.jsonl

@@ -96,6 +96,19 @@ TEST(tokens_decode) {
 
 enum { ROOM = 4096 };
 
+// The bytes of ids, without the space that is not part of the text
+static void check_decoded(const Tokenizer *t, const int32_t *ids, int64_t n, const char *expected) {
+    static char text[16 * ROOM];
+    size_t length, at = 0;
+    for (int64_t i = 0; i < n; i++, at += length) {
+        const unsigned char *bytes = tokenizer_bytes(t, ids[i], &length);
+        memcpy(text + at, bytes, length);
+    }
+    text[at] = 0;
+    const char *from = text + (text[0] == ' ');
+    CHECK_MSG(strcmp(from, expected) == 0, "'%s': '%s'", expected, from);
+}
+
 static void check_golden(const char *dir) {
     static int32_t ids[ROOM];
     TOKENIZER t;
@@ -112,6 +125,8 @@ static void check_golden(const char *dir) {
         CHECK_MSG(n == (int64_t)json_array_size(expected), "'%s': %ld ids: %s", text, n, err.what);
         json_array_foreach(expected, k, id)
             CHECK_MSG(ids[k] == json_number_value(id), "'%s': id %zu is %d", text, k, ids[k]);
+        const char *decoded = json_string_value(json_member(item, "decoded"));
+        if (decoded) check_decoded(&t, ids, n, decoded);
     }
     CHECK(i > 20);
 }
@@ -120,6 +135,59 @@ TEST(bpe_encodes_as_hugging_face) {
     check_golden("tests/golden/tokenizers/smollm2");
     check_golden("tests/golden/tokenizers/llama3");
     check_golden("tests/golden/tokenizers/qwen");
+    check_golden("tests/golden/tokenizers/llama2");
+    check_golden("tests/golden/tokenizers/mistral");
+    check_golden("tests/golden/tokenizers/options");
+}
+
+// ---- BPE of characters: a text without spaces is one word --------------------------------------
+
+static const int32_t *must_encode(BpeEncoder *e, const char *text, size_t bytes, size_t *n) {
+    bpe_clear(e);
+    MUST(bpe_encode(e, (const unsigned char *)text, bytes, &err));
+    return bpe_ids(e, n);
+}
+
+// Words are cut where no merge of the vocabulary joins two characters: merged as a whole, they are
+// the same ids.
+TEST(words_are_cut_where_nothing_is_merged) {
+    static const char *const pieces[] = {"the",          "ory",      "pack", "ing", " ",
+                                         "\xe2\x96\x81", "\xc3\xa9", "\n",   "e",   "x"};
+    Tokenizer t[2];
+    BpeEncoder *e[2];
+    for (int i = 0; i < 2; i++) {
+        MUST(tokenizer_open(&t[i], "tests/golden/tokenizers/llama2", &err));
+        CHECK(t[i].joins != NULL);
+        if (i == 1) free(t[i].joins), t[i].joins = NULL;
+        e[i] = bpe_encoder_open(&t[i]);
+    }
+    for (int round = 0; round < 300; round++) {
+        char text[200] = "";
+        const int32_t *ids[2];
+        size_t n[2];
+        for (uint32_t k = 0, most = test_rng_below(40); k < most; k++)
+            strcat(text, pieces[test_rng_below(10)]);
+        for (int i = 0; i < 2; i++) ids[i] = must_encode(e[i], text, strlen(text), &n[i]);
+        CHECK_MSG(n[0] == n[1] && (n[0] == 0 || !memcmp(ids[0], ids[1], n[0] * 4)), "%s", text);
+    }
+    for (int i = 0; i < 2; i++) bpe_encoder_close(e[i]), tokenizer_free(&t[i]);
+}
+
+// 2^20 letters that are merged again and again: steps in proportion to the square would take hours.
+TEST(a_long_word_is_merged_in_seconds) {
+    enum { BYTES = 1 << 20 };
+    static char text[BYTES];
+    size_t n;
+    TOKENIZER t = must_open(
+        "{'model': {'vocab': {'a': 0, 'aa': 1, 'aaaa': 2, 'aaaaaaaa': 3},"
+        " 'merges': ['a a', 'aa aa', 'aaaa aaaa']}}");
+    BpeEncoder *e = bpe_encoder_open(&t);
+    const int32_t *ids = must_encode(e, memset(text, 'a', BYTES), BYTES - 1, &n);
+    CHECK(n == BYTES / 8 + 2 && ids[0] == 3 && ids[n - 3] == 2 && ids[n - 2] == 1 && !ids[n - 1]);
+    text[1] = 0;  // no token of a vocabulary in JSON has a NUL
+    must_encode(e, text, 3, &n);
+    CHECK(n == 1);  // it is dropped before the merges
+    bpe_encoder_close(e);
 }
 
 // ---- BPE: as a naive encoder encodes any text by any vocabulary ---------------------------------
@@ -304,6 +372,9 @@ TEST(texts_encode_as_in_hugging_face) {
         "{'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': false},"
         " 'model': {'type': 'BPE', 'vocab': {'\xc3\xa1': 0, '\xc5\x82': 1, '\xc4\xb0': 2, '!': 3,"
         " '\xc4\xb0!': 4}, 'merges': ['\xc4\xb0 !']}}";
+    static const char spaces[] =  // of tokens with spaces, an unk
+        "{'model': {'vocab': {'a': 0, ' ': 1, 'a ': 2, '?': 3}, 'unk_token': '?', 'fuse_unk': true,"
+        " 'merges': [['a', ' ']]}}";
     const char *small = small_bpe("null", BYTE_LEVEL, "");
     const struct {
         const char *json, *text;
@@ -322,6 +393,8 @@ TEST(texts_encode_as_in_hugging_face) {
         {composed, "e\xcc\x81", -1, -1, 1, {2}},
         {composed, " \n", -1, -1, 2, {3, 4}},
         {vowels, "\xe1\xa0\x8e!", -1, -1, 3, {0, 1, 4}},
+        {small_bpe("null", BYTE_LEVEL, ", 'unk_token': 'b'"), "acca", -1, -1, 3, {2, 1, 0}},
+        {spaces, "a xyaxa", -1, -1, 5, {2, 3, 0, 3, 0}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error err = {0};
@@ -376,16 +449,21 @@ TEST(features_that_change_the_ids_are_refused_by_name) {
         {"{'type': 'NFKC'}", BYTE_LEVEL, "", "a", "a normalizer (NFKC)"},
         {NORMALIZERS("{'type': 'NFC'}, {'type': 'Strip'}"), BYTE_LEVEL, "", "a",
          "a normalizer (Strip)"},
-        {"{'type': 'NFC'}", BYTE_LEVEL, "", "a", "NFC and normalized added tokens"},
+        {"{'type': 'Replace', 'pattern': {'String': 'a'}, 'content': ''}", BYTE_LEVEL, "", "a",
+         "Replace without"},
+        {"{'type': 'Replace', 'pattern': {'Regex': '('}, 'content': 'b'}", BYTE_LEVEL, "", "a",
+         "normalizer: pattern '(' is wrong"},
         {"null", BYTE_LEVEL, ", 'byte_fallback': true", "a",
-         "byte_fallback and no token for byte 0"},
-        {"null", BYTE_LEVEL, ", 'unk_token': 'a'", "a", "unk_token and no token for byte 0"},
+         "byte_fallback and bytes without tokens"},
+        {"null", BYTE_LEVEL, ", 'unk_token': 'c'", "a", "model.unk_token: 'c' is no token"},
         {"null", BYTE_LEVEL, "", "a\xff", "expected UTF-8, found byte 0xff at 1"},
         {"null", BYTE_LEVEL, ", 'dropout': 0.1", "a", "dropout"},
         {"null", BYTE_LEVEL, ", 'end_of_word_suffix': '</w>'", "a", "end_of_word_suffix"},
         {"null", "{'type': 'ByteLevel', 'add_prefix_space': true}", "", "a", "prefix_space"},
         {"null", "null", "", "a", "no ByteLevel"},
-        {"null", SEQUENCE("{'type': 'Metaspace'}"), "", "a", "unknown pre_tokenizer"},
+        {"null", SEQUENCE("{'type': 'Punctuation'}"), "", "a", "a pre_tokenizer (Punctuation)"},
+        {"null", SEQUENCE("{'type': 'Metaspace', 'replacement': '_'}"), "", "a",
+         "a Metaspace (_, prepend_scheme always)"},
         {"null", SPLIT("{'Regex': 'a'}", "Removed"), "", "a", "Split other than Isolated"},
         {"null", SPLIT("{'Regex': '('}", "Isolated"), "", "a", "is wrong at 1"},
         {"null", SPLIT("{'Regex': 'x*'}", "Isolated"), "", "a", "matches nothing"},
@@ -406,7 +484,6 @@ TEST(wrong_files_are_refused) {
 #define MODEL(vocab_) "{'decoder':{'type':'ByteLevel'},'model':{'vocab':" vocab_ "}}"
     static const char *const bad[] = {
         "{'model': {'type': 'Unigram'}}",
-        "{'model': {'type': 'BPE', 'vocab': {'a': 0}}}",  // neither kind
         MODEL("{'a': -1}"),
         MODEL("{'a': 0.5}"),
         MODEL("{'a': 16777216}"),
@@ -425,11 +502,13 @@ TEST(a_system_message_is_in_the_first_question) {
         ChatStyle style;
         const char *system, *end;  // of what is written
     } cases[] = {{CHAT_MISTRAL, NULL, "<s>[INST]q[/INST]"},
+                 {CHAT_LLAMA_2, NULL, "<s>[INST] q [/INST]"},
+                 {CHAT_LLAMA_2, "S", "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nq [/INST]"},
                  {CHAT_MISTRAL, "S", "<s>[INST]S\n\nq[/INST]"},
                  {CHAT_SMOLLM3, "/no_think",
                   "trained by Hugging Face.\n\n<|im_start|>user\nq<|im_end|>\n"
                   "<|im_start|>assistant\n<think>\n\n</think>\n"}};
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 5; i++) {
         const ChatTemplate t = {.style = cases[i].style, .bos = "<s>", .end = "<|im_end|>"};
         Parts p = {0};
         chat_ask(&t, cases[i].system, "q", true, false, &p);

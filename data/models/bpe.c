@@ -5,6 +5,7 @@
 #include <pcre2.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unictype.h>
 #include <uninorm.h>
 #include <unistr.h>
 
@@ -29,6 +30,11 @@ typedef struct {
     int32_t id, before, after;
 } Piece;
 
+typedef struct {
+    unsigned char *p;  // (n) owned
+    size_t n, capacity;
+} Bytes;
+
 struct BpeEncoder {
     const Tokenizer *tokenizer;
     pcre2_match_data *match_data;
@@ -37,32 +43,13 @@ struct BpeEncoder {
     Piece *pieces;
     Heap heap;  // (rank, at): merges of the piece at `at` with the one after it, or outdated ones
     size_t piece_capacity, heap_capacity;
+    // of t->cut, normalized where it is so; and whether one of these begins with a byte
+    Bytes *cut;
+    bool cut_begins[2][256];
+    Error cut_error;
     int32_t *ids;
     size_t num_ids, id_capacity;
 };
-
-BpeEncoder *bpe_encoder_open(const Tokenizer *t) {
-    BpeEncoder *e = host_calloc(1, sizeof *e, "an encoder");
-    e->tokenizer = t;
-    if (t->byte_ids) return e;
-    e->match_data = pcre2_match_data_create(1, NULL);
-    e->match_limits = pcre2_match_context_create(NULL);
-    // the pattern decides how much memory a match needs for each byte of text
-    if (e->match_limits) pcre2_set_heap_limit(e->match_limits, MATCH_KIB);
-    e->words = host_calloc(NUM_WORDS, sizeof(Word), "words");
-    return e;
-}
-
-void bpe_encoder_close(BpeEncoder *e) {
-    if (!e) return;
-    pcre2_match_data_free(e->match_data);
-    pcre2_match_context_free(e->match_limits);
-    free(e->words);
-    free(e->pieces);
-    free(e->heap.items);
-    free(e->ids);
-    free(e);
-}
 
 const int32_t *bpe_ids(const BpeEncoder *e, size_t *n) {
     *n = e->num_ids;
@@ -107,24 +94,52 @@ static void bpe_merge_pieces(BpeEncoder *e) {
     }
 }
 
-// With ignore_merges: the id of a word that is a token; -1: it is not one.
-static int32_t bpe_whole_word(const Tokenizer *t, const unsigned char *p, size_t n) {
-    AUTO_FREE char *token = host_calloc(2 * n + 1, 1, "a word");
-    gpt2_encode(p, n, token);
-    return tokenizer_id(t, token);
+// The token of characters; -1: there is none.
+static int32_t bpe_token(const Tokenizer *t, const unsigned char *p, size_t n) {
+    char small[16];
+    AUTO_FREE char *large = n < sizeof small / 2 ? NULL : host_calloc(2 * n + 1, 1, "a word");
+    char *name = large ? large : small;
+    if (t->byte_level) {
+        gpt2_encode(p, n, name);
+    } else {
+        memcpy(name, p, n);
+        name[n] = 0;
+    }
+    return !t->byte_level && memchr(p, 0, n) ? -1 : tokenizer_id(t, name);  // no token has a NUL
+}
+
+static int32_t bpe_add_piece(BpeEncoder *e, int32_t count, int32_t id) {
+    e->pieces[count] = (Piece){id, count - 1, count + 1};
+    return count + 1;
+}
+
+// Bytes, or characters: those that are no tokens as their bytes, else as one unk, which follows
+// these bytes. Returns their number.
+static int32_t bpe_pieces(BpeEncoder *e, const unsigned char *p, size_t n) {
+    const Tokenizer *t = e->tokenizer;
+    ucs4_t c;
+    int32_t count = 0, id;
+    bool unknown = false;
+    for (size_t i = 0, m, k; i < n; i += m) {
+        m = t->byte_level ? 1 : (size_t)u8_mbtouc(&c, p + i, n - i);  // 1 for a NUL
+        id = t->byte_level ? t->id_of_byte[p[i]] : bpe_token(t, p + i, m);
+        for (k = 0; k < m && id < 0 && t->byte_fallback && t->id_of_byte[p[i + k]] >= 0;) k++;
+        if (k == m) {
+            for (k = 0; k < m; k++) count = bpe_add_piece(e, count, t->id_of_byte[p[i + k]]);
+            continue;
+        }
+        if (unknown && (id >= 0 || !t->fuse_unk)) count = bpe_add_piece(e, count, t->unk);
+        unknown = id < 0 && t->unk >= 0;
+        if (id >= 0) count = bpe_add_piece(e, count, id);
+    }
+    return unknown ? bpe_add_piece(e, count, t->unk) : count;
 }
 
 static void bpe_merge_word(BpeEncoder *e, const unsigned char *p, size_t n) {
-    const int32_t whole = e->tokenizer->ignore_merges ? bpe_whole_word(e->tokenizer, p, n) : -1;
-    int32_t count = 0;
+    const int32_t whole = e->tokenizer->ignore_merges ? bpe_token(e->tokenizer, p, n) : -1;
     if (whole >= 0) return bpe_add_id(e, whole);
     array_grow(e->pieces, &e->piece_capacity, n, "a word");
-    for (size_t i = 0; i < n; i++) {
-        const int32_t id = e->tokenizer->id_of_byte[p[i]];
-        if (id < 0) continue;
-        e->pieces[count] = (Piece){id, count - 1, count + 1};
-        count++;
-    }
+    const int32_t count = bpe_pieces(e, p, n);
     if (count == 0) return;
     e->pieces[count - 1].after = -1;
     for (int32_t i = 0; i < count; i++) add_candidate(e, i);
@@ -152,12 +167,28 @@ static void bpe_word(BpeEncoder *e, const unsigned char *p, size_t n) {
     *word = key;
 }
 
+// Cuts a word between characters that no merge joins: its parts are merged alone, and may be
+// cached.
+static void bpe_joined(BpeEncoder *e, const unsigned char *p, size_t n) {
+    const uint64_t *joins = e->tokenizer->joins;
+    ucs4_t before, here;
+    size_t from = 0;
+    if (!joins) return bpe_word(e, p, n);
+    for (size_t i = (size_t)u8_mbtouc(&before, p, n), m; i < n; i += m, before = here) {
+        m = (size_t)u8_mbtouc(&here, p + i, n - i);
+        const uint32_t bit = tokenizer_join(before, here);
+        if (joins[bit / 64] >> bit % 64 & 1) continue;
+        bpe_word(e, p + from, i - from);
+        from = i;
+    }
+    bpe_word(e, p + from, n - from);
+}
+
 // ---- Text ---------------------------------------------------------------------------------------
 
 // The next match of a pattern in p (n) from `done` on: *from == n when there is none.
-static bool bpe_find(BpeEncoder *e, int pattern, const unsigned char *p, size_t n, size_t done,
-                     size_t *from, size_t *to, Error *err) {
-    const pcre2_code *code = e->tokenizer->patterns[pattern];
+static bool bpe_find(BpeEncoder *e, const pcre2_code *code, const unsigned char *p, size_t n,
+                     size_t done, size_t *from, size_t *to, Error *err) {
     const uint32_t options = PCRE2_NO_UTF_CHECK;  // otherwise each call would check the whole text
     int found = pcre2_match(code, p, n, done, options, e->match_data, e->match_limits);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT)
@@ -172,24 +203,6 @@ static bool bpe_find(BpeEncoder *e, int pattern, const unsigned char *p, size_t 
     return (*from >= done && *to > *from) || cannot_encode("a pattern that matches nothing", err);
 }
 
-// Cuts at matches of the pattern; matches and the text between them go to the next pattern.
-static bool bpe_cut(BpeEncoder *e, int pattern, const unsigned char *p, size_t n, Error *err) {
-    if (n == 0) return true;
-    if (pattern == e->tokenizer->num_patterns) {
-        if (n > INT32_MAX)  // pieces are counted in 32 bits
-            return bad_input(err, "a word of %zu bytes: expected at most %d", n, INT32_MAX);
-        bpe_word(e, p, n);
-        return true;
-    }
-    for (size_t done = 0, from, to; done < n; done = to) {
-        if (!bpe_find(e, pattern, p, n, done, &from, &to, err) ||
-            !bpe_cut(e, pattern + 1, p + done, from - done, err) ||
-            !bpe_cut(e, pattern + 1, p + from, to - from, err))
-            return false;
-    }
-    return true;
-}
-
 // NFC changes nothing below U+0300, whose first byte in UTF-8 is 0xcc.
 static bool nfc_keeps(const unsigned char *p, size_t n) {
     size_t i = 0;
@@ -197,54 +210,183 @@ static bool nfc_keeps(const unsigned char *p, size_t n) {
     return i == n;
 }
 
-// Encodes the text between added tokens.
-static bool bpe_part(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
-    if (!e->tokenizer->nfc || nfc_keeps(p, n)) return bpe_cut(e, 0, p, n, err);
-    AUTO_FREE unsigned char *text = u8_normalize(UNINORM_NFC, p, n, NULL, &n);
-    return text ? bpe_cut(e, 0, text, n, err)
-                : error_set(err, EXIT_HOST_MEMORY, "", "libunistring: out of memory");
+static void bytes_add(Bytes *b, const void *p, size_t n) {
+    array_grow(b->p, &b->capacity, b->n + n + 1, "a text");
+    memcpy(b->p + b->n, p, n);
+    b->n += n;
+}
+
+// Changes a text as a step does, into *out; out->p stays NULL where nothing changes.
+static bool bpe_change(BpeEncoder *e, const Step *s, bool first, const unsigned char *p, size_t n,
+                       Bytes *out, Error *err) {
+    const size_t length = strlen(s->text);
+    if (s->kind == STEP_NFC && !nfc_keeps(p, n))
+        return (out->p = u8_normalize(UNINORM_NFC, p, n, NULL, &out->n)) ||
+               error_set(err, EXIT_HOST_MEMORY, "", "libunistring: out of memory");
+    const bool there = s->once && n >= length && memcmp(p, s->text, length) == 0;
+    if (s->kind == STEP_PREPEND && n > 0 && !there && (first || !s->first))
+        bytes_add(out, s->text, length), bytes_add(out, p, n);
+    for (size_t done = 0, from, to; s->kind == STEP_REPLACE && done < n; done = to) {
+        if (!bpe_find(e, s->pattern, p, n, done, &from, &to, err)) return false;
+        if (from == n && !out->p) return true;
+        bytes_add(out, p + done, from - done);
+        if (from < n) bytes_add(out, s->text, length);
+    }
+    return true;
+}
+
+// The text of an added token, changed as the texts in which it is found
+static void bpe_cut_text(BpeEncoder *e, int32_t i) {
+    const Tokenizer *t = e->tokenizer;
+    const int normalized = i >= t->cut_ends[1];
+    Bytes text = {0};
+    size_t n;
+    const unsigned char *p = tokenizer_bytes(t, t->cut[i].id, &n);
+    bytes_add(&text, p, n);
+    for (int step = 1; normalized && step <= t->num_normalizers; step++) {
+        Bytes out = {0};
+        if (!bpe_change(e, &t->steps[step], true, text.p, text.n, &out, &e->cut_error) || !out.p) {
+            free(out.p);
+            continue;
+        }
+        free(text.p);
+        text = out;
+    }
+    e->cut[i] = text;
+    if (text.n > 0) e->cut_begins[normalized][text.p[0]] = true;
+}
+
+BpeEncoder *bpe_encoder_open(const Tokenizer *t) {
+    BpeEncoder *e = host_calloc(1, sizeof *e, "an encoder");
+    e->tokenizer = t;
+    if (t->byte_ids) return e;
+    e->match_data = pcre2_match_data_create(1, NULL);
+    e->match_limits = pcre2_match_context_create(NULL);
+    // the pattern decides how much memory a match needs for each byte of text
+    if (e->match_limits) pcre2_set_heap_limit(e->match_limits, MATCH_KIB);
+    e->words = host_calloc(NUM_WORDS, sizeof(Word), "words");
+    e->cut = host_calloc((size_t)t->cut_ends[2], sizeof *e->cut, "added tokens");
+    for (int32_t i = 0; i < t->cut_ends[2]; i++) bpe_cut_text(e, i);
+    return e;
+}
+
+void bpe_encoder_close(BpeEncoder *e) {
+    if (!e) return;
+    pcre2_match_data_free(e->match_data);
+    pcre2_match_context_free(e->match_limits);
+    for (int32_t i = 0; i < e->tokenizer->cut_ends[2]; i++) free(e->cut[i].p);
+    free(e->cut);
+    free(e->words);
+    free(e->pieces);
+    free(e->heap.items);
+    free(e->ids);
+    free(e);
+}
+
+static bool bpe_step(BpeEncoder *e, int step, const unsigned char *p, size_t n, bool first,
+                     Error *err);
+
+// Cuts at matches of the pattern; matches and the text between them go to the next step.
+static bool bpe_cut(BpeEncoder *e, int step, const unsigned char *p, size_t n, bool first,
+                    Error *err) {
+    for (size_t done = 0, from, to; done < n; done = to) {
+        if (!bpe_find(e, e->tokenizer->steps[step].pattern, p, n, done, &from, &to, err) ||
+            !bpe_step(e, step + 1, p + done, from - done, first && done == 0, err) ||
+            !bpe_step(e, step + 1, p + from, to - from, first && from == 0, err))
+            return false;
+    }
+    return true;
 }
 
 // The longest added token, normalized or not, that the text begins with; -1: none.
-static int32_t bpe_added_at(const Tokenizer *t, int normalized, const unsigned char *p, size_t n,
+static int32_t bpe_added_at(const BpeEncoder *e, int normalized, const unsigned char *p, size_t n,
                             size_t *length) {
+    const int32_t *ends = e->tokenizer->cut_ends;
     int32_t best = -1;
     *length = 0;
-    for (int32_t i = t->cut_ends[normalized]; i < t->cut_ends[normalized + 1]; i++) {
-        size_t m;
-        const unsigned char *bytes = tokenizer_bytes(t, t->cut[i], &m);
-        if (m <= *length || m > n || memcmp(bytes, p, m) != 0) continue;
-        best = t->cut[i];
+    if (!e->cut_begins[normalized][p[0]]) return -1;
+    for (int32_t i = ends[normalized]; i < ends[normalized + 1]; i++) {
+        const size_t m = e->cut[i].n;
+        if (m <= *length || m > n || memcmp(e->cut[i].p, p, m) != 0) continue;
+        best = i;
         *length = m;
     }
     return best;
 }
 
-// Cuts the added tokens out: first the tokens that are not normalized, then the others from the
-// text between them.
-static bool bpe_cut_added(BpeEncoder *e, int normalized, const unsigned char *p, size_t n,
-                          Error *err) {
-    const Tokenizer *t = e->tokenizer;
-    const bool any = normalized < 2 && t->cut_ends[normalized] < t->cut_ends[normalized + 1];
-    size_t done = 0, length;
-    if (normalized == 2) return bpe_part(e, p, n, err);
-    for (size_t i = any ? 0 : n; i < n;) {
-        const int32_t id = t->cut_begins[normalized][p[i]]
-                               ? bpe_added_at(t, normalized, p + i, n - i, &length)
-                               : -1;
-        if (id < 0) {
-            i++;
-            continue;
-        }
-        if (!bpe_cut_added(e, normalized + 1, p + done, i - done, err)) return false;
-        bpe_add_id(e, id);
-        done = i += length;
+// \w of Rust's regex
+static bool is_word(ucs4_t c) {
+    return uc_is_property_alphabetic(c) || uc_is_property_join_control(c) ||
+           uc_is_general_category_withtable(
+               c, UC_CATEGORY_MASK_M | UC_CATEGORY_MASK_Nd | UC_CATEGORY_MASK_Pc);
+}
+
+// Is [from, to) of a text (n) next to a part of a word?
+static bool in_word(const unsigned char *p, size_t n, size_t from, size_t to) {
+    ucs4_t c;
+    if (u8_prev(&c, p + from, p) && is_word(c)) return true;
+    return to < n && u8_mbtouc(&c, p + to, n - to) > 0 && is_word(c);
+}
+
+// Adds an added token's white space to [*from, *to), not that before `done`.
+static void take_space(const AddedToken *a, const unsigned char *p, size_t n, size_t done,
+                       size_t *from, size_t *to) {
+    ucs4_t c;
+    const uint8_t *before;
+    while (a->lstrip && *from > done && (before = u8_prev(&c, p + *from, p)) &&
+           uc_is_property_white_space(c))
+        *from = (size_t)(before - p);
+    if (a->rstrip && *to < done) *to = done;  // that of the token before it
+    for (int m; a->rstrip && *to < n; *to += (size_t)m) {
+        m = u8_mbtouc(&c, p + *to, n - *to);
+        if (!uc_is_property_white_space(c)) return;
     }
-    return bpe_cut_added(e, normalized + 1, p + done, n - done, err);
+}
+
+// Cuts the added tokens out: first the tokens that are not normalized, then the others from the
+// normalized text between them. One may begin in the white space that another has taken.
+static bool bpe_cut_added(BpeEncoder *e, int step, const unsigned char *p, size_t n, bool first,
+                          Error *err) {
+    const AddedToken *cut = e->tokenizer->cut;
+    size_t done = 0;
+    for (size_t i = 0, length; i < n; i += length) {
+        const int32_t found = bpe_added_at(e, step > 0, p + i, n - i, &length);
+        size_t from = i, to = i + length;
+        if (found < 0) length = 1;
+        if (found < 0 || (cut[found].single_word && in_word(p, n, from, to))) continue;
+        take_space(&cut[found], p, n, done, &from, &to);
+        if (from > done && !bpe_step(e, step + 1, p + done, from - done, first && done == 0, err))
+            return false;
+        bpe_add_id(e, cut[found].id);
+        done = to;
+    }
+    return bpe_step(e, step + 1, p + done, n - done, first && done == 0, err);
+}
+
+// Encodes a text, or a piece of one, from a step on. first: it is the beginning of the text.
+static bool bpe_step(BpeEncoder *e, int step, const unsigned char *p, size_t n, bool first,
+                     Error *err) {
+    const Step *s = &e->tokenizer->steps[step];
+    Bytes changed = {0};
+    if (n == 0) return true;
+    if (step == e->tokenizer->num_steps) {
+        if (n > INT32_MAX)  // pieces are counted in 32 bits
+            return bad_input(err, "a word of %zu bytes: expected at most %d", n, INT32_MAX);
+        bpe_joined(e, p, n);
+        return true;
+    }
+    if (s->kind == STEP_ADDED) return bpe_cut_added(e, step, p, n, first, err);
+    if (s->kind == STEP_CUT) return bpe_cut(e, step, p, n, first, err);
+    const bool ok =
+        bpe_change(e, s, first, p, n, &changed, err) &&
+        bpe_step(e, step + 1, changed.p ? changed.p : p, changed.p ? changed.n : n, first, err);
+    free(changed.p);
+    return ok;
 }
 
 bool bpe_encode(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
-    if (!e->tokenizer->byte_ids) return bpe_cut_added(e, 0, p, n, err);
+    if (e->cut_error.code) *err = e->cut_error;
+    if (!e->tokenizer->byte_ids) return !err->code && bpe_step(e, 0, p, n, true, err);
     for (size_t i = 0; i < n; i++) bpe_add_id(e, p[i]);
     return true;
 }

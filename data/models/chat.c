@@ -46,6 +46,27 @@ static const struct {
     {0x0cac23ffd2b33ff7, CHAT_LLAMA, "Llama 3.2",
      "Cutting Knowledge Date: December 2023\nToday Date: %d %b %Y\n\n"},
     {0x1127255163dd25a2, CHAT_MISTRAL, "Mistral Nemo", ""},
+    {0x9074ed36d7503f0f, CHAT_MISTRAL_0_3, "Mistral 7B 0.3", ""},
+    {0x1c6594f8393552ef, CHAT_MISTRAL_0_1, "Mistral 7B 0.1 and 0.2", ""},
+    {0x7e995b379ec01747, CHAT_MISTRAL_FIRST, "Mistral 7B 0.1", ""},
+    {0x26a59556925c9873, CHAT_MISTRAL_SECOND, "Mistral 7B 0.2", ""},
+    {0x9780fae5bfea3cfd, CHAT_LLAMA_2, "Llama 2", ""},
+};
+
+// The texts around questions and answers in [INST]
+static const struct {
+    const char *ask, *answer, *reply, *end, *gap;  // end: before the token that ends an answer
+    bool strips_question, strips_reply;
+    const char *system[2];  // around the system message in the first question
+    bool keeps_system;      // else the template loses it in chats that end with an answer
+} inst[NUM_CHAT_STYLES] = {
+    [CHAT_MISTRAL] = {"[INST]", "[/INST]", "", "", "", 0, 0, {"", "\n\n"}, false},
+    [CHAT_MISTRAL_0_3] = {"[INST] ", "[/INST]", " ", "", "", 0, 1, {"", "\n\n"}, false},
+    [CHAT_MISTRAL_0_1] = {" [INST] ", " [/INST]", " ", "", "", 0, 0, {"", "\n\n"}, true},
+    [CHAT_MISTRAL_FIRST] = {"[INST] ", " [/INST]", "", "", " ", 0, 0, {"", "\n\n"}, false},
+    [CHAT_MISTRAL_SECOND] = {"[INST] ", " [/INST]", "", "", "", 0, 0, {"", "\n\n"}, false},
+    [CHAT_LLAMA_2] =
+        {"[INST] ", " [/INST]", " ", " ", "", 1, 1, {"<<SYS>>\n", "\n<</SYS>>\n\n"}, true},
 };
 
 // The first 8 bytes of the SHA-256 of a template, without a final newline, which Jinja removes.
@@ -134,14 +155,14 @@ bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *token
     const bool found = text, known = found && read_template(t, text);
     tokenizer_name(t->bos, sizeof t->bos, tokenizer, tokenizer->bos);
     if (t->style == CHAT_LLAMA) text_copy(t->end, sizeof t->end, "<|eot_id|>");
-    if (t->style == CHAT_MISTRAL) tokenizer_name(t->end, sizeof t->end, tokenizer, tokenizer->eos);
+    if (t->style > CHAT_LLAMA) tokenizer_name(t->end, sizeof t->end, tokenizer, tokenizer->eos);
     snprintf(hint, sizeof hint,
              "python3 data/prepare.py --chat FILE%s%.300s --out parts.jsonl renders it; then "
              "--train parts.jsonl; --prompt takes a text written out",
              found ? " --model " : "", found ? dir : "");
     return known || error_set(err, EXIT_BAD_INPUT, hint,
                               "%s: expected the chat template of SmolLM2 (ChatML), SmolLM3, Llama "
-                              "3, Qwen2 to 3 or Mistral Nemo, found %s",
+                              "2 or 3, Qwen2 to 3 or Mistral, found %s",
                               path, found ? "another one" : "none");
 }
 
@@ -155,13 +176,24 @@ static char *strip(char *text, bool both) {
     return memmove(text, text + start, end - start + 1);
 }
 
+// The text of a question or an answer, in place, without the white space that the template strips
+static char *strip_turn(const ChatTemplate *t, const char *role, char *text) {
+    const bool question = role[0] == 'u';
+    const bool strips = t->style == CHAT_LLAMA ||
+                        (question ? inst[t->style].strips_question : inst[t->style].strips_reply);
+    return strips ? strip(text, true) : text;
+}
+
 static void add(Parts *out, const char *text, float weight) {
     parts_add(out, text, strlen(text), weight);
 }
 
 static void open_turn(Parts *out, const ChatTemplate *t, const char *role, float weight) {
-    const bool llama = t->style == CHAT_LLAMA;
-    if (t->style == CHAT_MISTRAL) return add(out, role[0] == 'u' ? "[INST]" : "", weight);
+    const bool llama = t->style == CHAT_LLAMA, question = role[0] == 'u';
+    if (t->style == CHAT_LLAMA_2 && question) add(out, t->bos, false);
+    if (t->style > CHAT_LLAMA)
+        return add(out, question ? inst[t->style].ask : inst[t->style].reply,
+                   question ? 0 : weight);
     add(out, llama ? "<|start_header_id|>" : "<|im_start|>", weight);
     add(out, role, weight);
     add(out, llama ? "<|end_header_id|>\n\n" : "\n", weight);
@@ -170,15 +202,17 @@ static void open_turn(Parts *out, const ChatTemplate *t, const char *role, float
 // The gap after a turn. Like a turn's beginning, only SmolLM3's own marks train it.
 static void add_gap(Parts *out, const ChatTemplate *t, float weight) {
     add(out, t->style <= CHAT_SMOLLM3 ? "\n" : "", t->style == CHAT_SMOLLM3 ? weight : 0);
+    if (t->style > CHAT_LLAMA) add(out, inst[t->style].gap, 0);
 }
 
 // The rest of a turn that is open
 static void end_turn(Parts *out, const ChatTemplate *t, const char *role, const char *text,
                      float weight) {
-    const bool question = t->style == CHAT_MISTRAL && role[0] == 'u';
+    const bool question = t->style > CHAT_LLAMA && role[0] == 'u';
     add(out, text, weight);
-    add(out, question ? "[/INST]" : t->end, weight);
-    add_gap(out, t, weight);
+    if (t->style > CHAT_LLAMA)
+        add(out, question ? inst[t->style].answer : inst[t->style].end, weight);
+    if (!question) add(out, t->end, weight), add_gap(out, t, weight);
 }
 
 #define NO_THOUGHTS "<think>\n\n</think>\n"
@@ -222,10 +256,10 @@ static void begin_smollm3(Parts *out, const ChatTemplate *t, char *system) {
 // Writes everything up to the first turn; system NULL: there is no such message.
 static void begin_chat(Parts *out, const ChatTemplate *t, const char *system) {
     AUTO_FREE char *own = host_copy(system ? system : t->system, "a chat");
-    if (t->style >= CHAT_LLAMA) add(out, t->bos, false);
+    if (t->style >= CHAT_LLAMA && t->style != CHAT_LLAMA_2) add(out, t->bos, false);
     if (t->style == CHAT_SMOLLM3) {
         begin_smollm3(out, t, own);
-    } else if (t->style != CHAT_MISTRAL && (system || own[0] || t->heading[0])) {
+    } else if (t->style <= CHAT_LLAMA && (system || own[0] || t->heading[0])) {
         open_turn(out, t, "system", false);
         add(out, t->heading, false);
         end_turn(out, t, "system", t->style == CHAT_LLAMA ? strip(own, true) : own, false);
@@ -267,19 +301,35 @@ static size_t last_question(const Messages *m) {
 
 // Refuses messages that the template would refuse, or drop from the text.
 static bool check_order(const ChatTemplate *t, const Messages *m, Error *bad) {
+    const bool system = m->items[0].role[0] == 's';
     for (size_t i = 0; i < m->n; i++) {
         const char role = m->items[i].role[0], *thoughts = m->items[i].reasoning;
         if (thoughts && thoughts[0] && (role != 'a' || t->style != CHAT_QWEN3))
             return error_set(bad, EXIT_BAD_INPUT, "data/prepare.py --chat runs other templates",
                              "message %zu: the template of %s loses its reasoning_content", i + 1,
                              t->name);
-        if (role == 's' && (t->style == CHAT_MISTRAL || (t->style == CHAT_SMOLLM3 && i > 0)))
+        const bool lost = i > 0 ? t->style == CHAT_SMOLLM3 || t->style > CHAT_LLAMA
+                                : t->style > CHAT_LLAMA && !inst[t->style].keeps_system;
+        if (role == 's' && lost)
             return bad_input(bad, "message %zu: the template of %s loses this system message",
                              i + 1, t->name);
-        if (t->style == CHAT_MISTRAL && role != "ua"[i % 2])
+        if (t->style > CHAT_LLAMA && role != 's' && role != "ua"[(i + system) % 2])
             return bad_input(bad, "message %zu: expected user and assistant to alternate", i + 1);
     }
     return true;
+}
+
+// In [INST], the first question begins with the system message.
+static void ask_first(const ChatTemplate *t, const char *system, char **text) {
+    if (t->style <= CHAT_LLAMA) return;
+    const char *const *around = inst[t->style].system;
+    char *joined = NULL;
+    size_t size;
+    FILE *to = host_stream(&joined, &size, "a chat");
+    fprintf(to, "%s%s%s%s", around[0], system, around[1], *text);
+    fclose(to);
+    free(*text);
+    *text = joined;
 }
 
 // Nothing but white space
@@ -299,12 +349,14 @@ bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts 
         const bool answer = message->role[0] == 'a';
         if (train_all) message->weight = 1;
         any |= message->weight != 0;
-        if (t->style == CHAT_LLAMA) strip(message->text, true);
         if (i == 0) begin_chat(out, t, system);
         if (i == 0 && system) continue;
+        if (i == 1 && system) ask_first(t, system, &message->text);
+        strip_turn(t, message->role, message->text);
         const char *text = message->text;
         bool empty = is_blank(text) && is_blank(message->reasoning);
-        open_turn(out, t, message->role, t->style == CHAT_SMOLLM3 ? message->weight : 0);
+        open_turn(out, t, message->role,
+                  t->style == CHAT_SMOLLM3 || t->style > CHAT_LLAMA ? message->weight : 0);
         if (answer && t->style == CHAT_QWEN3)
             text = add_thoughts(out, message, i > question, i + 1 == m->n);
         if (answer && t->style == CHAT_SMOLLM3) {
@@ -327,13 +379,12 @@ bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts 
 void chat_ask(const ChatTemplate *t, const char *system, const char *message, bool begins,
               bool ended, Parts *out) {
     AUTO_FREE char *text = host_copy(message, "a chat");
+    if (begins && system) ask_first(t, system, &text);
     if (begins) begin_chat(out, t, system);
     if (!begins && !ended) add(out, t->end, false);
     if (!begins) add_gap(out, t, false);
     open_turn(out, t, "user", false);
-    if (t->style == CHAT_MISTRAL && begins && system)
-        add(out, system, false), add(out, "\n\n", false);
-    end_turn(out, t, "user", t->style == CHAT_LLAMA ? strip(text, true) : text, false);
-    open_turn(out, t, "assistant", false);
+    end_turn(out, t, "user", strip_turn(t, "user", text), false);
+    if (t->style <= CHAT_LLAMA) open_turn(out, t, "assistant", false);  // else the answer begins it
     add(out, is_silent(t, system) ? NO_THOUGHTS : "", false);
 }

@@ -38,8 +38,14 @@ typedef enum {
     CHAT_CHATML,  // SmolLM2, Qwen2, Qwen2.5
     CHAT_QWEN3,
     CHAT_SMOLLM3,  // up to here lines end turns; from here on a token begins the text
-    CHAT_LLAMA,    // 3 to 3.3
+    CHAT_LLAMA,    // 3 to 3.3; below, questions stand in [INST]
     CHAT_MISTRAL,  // Nemo
+    CHAT_MISTRAL_0_3,
+    CHAT_MISTRAL_0_1,    // and 0.2
+    CHAT_MISTRAL_FIRST,  // 0.1 and, without the space after an answer, 0.2 at their release
+    CHAT_MISTRAL_SECOND,
+    CHAT_LLAMA_2,
+    NUM_CHAT_STYLES
 } ChatStyle;
 
 typedef struct {

@@ -12,9 +12,11 @@
 #include "../base/memory.h"
 
 #define TOKENIZER_CONFIG "tokenizer_config.json"
+#define SPACE "\xe2\x96\x81"  // U+2581, which stands for a space in tokens of characters
 
 void tokenizer_free(Tokenizer *t) {
-    for (int i = 0; i < t->num_patterns; i++) pcre2_code_free(t->patterns[i]);
+    for (int i = 0; i < t->num_steps; i++) pcre2_code_free(t->steps[i].pattern);
+    for (int i = 0; i < t->num_steps; i++) free(t->steps[i].text);
     json_decref(t->vocab);
     free(t->offset);
     free(t->bytes);
@@ -22,6 +24,7 @@ void tokenizer_free(Tokenizer *t) {
     free(t->added);
     free(t->cut);
     free(t->merges);
+    free(t->joins);
     memset(t, 0, sizeof *t);
 }
 
@@ -62,17 +65,22 @@ static int64_t gpt2_decode(const char *text, unsigned char *out) {
     return n;
 }
 
-// BPE with byte fallback: "<0x0A>" is that byte, U+2581 a space.
-static int64_t fallback_decode(const char *text, unsigned char *out) {
+// The byte that "<0x0A>" stands for; -1: no byte.
+static int fallback_byte(const char *name) {
     unsigned int byte = 0;
     int used = 0;
+    return strlen(name) == 6 && sscanf(name, "<0x%2X>%n", &byte, &used) == 1 && used == 6
+               ? (int)byte
+               : -1;
+}
+
+// Decodes a token of characters: a byte, or text in which U+2581 is a space.
+static int64_t fallback_decode(const char *text, unsigned char *out) {
+    const int byte = fallback_byte(text);
     int64_t n = 0;
-    if (strlen(text) == 6 && sscanf(text, "<0x%2X>%n", &byte, &used) == 1 && used == 6) {
-        out[0] = (unsigned char)byte;
-        return 1;
-    }
-    for (const char *p = text; *p;) {
-        const bool space = strncmp(p, "\xe2\x96\x81", 3) == 0;
+    if (byte >= 0) out[n++] = (unsigned char)byte;
+    for (const char *p = text; byte < 0 && *p;) {
+        const bool space = strncmp(p, SPACE, 3) == 0;
         out[n++] = space ? ' ' : (unsigned char)*p;
         p += space ? 3 : 1;
     }
@@ -96,8 +104,8 @@ static bool add_token(Vocabulary *v, const json_t *id, const char *name, bool ad
     if (!json_value(id, "token id", JSON_INT64, 0, v->most - 1, &at, err)) return false;
     if (v->names[at] && strcmp(v->names[at], name) != 0)
         return bad_input(err, "token id %ld is both '%s' and '%s'", at, v->names[at], name);
+    v->t->added[at] = !added ? 0 : v->names[at] && v->t->added[at] != 1 ? 2 : 1;
     v->names[at] = name;
-    v->t->added[at] = added;
     v->t->special[at] = special;
     if (at >= v->t->vocab_size) v->t->vocab_size = (int32_t)at + 1;
     return true;
@@ -114,7 +122,7 @@ static bool read_tokens(Vocabulary *v, const json_t *added, json_t *vocab, Error
     if (v->most > TOKENIZER_MAX_IDS) v->most = TOKENIZER_MAX_IDS;
     v->names = host_calloc((size_t)v->most, sizeof *v->names, "the vocabulary");
     v->t->special = host_calloc((size_t)v->most, sizeof(bool), "the vocabulary");
-    v->t->added = host_calloc((size_t)v->most, sizeof(bool), "the vocabulary");
+    v->t->added = host_calloc((size_t)v->most, 1, "the vocabulary");
     if (added && !json_is_array(added))
         return json_type_error(added, "added_tokens", "a list", err);
     json_object_foreach(vocab, name, item) {
@@ -140,7 +148,7 @@ static bool read_tokens(Vocabulary *v, const json_t *added, json_t *vocab, Error
     return v->t->vocab_size > 0 || bad_input(err, "model.vocab: expected tokens, found none");
 }
 
-static void fill_bytes(Tokenizer *t, const char *const *names, bool byte_level) {
+static void fill_bytes(Tokenizer *t, const char *const *names) {
     size_t most = 0;
     for (int32_t i = 0; i < t->vocab_size; i++) most += names[i] ? strlen(names[i]) : 0;
     t->offset = host_calloc((size_t)t->vocab_size + 1, sizeof(uint32_t), "the vocabulary");
@@ -149,7 +157,7 @@ static void fill_bytes(Tokenizer *t, const char *const *names, bool byte_level) 
         unsigned char *out = t->bytes + t->offset[i];
         const char *name = names[i] ? names[i] : "";
         int64_t n = -1;
-        if (!t->added[i]) n = byte_level ? gpt2_decode(name, out) : fallback_decode(name, out);
+        if (!t->added[i]) n = t->byte_level ? gpt2_decode(name, out) : fallback_decode(name, out);
         if (n < 0) {  // an added token, or one outside the alphabet: as it is written
             n = (int64_t)strlen(name);
             memcpy(out, name, (size_t)n);
@@ -229,14 +237,14 @@ static bool has_byte_ids(const Tokenizer *t, const json_t *model) {
 
 bool cannot_encode(const char *what, Error *err) {
     return error_set(err, EXIT_USAGE,
-                     "byte-level BPE is supported, as in SmolLM2, Llama 3, Qwen and GPT-2; "
+                     "BPE is supported as in SmolLM2, Llama 2 and 3, Mistral, Qwen and GPT-2; "
                      "data/convert.py makes shards of others' ids, saved by numpy.save",
                      "cannot encode with a tokenizer that has %s", what);
 }
 
 int32_t tokenizer_id(const Tokenizer *t, const char *token) {
     const int32_t id = find_token(t, token);
-    return id >= 0 && !t->added[id] ? id : -1;
+    return id >= 0 && t->added[id] != 1 ? id : -1;
 }
 
 Merge *tokenizer_merge(const Tokenizer *t, int32_t left, int32_t right) {
@@ -254,50 +262,37 @@ static bool refuse_keys(const json_t *object, const char *const keys[3], Error *
 }
 
 static bool list_added(Tokenizer *t, const json_t *list, Error *err) {
-    static const char *const unknown[3] = {"lstrip", "rstrip", "single_word"};
     const json_t *item;
     size_t i;
     int32_t end = 0;
-    t->cut = host_calloc(json_array_size(list), sizeof(int32_t), "added tokens");
+    t->cut = host_calloc(json_array_size(list), sizeof *t->cut, "added tokens");
     for (int normalized = 0; normalized < 2; normalized++) {
         json_array_foreach(list, i, item) {
+            AddedToken *a = &t->cut[end];
             if (json_is_set(json_member(item, "normalized")) != normalized) continue;
-            if (!refuse_keys(item, unknown, err)) return false;
-            if (normalized && t->nfc) return cannot_encode("NFC and normalized added tokens", err);
-            t->cut[end++] = (int32_t)json_number_value(json_member(item, "id"));
-            const char *content = json_string_value(json_member(item, "content"));
-            t->cut_begins[normalized][(unsigned char)content[0]] = true;
+            a->id = (int32_t)json_number_value(json_member(item, "id"));
+            if (!json_get_bool(item, "lstrip", &a->lstrip, false, err) ||
+                !json_get_bool(item, "rstrip", &a->rstrip, false, err) ||
+                !json_get_bool(item, "single_word", &a->single_word, false, err))
+                return false;
+            t->strips |= a->lstrip || a->rstrip;
+            end++;
         }
         t->cut_ends[normalized + 1] = end;
     }
     return true;
 }
 
-// Null, NFC and sequences of these
-static bool read_normalizer(Tokenizer *t, const json_t *root, Error *err) {
-    json_auto_t *parts = list_parts(json_member(root, "normalizer"), "normalizers");
-    const json_t *item;
-    char what[100];
-    size_t i;
-    json_array_foreach(parts, i, item) {
-        const char *type = json_string_value(json_member(item, "type"));
-        t->nfc = type && strcmp(type, "NFC") == 0;
-        snprintf(what, sizeof what, "a normalizer (%.60s)", type ? type : "without a type");
-        if (!t->nfc) return cannot_encode(what, err);
-    }
-    return true;
-}
-
-// Neither key has an effect when every byte has its own token.
-static bool check_missing_bytes(const Tokenizer *t, const json_t *model, Error *err) {
-    const char *key = json_is_set(json_member(model, "unk_token")) ? "unk_token" : "byte_fallback";
-    char what[100];
-    for (int byte = 0; json_is_set(json_member(model, key)) && byte < 256; byte++) {
-        if (t->id_of_byte[byte] >= 0) continue;
-        snprintf(what, sizeof what, "%s and no token for byte %d", key, byte);
-        return cannot_encode(what, err);
-    }
-    return true;
+// Notes the characters left and right of the 0 in pair, which a merge joins. bytes: it may join
+// other pieces, which are no characters.
+static void add_join(Tokenizer *t, const char *pair, const char *middle, bool bytes) {
+    ucs4_t left = 0, right = 0;
+    if (bytes) free(t->joins), t->joins = NULL;
+    if (!t->joins) return;
+    u8_prev(&left, (const uint8_t *)middle, (const uint8_t *)pair);
+    u8_strmbtouc(&right, (const uint8_t *)middle + 1);
+    const uint32_t bit = tokenizer_join(left, right);
+    t->joins[bit / 64] |= 1ull << bit % 64;
 }
 
 // "left right" or ["left", "right"]
@@ -309,12 +304,13 @@ static bool add_merge(Tokenizer *t, const json_t *merge, size_t rank, Error *err
     const bool halves = json_array_size(merge) == 2 && left && right;
     const int n = halves ? snprintf(pair, sizeof pair, "%s %s", left, right)
                          : snprintf(pair, sizeof pair, "%s", text ? text : "");
-    char *space = strchr(pair, ' ');
+    char *space = n >= (int)sizeof pair ? NULL : halves ? pair + strlen(left) : strchr(pair, ' ');
     int32_t ids[3] = {-1, -1, -1};
-    if (n < (int)sizeof pair && space) {
+    if (space) {
         *space = 0;
         ids[0] = tokenizer_id(t, pair);
         ids[1] = tokenizer_id(t, space + 1);
+        add_join(t, pair, space, fallback_byte(pair) >= 0 || fallback_byte(space + 1) >= 0);
         memmove(space, space + 1, strlen(space + 1) + 1);
         ids[2] = tokenizer_id(t, pair);
     }
@@ -341,6 +337,17 @@ static bool read_merges(Tokenizer *t, const json_t *model, Error *err) {
     return true;
 }
 
+// ---- Steps --------------------------------------------------------------------------------------
+
+// The step is t->steps[t->num_steps - 1], with a copy of `text`.
+static bool add_step(Tokenizer *t, Step step, const char *text, Error *err) {
+    if (t->num_steps == TOKENIZER_MAX_STEPS)
+        return cannot_encode("more than 16 normalizers and patterns of pre_tokenizers", err);
+    step.text = host_copy(text, "a step");
+    t->steps[t->num_steps++] = step;
+    return true;
+}
+
 // Writes \s and \S as Unicode's White_Space, as tokenizers define them; PCRE2's also includes the
 // Mongolian vowel separator. The caller frees the result.
 static char *write_white_space(const char *pattern) {
@@ -363,19 +370,57 @@ static char *write_white_space(const char *pattern) {
     return text;
 }
 
-static bool add_pattern(Tokenizer *t, const char *pattern, Error *err) {
+// A step at the matches of a pattern: an expression, or a text to be found as it is
+static bool add_pattern(Tokenizer *t, int kind, const char *pattern, bool literal,
+                        const char *content, Error *err) {
     int code = 0;
     size_t at = 0;
-    if (t->num_patterns == TOKENIZER_MAX_PATTERNS)
-        return cannot_encode("more than 8 patterns of pre_tokenizers", err);
-    AUTO_FREE char *text = write_white_space(pattern);
+    AUTO_FREE char *text = literal ? host_copy(pattern, "a pattern") : write_white_space(pattern);
     // no \C: it would cut characters apart, and matches do not check that text is UTF-8
-    const uint32_t options = PCRE2_UCP | PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C;
+    const uint32_t options =
+        literal ? PCRE2_UTF | PCRE2_LITERAL : PCRE2_UCP | PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C;
+    if (!add_step(t, (Step){.kind = kind}, content, err)) return false;
     pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)text, strlen(text), options, &code, &at, NULL);
     if (!compiled)
-        return bad_input(err, "pre_tokenizer: pattern '%s' is wrong at %zu", pattern, at);
+        return bad_input(err, "%s: pattern '%s' is wrong at %zu",
+                         kind == STEP_CUT ? "pre_tokenizer" : "normalizer", pattern, at);
     pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // if it fails, PCRE2 interprets
-    t->patterns[t->num_patterns++] = compiled;
+    t->steps[t->num_steps - 1].pattern = compiled;
+    return true;
+}
+
+static bool add_replace(Tokenizer *t, const json_t *item, Error *err) {
+    const json_t *pattern = json_member(item, "pattern");
+    const char *literal = json_string_value(json_member(pattern, "String")),
+               *regex = json_string_value(json_member(pattern, "Regex")), *content = "";
+    if (!json_get_string(item, "content", &content, true, err)) return false;
+    // what follows a deleted beginning is no beginning for Metaspace
+    if (!content[0] || (!literal && !regex))
+        return cannot_encode("a Replace without a pattern or a content", err);
+    return add_pattern(t, STEP_REPLACE, literal ? literal : regex, literal != NULL, content, err);
+}
+
+static bool add_normalizer(Tokenizer *t, const json_t *item, Error *err) {
+    const char *type = "", *text = "";
+    char what[100];
+    if (!json_get_string(item, "type", &type, true, err)) return false;
+    if (strcmp(type, "NFC") == 0) return add_step(t, (Step){.kind = STEP_NFC}, "", err);
+    if (strcmp(type, "Replace") == 0) return add_replace(t, item, err);
+    snprintf(what, sizeof what, "a normalizer (%.60s)", type);
+    if (strcmp(type, "Prepend") != 0) return cannot_encode(what, err);
+    return json_get_string(item, "prepend", &text, true, err) &&
+           add_step(t, (Step){.kind = STEP_PREPEND}, text, err);
+}
+
+// Each of a component's parts is `add`ed.
+static bool read_steps(Tokenizer *t, const json_t *component, const char *key,
+                       bool (*add)(Tokenizer *, const json_t *, Error *), Error *err) {
+    json_auto_t *parts = list_parts(component, key);
+    const json_t *item;
+    size_t i;
+    json_array_foreach(parts, i, item) {
+        if (!add(t, item, err)) return false;
+    }
     return true;
 }
 
@@ -390,53 +435,98 @@ static bool add_split(Tokenizer *t, const json_t *item, Error *err) {
         return cannot_encode("a Split other than Isolated", err);
     if (!json_get_string(json_member(item, "pattern"), "Regex", &pattern, false, err) || !pattern)
         return cannot_encode("a Split without a Regex", err);
-    return add_pattern(t, pattern, err);
+    return add_pattern(t, STEP_CUT, pattern, false, "", err);
+}
+
+// Spaces become U+2581, which begins a text, and each word with `split`.
+static bool add_metaspace(Tokenizer *t, const json_t *item, Error *err) {
+    const char *space = "", *scheme = "always";
+    char what[100];
+    bool split = true;
+    if (!json_get_string(item, "replacement", &space, true, err) ||
+        !json_get_string(item, "prepend_scheme", &scheme, false, err) ||
+        !json_get_bool(item, "split", &split, false, err))
+        return false;
+    const Step prepend = {
+        .kind = STEP_PREPEND, .once = true, .first = strcmp(scheme, "first") == 0};
+    const bool never = strcmp(scheme, "never") == 0;
+    snprintf(what, sizeof what, "a Metaspace (%.20s, prepend_scheme %.20s)", space, scheme);
+    if (strcmp(space, SPACE) != 0 || (!prepend.first && !never && strcmp(scheme, "always") != 0))
+        return cannot_encode(what, err);
+    return add_pattern(t, STEP_REPLACE, " ", true, SPACE, err) &&
+           (never || add_step(t, prepend, SPACE, err)) &&
+           (!split || add_pattern(t, STEP_CUT, SPACE "[^" SPACE "]*", false, "", err));
 }
 
 static bool add_pre_tokenizer(Tokenizer *t, const json_t *item, Error *err) {
     static const char gpt2[] =  // openai/gpt-2, encoder.py
         "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
     const char *type = "";
+    char what[100];
     bool flag = false;
     if (!json_get_string(item, "type", &type, true, err)) return false;
     if (strcmp(type, "Split") == 0) return add_split(t, item, err);
     if (strcmp(type, "Digits") == 0)
         return json_get_bool(item, "individual_digits", &flag, false, err) &&
-               add_pattern(t, flag ? "\\p{N}" : "\\p{N}+", err);
-    if (strcmp(type, "ByteLevel") != 0) return cannot_encode("an unknown pre_tokenizer", err);
+               add_pattern(t, STEP_CUT, flag ? "\\p{N}" : "\\p{N}+", false, "", err);
+    if (strcmp(type, "Metaspace") == 0) return add_metaspace(t, item, err);
+    snprintf(what, sizeof what, "a pre_tokenizer (%.60s)", type);
+    if (strcmp(type, "ByteLevel") != 0) return cannot_encode(what, err);
     if (!json_get_bool(item, "add_prefix_space", &flag, false, err)) return false;
     if (flag) return cannot_encode("add_prefix_space", err);
     flag = true;
     if (!json_get_bool(item, "use_regex", &flag, false, err)) return false;
-    return !flag || add_pattern(t, gpt2, err);
+    return !flag || add_pattern(t, STEP_CUT, gpt2, false, "", err);
 }
 
-static bool read_pre_tokenizers(Tokenizer *t, const json_t *root, Error *err) {
-    json_auto_t *parts = list_parts(json_member(root, "pre_tokenizer"), "pretokenizers");
-    const json_t *item;
-    size_t i;
-    json_array_foreach(parts, i, item) {
-        if (!add_pre_tokenizer(t, item, err)) return false;
+// The tokens of single bytes; true: every byte has one.
+static bool read_bytes(Tokenizer *t) {
+    bool all = true;
+    for (int i = 0; i < 256; i++) {
+        char token[8];
+        if (t->byte_level)
+            gpt2_encode(&(unsigned char){(unsigned char)i}, 1, token);
+        else
+            snprintf(token, sizeof token, "<0x%02X>", i);
+        t->id_of_byte[i] = tokenizer_id(t, token);
+        all &= t->id_of_byte[i] >= 0;
     }
-    return true;
+    return all;
 }
 
-static bool read_encoding(Tokenizer *t, const json_t *root, bool has_byte_level, Error *err) {
+static bool read_model(Tokenizer *t, const json_t *model, Error *err) {
+    const char *unk = NULL;
+    const bool all = read_bytes(t);
+    if (!json_get_bool(model, "ignore_merges", &t->ignore_merges, false, err) ||
+        !json_get_bool(model, "fuse_unk", &t->fuse_unk, false, err) ||
+        !json_get_bool(model, "byte_fallback", &t->byte_fallback, false, err) ||
+        !json_get_string(model, "unk_token", &unk, false, err))
+        return false;
+    t->unk = unk ? find_token(t, unk) : -1;
+    if (unk && t->unk < 0) return bad_input(err, "model.unk_token: '%s' is no token", unk);
+    // otherwise a word is merged as a whole, or unknown characters of two parts may be one token
+    if (!t->byte_level && t->byte_fallback && all && !t->ignore_merges)
+        t->joins = host_calloc(JOIN_BITS / 64, sizeof *t->joins, "the merges of a tokenizer");
+    if (t->byte_level && t->byte_fallback && !all)
+        return cannot_encode("byte_fallback and bytes without tokens", err);
+    return read_merges(t, model, err);
+}
+
+static bool read_encoding(Tokenizer *t, const json_t *root, bool cuts_bytes, Error *err) {
     static const char *const unknown[3] = {"dropout", "continuing_subword_prefix",
                                            "end_of_word_suffix"};
     const json_t *model = json_member(root, "model");
-    for (int i = 0; i < 256; i++) {
-        char token[4];
-        gpt2_encode(&(unsigned char){(unsigned char)i}, 1, token);
-        t->id_of_byte[i] = tokenizer_id(t, token);
-    }
-    if (!read_normalizer(t, root, err) || !refuse_keys(model, unknown, err) ||
-        !list_added(t, json_member(root, "added_tokens"), err))
+    if (!refuse_keys(model, unknown, err) ||
+        !list_added(t, json_member(root, "added_tokens"), err) ||
+        !add_step(t, (Step){.kind = STEP_ADDED}, "", err) ||
+        !read_steps(t, json_member(root, "normalizer"), "normalizers", add_normalizer, err))
         return false;
-    if (!has_byte_level) return cannot_encode("no ByteLevel pre_tokenizer", err);
-    return json_get_bool(model, "ignore_merges", &t->ignore_merges, false, err) &&
-           read_pre_tokenizers(t, root, err) && check_missing_bytes(t, model, err) &&
-           read_merges(t, model, err);
+    t->num_normalizers = t->num_steps - 1;
+    if (t->byte_level && !cuts_bytes) return cannot_encode("no ByteLevel pre_tokenizer", err);
+    return (t->cut_ends[1] == t->cut_ends[2] || add_step(t, (Step){.kind = STEP_ADDED}, "", err)) &&
+           read_steps(t, json_member(root, "pre_tokenizer"), "pretokenizers", add_pre_tokenizer,
+                      err) &&
+           read_model(t, model, err);
 }
 
 // ---- tokenizer.json -----------------------------------------------------------------------------
@@ -453,18 +543,15 @@ static bool tokenizer_read(Tokenizer *t, const json_t *root, Error *err) {
     Vocabulary v = {.t = t};
     const json_t *model = json_member(root, "model");
     const char *type = "BPE";
-    bool fallback = false;
     if (!json_is_object(model)) return bad_input(err, "model: required, not found");
-    if (!json_get_string(model, "type", &type, false, err) ||
-        !json_get_bool(model, "byte_fallback", &fallback, false, err))
-        return false;
-    const bool cuts_bytes = has_byte_level(json_member(root, "pre_tokenizer"), "pretokenizers"),
-               byte_level = cuts_bytes || has_byte_level(json_member(root, "decoder"), "decoders");
-    if (strcmp(type, "BPE") != 0 || (!byte_level && !fallback))
-        return bad_input(err, "expected BPE, byte-level or with byte fallback");
+    if (!json_get_string(model, "type", &type, false, err)) return false;
+    if (strcmp(type, "BPE") != 0)
+        return bad_input(err, "model.type: expected BPE, found %.60s", type);
+    const bool cuts_bytes = has_byte_level(json_member(root, "pre_tokenizer"), "pretokenizers");
+    t->byte_level = cuts_bytes || has_byte_level(json_member(root, "decoder"), "decoders");
     t->vocab = json_incref(json_member(model, "vocab"));
     const bool ok = read_tokens(&v, json_member(root, "added_tokens"), t->vocab, err);
-    if (ok) fill_bytes(t, v.names, byte_level);
+    if (ok) fill_bytes(t, v.names);
     if (ok) find_ends(&v, root);
     free(v.names);
     t->byte_ids = ok && has_byte_ids(t, model);

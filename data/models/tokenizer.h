@@ -1,19 +1,36 @@
 // Token ids to bytes and text to token ids, by a Hugging Face tokenizer.json, which is read once.
 //
-// Decodes byte-level BPE (GPT-2's alphabet: SmolLM2, Llama 3, the byte tokenizer) and BPE with
-// byte fallback (Llama 2). A token may be part of a UTF-8 character: join the bytes before you show
-// them. Encodes (bpe.h) byte-level BPE; a tokenizer with other features only decodes.
+// BPE of two kinds: byte-level, in GPT-2's alphabet (SmolLM2, Llama 3, Qwen, the byte tokenizer),
+// and of characters, as SentencePiece's (Llama 2, Mistral). A token may be part of a UTF-8
+// character: join the bytes before you show them. A tokenizer with a feature that bpe.h does not
+// have only decodes.
 #pragma once
 
 #include <jansson.h>
 
+#include "../base/hash.h"
 #include "../base/path.h"
 
 enum {
     TOKENIZER_MAX_BYTES = 1 << 26,  // of tokenizer.json: Jansson needs up to 75 times as much
     TOKENIZER_MAX_IDS = 1 << 24,
-    TOKENIZER_MAX_PATTERNS = 8,
+    TOKENIZER_MAX_STEPS = 16,
 };
+
+// A step from a text to its words: what is not cut out as an added token is changed, or cut at the
+// matches of a pattern, which are pieces too. The next step takes each piece.
+typedef struct {
+    enum { STEP_ADDED, STEP_NFC, STEP_REPLACE, STEP_PREPEND, STEP_CUT } kind;
+    struct pcre2_real_code_8 *pattern;  // STEP_REPLACE, STEP_CUT
+    char *text;                         // STEP_REPLACE: stands for each match; STEP_PREPEND
+    bool once, first;                   // STEP_PREPEND: if not there yet; to the text's beginning
+} Step;
+
+typedef struct {
+    int32_t id;
+    bool lstrip, rstrip;  // takes the white space before it, after it
+    bool single_word;     // is no part of a word
+} AddedToken;
 
 // A pair of tokens that becomes another one
 typedef struct {
@@ -31,22 +48,27 @@ typedef struct {
     uint32_t *offset;      // (vocab_size + 1) into bytes
     unsigned char *bytes;  // of all tokens, one after another; of special tokens: their names
     bool *special;         // (vocab_size)
-    bool *added;           // (vocab_size) cut out of a text before anything else
+    char *added;           // (vocab_size) 1: cut out of a text, 2: a token of the model too
+    bool byte_level;       // tokens are in GPT-2's alphabet
+    bool strips;           // an added token takes white space
     char file[IO_PATH_MAX];
     // for encoding
     Error why_not;            // code != 0: why this tokenizer only decodes; the rest is incomplete
-    json_t *vocab;            // token, in GPT-2's alphabet unless it is an added one -> id
-    int32_t id_of_byte[256];  // -1: no token for this byte, which is dropped
+    json_t *vocab;            // token as the file writes it -> id
+    int32_t id_of_byte[256];  // -1: no token for this byte, which is dropped if byte_level
+    int32_t unk;              // for a character without tokens; -1: it is dropped
+    bool byte_fallback;       // the bytes of a character that is no token are tokens
+    bool fuse_unk;            // one for a row of such characters
     Merge *merges;            // (merges_mask + 1) a hash table, open addressing
     uint64_t merges_mask;
-    // ids of added tokens: [cut_ends[0], cut_ends[1]) are cut out first, then those up to
-    // cut_ends[2], which are "normalized"
-    int32_t *cut, cut_ends[3];
-    bool cut_begins[2][256];  // whether one of them begins with this byte
-    bool ignore_merges;       // a word that is a token is not merged from bytes
-    bool nfc;                 // texts are normalized
-    struct pcre2_real_code_8 *patterns[TOKENIZER_MAX_PATTERNS];  // (num_patterns)
-    int num_patterns;
+    uint64_t *joins;  // a Bloom filter of characters that merges join; NULL: any two
+    // added tokens: [cut_ends[0], cut_ends[1]) are cut out first, then those up to cut_ends[2],
+    // which are "normalized"
+    AddedToken *cut;
+    int32_t cut_ends[3];
+    bool ignore_merges;  // a word that is a token is not merged from its parts
+    Step steps[TOKENIZER_MAX_STEPS];
+    int num_steps, num_normalizers;  // the latter come first, after a STEP_ADDED
 } Tokenizer;
 
 // path: a tokenizer.json, or the directory that holds it. On failure *t needs no freeing.
@@ -67,6 +89,12 @@ void gpt2_encode(const unsigned char *bytes, size_t n, char *out);
 
 // The id of a token that is not an added one; -1: there is none.
 int32_t tokenizer_id(const Tokenizer *t, const char *token);
+
+// The bit of two neighbours in `joins`: word >> 6, bit & 63
+enum { JOIN_BITS = 1 << 20 };
+static inline uint32_t tokenizer_join(uint32_t left, uint32_t right) {
+    return (uint32_t)mix64((uint64_t)left << 32 | right) % JOIN_BITS;
+}
 
 // The entry of a pair, or the free one where it belongs
 Merge *tokenizer_merge(const Tokenizer *t, int32_t left, int32_t right);

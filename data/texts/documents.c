@@ -123,22 +123,27 @@ static double place_of(const RawText *text) {
 }
 
 // Finds a token in the text from *end on: bytes [*first, *end). These may include bytes that the
-// tokenizer has no token for. False: the tokenizer has changed the text.
+// tokenizer has no token for, and white space that an added token takes; the space of a token may
+// be U+2581 there, or come from the tokenizer. False: the tokenizer has changed the text.
 static bool find_token(const UnitOptions *options, const RawText *text, int32_t id, uint64_t *first,
                        uint64_t *end) {
     const Tokenizer *t = options->tokenizer;
-    const unsigned char *byte = text->bytes + *end;
+    const unsigned char *byte = text->bytes + *end, *p;
     size_t n = 1;
     if (!t->byte_ids) byte = tokenizer_bytes(t, id, &n);
     *first = text->n;
-    for (; n > 0; ++*end) {
+    while (n > 0) {
         if (*end == text->n) return false;
-        if (text->bytes[*end] == *byte) {
+        p = text->bytes + *end;
+        const bool same = *p == *byte, space = !same && !t->byte_level && *byte == ' ';
+        if (same || space) {
             if (*first == text->n) *first = *end;
             byte++, n--;
-        } else if (t->id_of_byte[text->bytes[*end]] >= 0) {
+        } else if (t->byte_level ? t->id_of_byte[*p] >= 0 : !t->strips || !isspace(*p)) {
             return false;
         }
+        const bool mark = text->n - *end >= 3 && memcmp(p, "\xe2\x96\x81", 3) == 0;
+        *end += !space ? 1 : mark ? 3 : 0;
     }
     return true;
 }
@@ -191,8 +196,9 @@ static bool mark_document(Unit *u, const RawText *text, size_t first, Error *bad
     if (text->parts)
         count = mark_targets(u->options, text, ids, n - begins - ends, weights + begins);
     if (count < 0)
-        return error_set(bad, EXIT_BAD_INPUT, "write the characters in normal form C",
-                         "expected text that the tokenizer does not normalize");
+        return error_set(bad, EXIT_BAD_INPUT,
+                         "write its characters in normal form C, and those that have tokens",
+                         "expected text that the tokenizer does not change");
     if (text->parts && !wrapped) find_turn_end(u, ids, weights, n);
     if (text->parts && ends) count += (weights[n - 1] = weight_of_end(text)) != 0;
     if (text->parts && !begins) count -= weights[0] != 0;

@@ -5,7 +5,7 @@ usage: dev/fuzz/compare.py [--edits N] [FORMAT ...]     after make build/fast/fu
 
 The files are those of build/fuzz (make fuzz) and valid ones with one to three edits: a value
 replaced, removed, renamed or given twice, a byte changed. FORMATs: safetensors, config, tokenizer,
-adapter. Needs safetensors, transformers, tokenizers and peft of pip. Prints how many both read
+adapter; strings: valid tokenizers, and random texts of pieces that are hard for them. Needs safetensors, transformers, tokenizers and peft of pip. Prints how many both read
 alike, and with an example why the reference refuses what we accept, and what it reads otherwise.
 """
 import argparse, collections, glob, json, logging, os, random, re, resource, signal, struct
@@ -87,6 +87,17 @@ def read_tokenizer(flags, text, _, __, prompt):
     return t.encode(prompt.decode(), add_special_tokens=False).ids
 
 
+PIECES = """ a the theory word norm 12 \u2581 \u2581\u2581 ~~ ~ < <left> <right> <both> <s> </s> <unk> <0x41> [INST] [/INST]
+e\u0301< e\u0301 \u0301 \u0338 \u00e9 \u212b \u0344 \ufffd _ . , don't Hello packing documents buffer \u200d \u0663
+<|endoftext|> <|im_start|> \u6771\u4eac \U0001f642""".split() + list("  \t\n\r\u0085\u00a0\u2003\u3000\x07\x7f\0")
+
+
+def random_text(rng):
+    any_character = lambda: chr(rng.choice([rng.randrange(0xd800), rng.randrange(0xe000, 0x110000)]))
+    return "".join(rng.choice(PIECES) if rng.random() < .9 else any_character()
+                   for _ in range(rng.randrange(1, 24))).replace("\n~~\n", "").encode()
+
+
 def read_adapter(flags, text, *_):
     with tempfile.TemporaryDirectory() as path:
         open(path + "/adapter_config.json", "wb").write(text)
@@ -103,6 +114,7 @@ FORMATS = {  # valid texts, what stands before and after, the reference, our ans
     "config": (texts("configs/*.json"), b"", b"", read_config, lambda x: config(x[-1], x[:-1])),
     "tokenizer": (texts("tokenizers/*/tokenizer.json"), b"",
                   b'\n~~\n{"bos_token": null}\n~~\n\n~~\n' + TEXT.encode(), read_tokenizer, list),
+    "strings": (texts("tokenizers/*/tokenizer.json"), b"", b'\n~~\n{"bos_token": null}\n~~\n\n~~\n', read_tokenizer, list),
     "adapter": ([ADAPTER], b"", b"", read_adapter, lambda x: [
         x[0]["r"], x[0]["lora_alpha"], sorted(x[0]["target_modules"])]),
 }
@@ -113,7 +125,7 @@ def ours(name, files):
         names = ["%s/%d" % (path, i) for i in range(len(files))]
         for file, data in zip(names, files):
             open(file, "wb").write(data)
-        env = dict(os.environ, FUZZ_TARGET=name, FUZZ_SEEN="1", TMPDIR=path)
+        env = dict(os.environ, FUZZ_TARGET=name.replace("strings", "tokenizer"), FUZZ_SEEN="1", TMPDIR=path)
         out = subprocess.run(["build/fast/fuzz"] + names, stdout=subprocess.PIPE, env=env,
                              stderr=subprocess.DEVNULL).stdout
     return [json.loads(line) for line in out.decode().split("\n")[:-1]]
@@ -132,7 +144,9 @@ def compare(name, edits):
     files = [open(f, "rb").read() for f in glob.glob("build/fuzz/%s/*" % name) if os.path.exists(f)]
     files = [f for f in files if name != "safetensors" or f[:1] < b"\2"]  # no index
     for _ in range(edits):
-        files.append(before + edited(rng.choice(valid), rng, rng.choice([1, 1, 2, 3])) + after)
+        text = rng.choice(valid)
+        files.append(before + text.encode() + after + random_text(rng) if name == "strings" else
+                     before + edited(text, rng, rng.choice([1, 1, 2, 3])) + after)
     answers = [a for i in range(0, len(files), 500) for a in ours(name, files[i:i + 500])]
     assert len(answers) == len(files), "our reader stopped: make fuzz TARGET=" + name
     for data, answer in zip(files, answers):

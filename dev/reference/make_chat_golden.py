@@ -26,7 +26,7 @@ import tempfile
 
 import jinja2
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -191,6 +191,14 @@ MODELS = {  # bos, eos, what is put in place of what
     "smollm3": ("<|endoftext|>", "<|im_end|>", []),
     "mistral-nemo": ("<s>", "</s>", [("{{- message[\"content\"] + eos_token}}",
                                       "{% generation %}{{ message[\"content\"] + eos_token}}{% endgeneration %}")]),
+    **{"mistral-7b" + kind: ("<s>", "</s>", [(
+        answer, answer.replace("{{", "{% generation %}{{", 1).replace("eos_token", "eos_token}}{% endgeneration %}{{ ''"))])
+       for kind, answer in (("", "{{ message['content'] + eos_token}}"),
+                            ("-first", "{{ message['content'] + eos_token + ' ' }}"),
+                            ("-v1", "{{- ' ' + message['content'] + eos_token}}"),
+                            ("-v3", '{{- " " + message["content"]|trim + eos_token}}'))},
+    "llama2": ("<s>", "</s>", [("{{ ' '  + content.strip() + ' ' + eos_token }}",
+                                "{% generation %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endgeneration %}")]),
     "chatml": ("<|endoftext|>", "<|im_end|>", None),
     "smollm2": ("<|endoftext|>", "<|im_end|>", None),
 }
@@ -208,7 +216,8 @@ MORE = [[dict(zip(("role", "content", "reasoning_content"), turn)) for turn in c
     [("system", "S"), ("user", "a"), ("system", "again"), ("user", "b"), ("assistant", "c")],
     [("assistant", "I begin."), ("user", "a"), ("assistant", "b")],
 )]
-REFUSED = {"mistral-nemo", "smollm3"}  # chats with system messages that the template loses
+LOSES = {"mistral-nemo", "mistral-7b-v3"}  # every system message
+REFUSED = {*LOSES, "smollm3", "llama2", "mistral-7b-v1"}  # chats with system messages that the template loses
 
 
 def digest(ids, mask):
@@ -226,6 +235,9 @@ def make_models():
     chat_template_utils.datetime = Day
     tokenizers = load_tokenizers({"bpe": OUT})
     tokenizers["bpe"].add_special_tokens({"additional_special_tokens": OF_MODELS})
+    for kind in "llama2", "mistral":  # of tests/golden/tokenizers
+        file = str(ROOT / "tests/golden/tokenizers" / kind / "tokenizer.json")
+        tokenizers[kind] = PreTrainedTokenizerFast(tokenizer_file=file)
     samples = [messages_of(s) for s in SAMPLES[:-1]] + MORE
     golden = {}
     for name, (bos, eos, marks) in MODELS.items():
@@ -239,13 +251,14 @@ def make_models():
                 marked = marked.replace(old, new)
         digests = {}
         for kind, tokenizer in tokenizers.items():
-            if (kind == "byte") != (name == "chatml"):
+            own = name.replace("-7b", " ").split(" ")[0] if name[:10] in ("llama2", "mistral-7b") else "bpe"
+            if kind != ("byte" if name == "chatml" else own):
                 continue
             tokenizer.bos_token, tokenizer.eos_token = bos, eos
             digests = []
             for messages in samples:
                 system = [i for i, m in enumerate(messages) if m["role"] == "system"]
-                lost = system if name == "mistral-nemo" else [i for i in system if i > 0]
+                lost = system if name in LOSES else [i for i in system if i > 0]
                 try:
                     assert not (name in REFUSED and lost)
                     ids, mask, straddling = expected(tokenizer, messages, marked)
@@ -254,9 +267,9 @@ def make_models():
                     continue
                 assert ids == tokenizer.apply_chat_template(messages, chat_template=original)["input_ids"], name
                 digests.append(digest(ids, [0 if i in straddling else bit for i, bit in enumerate(mask)]))
-        asked = tokenizers["bpe"].apply_chat_template(
+        asked = tokenizers[own].apply_chat_template(
             [{"role": "user", "content": QUESTION}], chat_template=original, add_generation_prompt=True)
-        golden[name] = {"bos": bos, "eos": eos, "template": None if marks is not None else original,
+        golden[name] = {"tokenizer": own, "bos": bos, "eos": eos, "template": None if marks is not None else original,
                         "asked": len(asked["input_ids"]), "digests": digests}
     rows = ",\n".join("  %s: %s" % (json.dumps(n), json.dumps(m)) for n, m in golden.items())
     head = json.dumps({"day": DAY, "question": QUESTION, "added": OF_MODELS, "samples": samples})

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Makes tests/golden/tokenizers: small byte-level BPE tokenizers, cut as SmolLM2's, Llama 3's and
-Qwen's (which normalizes too), and what Hugging Face's tokenizers make of texts that are hard to cut.
+Qwen's (which normalizes too), three of characters, as Llama 2's, Mistral 7B's and with every option,
+and what Hugging Face's tokenizers make of texts that are hard to cut, and of the ids again.
 
     pip install tokenizers==0.22.2
     python3 dev/reference/make_tokenizer_golden.py
@@ -58,17 +59,49 @@ def tokenizer(pre, specials, ignore_merges, normalizer=None):
     return t
 
 
+# white space around added tokens, parts of words, tokens in tokens, what normalization makes of them
+ADDED_TEXTS = [
+    "<s>", "<s>a</s>", " <s> a </s> ", "<s>[INST] hi [/INST] ho </s><s>[INST]  hi[/INST]", "a<unk>b", "\u2581a \u2581\u2581b",
+    "\ufffd\u2581", "<0x0A>", "\U00020000\U00020001a\U00020002", "a  <both>  b", "a\n<left> b <left>c", "\u3000\t<right>\u2028\u00a0<right> b",
+    "a <both> <both> b", "<right> \u2003<left>", "word", "a word.", "words sword", "\u00e9word word\u0301 word\u200d word_", "1word\u0663",
+    "e\u0301<", "x e\u0301<e\u0301<y", "norm", "a norm", "anorm norm norms", "<s>norm", "<right>norm", "\n", "<right> \u0085word",
+    "the~~theory~~~of", "a\tb\t\t\tc", "12 345", "a\u0301\u0328\u2581", "\x07", "<both>\u2581<both>", "~~", " ~~", "\t \t", "<right>\n\n\n",
+    "<left><left>", " <left> <left> ", "<b", "<both", "wordword", "word word", "~~norm", "\tnorm",
+]
+BYTES = ["<0x%02X>" % i for i in range(256)]
+
+
+def characters(words, normalizer, pre, added=(), bytes_of=BYTES, **options):
+    """As SentencePiece's: trained with words cut by a pre_tokenizer, which is then replaced."""
+    ends = ["<unk>", "<s>", "</s>"]
+    t = Tokenizer(models.BPE(unk_token="<unk>", **options))
+    t.normalizer, t.pre_tokenizer = normalizer, words
+    t.train_from_iterator(corpus(), trainers.BpeTrainer(
+        vocab_size=900, special_tokens=ends + bytes_of, limit_alphabet=120, show_progress=False))
+    tree = json.loads(t.to_str())
+    tree["added_tokens"] = [x for x in tree["added_tokens"] if x["content"] in ends]
+    t = Tokenizer.from_str(json.dumps(tree))
+    t.pre_tokenizer = pre
+    t.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                   decoders.Strip(" ", 1, 0)])
+    t.add_tokens(list(added))
+    return t
+
+
 def save(name, t, texts=TEXTS):
     folder = OUT / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(
         json.dumps(json.loads(t.to_str()), ensure_ascii=False, separators=(",", ":")) + "\n")
     cases = [{"text": x, "ids": t.encode(x, add_special_tokens=False).ids} for x in texts]
+    for case in cases if name in CHARACTERS else ():
+        case["decoded"] = t.decode(case["ids"], skip_special_tokens=False)
     lines = ",\n".join(json.dumps(c, ensure_ascii=True) for c in cases)
     (folder / "cases.json").write_text("[\n" + lines + "\n]\n")
     print(name, t.get_vocab_size(), "tokens,", sum(len(c["ids"]) for c in cases), "ids")
 
 
+CHARACTERS = ("llama2", "mistral", "options")
 save("smollm2", tokenizer(pre_tokenizers.Sequence([
     pre_tokenizers.Digits(individual_digits=True),
     pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]), ["<|endoftext|>"], False))
@@ -79,3 +112,17 @@ save("qwen", tokenizer(pre_tokenizers.Sequence([
     pre_tokenizers.Split(Regex(QWEN), "isolated"),
     pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]), ["<|endoftext|>"], False,
     normalizers.NFC()), TEXTS + NFC_TEXTS)
+METASPACE = pre_tokenizers.Metaspace
+ALL_TEXTS = TEXTS + NFC_TEXTS + ADDED_TEXTS
+save("llama2", characters(METASPACE(), normalizers.Sequence([
+    normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]), None, fuse_unk=True, byte_fallback=True), ALL_TEXTS)
+save("mistral", characters(METASPACE(), None, METASPACE(prepend_scheme="first", split=False), [
+    AddedToken(x, normalized=False, special=True) for x in ("[INST]", "[/INST]")], fuse_unk=True, byte_fallback=True), ALL_TEXTS)
+save("options", characters(METASPACE(split=False), normalizers.Sequence([
+    normalizers.NFC(), normalizers.Replace("~~", "\u2581"), normalizers.Replace(Regex(r"\t+"), "<\u2581"),
+    normalizers.Prepend("<\u2581")]), pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True), METASPACE(prepend_scheme="always", split=True)]), [
+    AddedToken("<left>", lstrip=True, normalized=False), AddedToken("<right>", rstrip=True, normalized=False),
+    AddedToken("<both>", lstrip=True, rstrip=True, normalized=True), AddedToken("word", single_word=True, normalized=False),
+    AddedToken("e\u0301<", normalized=True), AddedToken("norm", normalized=True), AddedToken("\n", rstrip=True, normalized=False)],
+    BYTES[:0xe3], ignore_merges=True, byte_fallback=True), ALL_TEXTS)
