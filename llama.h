@@ -265,13 +265,13 @@ static inline void llama_rotate(LlamaModel *m, int l) {
 static inline void llama_norm_attn(LlamaModel *m, int l) {
     LlamaActs *a = &m->acts[l];
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->layers[l].input_layernorm,
-                    m->config.rms_norm_eps, m->in.docs.total_tokens, m->config.hidden_size);
+                    llama_norm_eps(&m->config), m->in.docs.total_tokens, m->config.hidden_size);
 }
 
 static inline void llama_norm_mlp(LlamaModel *m, int l) {
     LlamaActs *a = &m->acts[l];
     rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, m->layers[l].post_attention_layernorm,
-                    m->config.rms_norm_eps, m->in.docs.total_tokens, m->config.hidden_size);
+                    llama_norm_eps(&m->config), m->in.docs.total_tokens, m->config.hidden_size);
 }
 
 static inline void llama_activate(LlamaModel *m, int l) {
@@ -321,7 +321,7 @@ static inline void llama_forward(LlamaModel *m) {
         llama_forward_layer(m, l);
         linear_forward(a[1].resid_attn, a->resid_mlp, a->swiglu, &w->down_proj, T);  // (T, C)
     }
-    rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->norm, c->rms_norm_eps, T, C);
+    rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->norm, llama_norm_eps(c), T, C);
     zero_await_weights(&m->zero, llama_head_bucket(c));
 }
 
@@ -331,13 +331,21 @@ static inline int64_t llama_chunk(const LlamaModel *m, int64_t i, int64_t num) {
     return num - i < m->settings.head_chunk ? num - i : m->settings.head_chunk;
 }
 
+static inline Linear llama_head(const LlamaModel *m) {
+    return (Linear){.K = m->config.hidden_size,
+                    .N = padded_vocab(m->config.vocab_size),
+                    .weight = m->lm_head,
+                    .dweight = m->dlm_head,
+                    .scale = llama_logit_scale(&m->config)};
+}
+
 // scratch.logits (n,Vp) =  logits of these rows, whose activations scratch.head_rows (n,C) keeps
 static inline void llama_logits(LlamaModel *m, const int32_t *rows, int64_t n) {
     LlamaScratch *s = &m->scratch;
-    const int64_t C = m->config.hidden_size, Vp = padded_vocab(m->config.vocab_size);
+    const Linear head = llama_head(m);
     comm_progress();
-    gather_rows(s->head_rows, m->acts[m->config.num_layers].norm_attn, rows, n, C);
-    matmul_forward(s->logits, NULL, s->head_rows, m->lm_head, n, C, Vp);
+    gather_rows(s->head_rows, m->acts[m->config.num_layers].norm_attn, rows, n, head.K);
+    linear_forward(s->logits, NULL, s->head_rows, &head, n);
 }
 
 // Computes the losses of in.head_rows, for llama_add_losses.
@@ -354,8 +362,8 @@ static inline void llama_head_eval(LlamaModel *m) {
 static inline void llama_head_train(LlamaModel *m) {
     LlamaScratch *s = &m->scratch;
     const LlamaInputs *in = &m->in;
-    const int64_t num = in->num_head_rows, C = m->config.hidden_size, V = m->config.vocab_size,
-                  Vp = padded_vocab(V);
+    const Linear head = llama_head(m);
+    const int64_t num = in->num_head_rows, C = m->config.hidden_size, V = m->config.vocab_size;
     for (int64_t i = 0, n; i < num; i += n) {
         const float *weights = in->weights ? in->weights + i : NULL;
         const bool sum = m->zero.has_grads || i > 0;
@@ -363,8 +371,7 @@ static inline void llama_head_train(LlamaModel *m) {
         llama_logits(m, in->head_rows + i, n);
         cross_entropy_forward_backward(s->losses + i, s->logits, in->targets + i, weights,
                                        m->loss_scale, n, V);
-        matmul_backward_weight(m->dlm_head, s->logits, s->head_rows, sum, n, C, Vp);       // +=
-        matmul_backward_input(s->dresid + i * C, s->logits, m->lm_head, false, n, C, Vp);  // =
+        linear_backward(s->dresid + i * C, s->logits, s->head_rows, &head, sum, n);  // = and +=
     }
     scatter_rows(s->dnorm, s->dresid, in->head_rows, num, in->docs.total_tokens, C);
 }
@@ -517,13 +524,14 @@ static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *
                               float *logits) {
     const int64_t T = b->total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     const floatX *norm = m->acts[m->config.num_layers].norm_attn;
+    const Linear head = llama_head(m);
     if (train) comm_phase("forward", -1);
     llama_set_batch(m, b);
     llama_forward(m);
     for (int64_t t = 0, n; t < T && logits; t += n) {
         n = llama_chunk(m, t, T);
         comm_progress();
-        matmul_forward(m->scratch.logits, NULL, norm + t * C, m->lm_head, n, C, padded_vocab(V));
+        linear_forward(m->scratch.logits, NULL, norm + t * C, &head, n);
         llama_logits_to_host(m, logits + t * V, n);
     }
     (train ? llama_head_train : llama_head_eval)(m);
@@ -663,7 +671,7 @@ static inline void llama_add_adapters(LlamaModel *m, int l) {
     for (int g = 0; g < LORA_GROUPS; g++) {
         Lora *a = &groups[g]->lora;
         *a = (Lora){.rank = lora_padded_rank(c),
-                    .scale = lora_scale(c),
+                    .scale = lora_scale(c) * (groups[g]->scale ? groups[g]->scale : 1),
                     .h = m->scratch.lora_h,
                     .dh = m->scratch.lora_dh};
         a->num = lora_group_parameters(m->tensors + m->num_tensors, a->column, a->rows, c,
@@ -687,6 +695,8 @@ static inline void llama_build_tensors(LlamaModel *m) {
     const bool lora = m->settings.lora.rank > 0;
     const size_t padding = (size_t)((padded_vocab(V) - V) * C);  // rows of the head: always zeros
     memset(m->layers, 0, (size_t)c->num_layers * sizeof(LlamaLayer));
+    for (LlamaLayer *w = m->layers; w < m->layers + c->num_layers; w++)
+        w->o_proj.scale = w->down_proj.scale = llama_residual_scale(c);
     m->num_tensors = 0;
     m->num_weights = m->num_nf4 = 0;
     for (int l = 0; l < c->num_layers && lora; l++) llama_add_adapters(m, l);

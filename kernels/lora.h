@@ -23,6 +23,7 @@ typedef struct {
     floatX *weight;         // (N,K)
     Nf4 nf4;                // holds the weight instead, if codes is not NULL
     floatX *bias;           // (N)    NULL: none
+    float scale;            // of the product with the weight; 0: none
     real *dweight, *dbias;  // NULL: frozen
     Lora lora;
 } Linear;
@@ -34,7 +35,7 @@ static inline const floatX *linear_weight(const Linear *w) {
     return w->nf4.values;
 }
 
-// out (T,N) =  resid (T,N) + inp (T,K) weight^T + bias + scale * (inp A^T) B^T
+// out (T,N) =  resid (T,N) + scale * inp (T,K) weight^T + bias + lora.scale * (inp A^T) B^T
 // resid NULL: zeros; only then may some columns have no adapter.
 static inline void linear_forward(floatX *out, const floatX *resid, const floatX *inp,
                                   const Linear *w, int64_t T) {
@@ -48,13 +49,17 @@ static inline void linear_forward(floatX *out, const floatX *resid, const floatX
     for (int i = 0; i < a->num; B += a->rows[i++] * r)
         matmul_forward_columns(out + a->column[i], resid, a->h + i * r, B, a->scale, T, r,
                                a->rows[i], all, N);
-    matmul_forward(out, a->num > 0 ? out : resid, inp, linear_weight(w), T, K, N);
+    if (a->num > 0) resid = out;
+    if (w->scale)
+        matmul_forward_columns(out, resid, inp, linear_weight(w), w->scale, T, K, N, K, N);
+    else
+        matmul_forward(out, resid, inp, linear_weight(w), T, K, N);
     if (w->bias) bias_forward(out, w->bias, T, N);
 }
 
-// With h = inp A^T and dh = scale * dout B, of dout (T,N) and inp (T,K):
-// dinp (T,K)            =  dout weight + dh A
-// dweight (N,K), dA, dB =  dout^T inp, dh^T inp, scale * dout^T h; accumulate: +=
+// With h = inp A^T and dh = lora.scale * dout B, of dout (T,N) and inp (T,K):
+// dinp (T,K)            =  scale * dout weight + dh A
+// dweight (N,K), dA, dB =  scale * dout^T inp, dh^T inp, lora.scale * dout^T h; accumulate: +=
 // dbias (N)             += column sums of dout
 static inline void linear_backward(floatX *dinp, const floatX *dout, const floatX *inp,
                                    const Linear *w, bool accumulate, int64_t T) {
@@ -62,14 +67,18 @@ static inline void linear_backward(floatX *dinp, const floatX *dout, const float
     const int64_t K = w->K, N = w->N, r = a->rank, all = a->num * r;
     int64_t at = 0;                                    // offset in B and dB
     if (w->bias) bias_backward(w->dbias, dout, T, N);  // +=
-    matmul_backward_weight(w->dweight, dout, inp, accumulate, T, K, N);
+    if (w->scale)
+        matmul_backward_columns(dinp, w->dweight, dout, inp, linear_weight(w), w->scale, accumulate,
+                                T, K, N, K, N);
+    else
+        matmul_backward_weight(w->dweight, dout, inp, accumulate, T, K, N);
     if (a->num > 0) matmul_forward(a->h, NULL, inp, a->A, T, K, all);  // (T, num*r)
     for (int i = 0; i < a->num; at += a->rows[i++] * r)
         matmul_backward_columns(a->dh + i * r, a->dB + at, dout + a->column[i], a->h + i * r,
                                 a->B + at, a->scale, accumulate, T, r, a->rows[i], all, N);
     if (a->num > 0) {
         matmul_backward_weight(a->dA, a->dh, inp, accumulate, T, K, all);
-        matmul_backward_input(dinp, a->dh, a->A, false, T, K, all);
+        matmul_backward_input(dinp, a->dh, a->A, w->scale != 0, T, K, all);
     }
-    matmul_backward_input(dinp, dout, linear_weight(w), a->num > 0, T, K, N);
+    if (!w->scale) matmul_backward_input(dinp, dout, linear_weight(w), a->num > 0, T, K, N);
 }

@@ -2,7 +2,7 @@
 """Converts a Hugging Face directory to llama.cpp's file format:
 export_gguf.py DIR MODEL.gguf [--type bf16|f16|f32|q8_0]
 
-For the models that the trainer reads and writes (Llama, Mistral, Qwen2, Qwen3, SmolLM3) with
+For the models that the trainer reads and writes (Llama, Mistral, Qwen2, Qwen3, SmolLM3, Granite) with
 byte-level BPE. --type (default bf16) applies to matrices; vectors are f32. q8_0 uses 8 bits per
 element and an f16 scale per 32; matrices whose rows are not multiples of 32 become f16. Needs the
 Python package gguf (and its numpy). MODEL.gguf must not exist; it appears when it is complete.
@@ -19,7 +19,10 @@ from command import BAD_INPUT, DISK, DIVERGED, USAGE, Parser, fail, load, warn
 gguf, numpy = load("gguf", "numpy")
 # model_type: llama.cpp's architecture, and the tensors of a layer
 FAMILIES = {"llama": ("LLAMA", 9), "mistral": ("LLAMA", 9), "qwen2": ("QWEN2", 12),
-            "qwen3": ("QWEN3", 11), "smollm3": ("SMOLLM3", 9)}
+            "qwen3": ("QWEN3", 11), "smollm3": ("SMOLLM3", 9), "granite": ("GRANITE", 9)}
+# Of Granite
+MULTIPLIERS = {"attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+               "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling"}
 # Keys that change the maths but add no tensors, by llama.cpp's value (see data/models/config.c)
 NEUTRAL = {False: """alibi attention_bias mlp_bias use_mrope parallel_residual use_sliding_window
     rope_interleaved use_parallel_residual""", None: """attention_multiplier auto_map sliding_window
@@ -66,10 +69,13 @@ def read_config(source):
         bad(path, "expected a model_type of %s, found %s" % (", ".join(FAMILIES), family))
     if kind not in ("default", "linear") and not (llama and kind == "llama3"):
         bad(path, "expected RoPE that llama.cpp has for %s, found %s" % (family, kind))
+    if family == "granite":
+        c = {**dict.fromkeys(MULTIPLIERS.values(), 1), **c}
+    own = MULTIPLIERS.values() if family == "granite" else ()
     maths = {**c, **rope, "sliding_window": c.get("sliding_window", 4096 if family == "mistral" else
                                                   None) if llama else None}
     wrong = [(key, value, maths[key]) for value, keys in NEUTRAL.items() for key in keys.split()
-             if maths.get(key, value) not in (value, None, ["full_attention"] * len(layers))]
+             if key not in own and maths.get(key, value) not in (value, None, ["full_attention"] * len(layers))]
     if wrong:
         bad(path, "%s: expected %s, found %s" % wrong[0])
     if no_rope != (c.get("no_rope_layers") or no_rope) or c.get("no_rope_layer_interval", 4) != 4:
@@ -87,6 +93,8 @@ def put_config(w, c):
     for key, name in KEYS.items():
         put = w.add_float32 if name in ("rope_theta", "rms_norm_eps") else w.add_uint32
         put("%s.%s" % (w.arch, key), c[name])
+    for key, name in MULTIPLIERS.items() if c["model_type"] == "granite" else ():
+        w.add_float32("%s.%s" % (w.arch, key), c[name])
     if c["rope"]["rope_type"] == "linear":
         w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         w.add_rope_scaling_factor(c["rope"]["factor"])

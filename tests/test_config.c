@@ -107,13 +107,13 @@ TEST(missing_keys_have_the_defaults_of_their_type) {
         int kv_heads, head_dim, positions, bos, eos;
         double theta;
         bool tied;
-    } cases[] = {
-        {"llama", "", 32, 16, 2048, 1, 2, 1e4, false},
-        {"mistral", "'sliding_window':null,", 8, 16, 131072, 1, 2, 1e4, false},
-        {"qwen2", "", 32, 16, 32768, -1, -1, 1e4, false},
-        {"qwen3", "", 32, 128, 32768, -1, -1, 1e4, false},
-        {"smollm3", "", 4, 16, 32768, -1, -1, 2e6, true}};  // 128001: not in its vocabulary
-    for (int i = 0; i < 5; i++) {
+    } cases[] = {{"llama", "", 32, 16, 2048, 1, 2, 1e4, false},
+                 {"mistral", "'sliding_window':null,", 8, 16, 131072, 1, 2, 1e4, false},
+                 {"qwen2", "", 32, 16, 32768, -1, -1, 1e4, false},
+                 {"qwen3", "", 32, 128, 32768, -1, -1, 1e4, false},
+                 {"smollm3", "", 4, 16, 32768, -1, -1, 2e6, true},  // 128001: not in its vocabulary
+                 {"granite", "", 32, 16, 2048, 1, 2, 1e4, false}};
+    for (int i = 0; i < 6; i++) {
         const LlamaConfig c = must_parse(
             printed("{'model_type':'%s',%s'vocab_size':100,'hidden_size':512,'intermediate_size':7,"
                     "'num_hidden_layers':8,'num_attention_heads':32}",
@@ -125,6 +125,8 @@ TEST(missing_keys_have_the_defaults_of_their_type) {
         CHECK(c.rope_theta == cases[i].theta && c.tie_word_embeddings == cases[i].tied);
         CHECK(c.rms_norm_eps == 1e-6f && c.initializer_range == 0.02f);
         CHECK(c.rope_scaling.type == ROPE_PLAIN && c.no_rope_interval == (i == 4 ? 4 : 0));
+        CHECK(llama_norm_eps(&c) == c.rms_norm_eps && c.logits_scaling == (i == 5));
+        CHECK(llama_residual_scale(&c) == 0 && llama_logit_scale(&c) == 0);
     }
 }
 
@@ -161,7 +163,7 @@ static const struct {
     const char *base, *change, *expected;
 } bad_configs[] = {
     {NULL, "{'model_type': 'gemma'}",
-     "model_type: expected llama, mistral, qwen2, qwen3 or smollm3"},
+     "model_type: expected llama, mistral, qwen2, qwen3, smollm3 or granite"},
     {NULL, "{'vocab_size': 1.5}", "found 1.5"},
     {NULL, "{'vocab_size': 257}", "eos_token_id"},
     {NULL, "{'num_key_value_heads': 2}", "multiple of num_key_value_heads"},

@@ -31,6 +31,8 @@ sed -i 's/"num_key_value_heads": 3/"num_key_value_heads": null/' qwen2/final/con
 family qwen3 '{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 40}'
 family smollm3 '{"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "pad_token_id": null,
     "num_hidden_layers": 4}'
+family granite '{"model_type": "granite", "architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12,
+    "residual_multiplier": 0.22, "attention_multiplier": 0.5, "logits_scaling": 0.5}'
 # RoPE scaled so that it matters in a short text
 family llama3 '{"rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
     "original_max_position_embeddings": 32, "rope_type": "llama3"}}'
@@ -236,7 +238,7 @@ cp -r llama ends && rm -f ends/final/manifest.json
 python << 'PY'
 json.dump({"eos_token_id": [257, open("whole.txt", "rb").read()[3]]}, open("ends/final/generation_config.json", "w"))
 PY
-for model in ends llama mistral qwen2 qwen3 smollm3 llama3; do
+for model in ends llama mistral qwen2 qwen3 smollm3 granite llama3; do
     with_package llama_cpp xllamacpp || break
     check llama_cpp_agrees_on_$model llama_cpp_agrees $model/final f16
     [ $model != ends ] || check and_stops_after_a_turn test "$(wc -c < text.txt)" -lt "$(wc -c < whole.txt)"

@@ -63,7 +63,8 @@ bool llama_config_builtin(LlamaConfig *c, const char *name) {
 
 // ---- Types of models, and keys of config.json ---------------------------------------------------
 
-static const char *const model_types[] = {"llama", "mistral", "qwen2", "qwen3", "smollm3", NULL},
+static const char *const model_types[] = {"llama",   "mistral", "qwen2", "qwen3",
+                                          "smollm3", "granite", NULL},
                          *const rope_types[] = {"default", "linear", "llama3", "yarn", NULL};
 
 // The differences between types, and the defaults of transformers for missing keys.
@@ -89,6 +90,11 @@ static const struct {
      {SIZES(0, 0, 0, 0, 0, 4, 0, 32768), REALS(1e-6f, 2e6, 0.02f), IDS(128000, 128001),
       .pad = ID(128004), .tie_word_embeddings = true, .model_type = MODEL_SMOLLM3,
       .no_rope_interval = 4}},
+    {"GraniteForCausalLM",
+     "embedding_multiplier residual_multiplier attention_multiplier logits_scaling",
+     {SIZES(0, 0, 0, 0, 0, 0, 0, 2048), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2),
+      .model_type = MODEL_GRANITE, .embedding_multiplier = 1, .residual_multiplier = 1,
+      .attention_multiplier = 1, .logits_scaling = 1}},
     // clang-format on
 };
 
@@ -125,6 +131,12 @@ static const Field fields[] = {
 // Of Mistral. In other types it has no effect without use_sliding_window, which is refused.
 static const Field window[] = {FIELD("sliding_window", INT, sliding_window, 1, MAX_POSITIONS, true),
                                {0}};
+#define MULTIPLIER(key_) FIELD(#key_, FLOAT, key_, 1e-6, 1e6, true)
+static const Field multipliers[] = {MULTIPLIER(embedding_multiplier),
+                                    MULTIPLIER(residual_multiplier),
+                                    MULTIPLIER(attention_multiplier),
+                                    MULTIPLIER(logits_scaling),
+                                    {0}};
 static const Field rope_theta[] = {FIELD("rope_theta", DOUBLE, rope_theta, 1, 1e12, true), {0}};
 
 #define ROPE_FIELD(key_, member_, min_, optional_) \
@@ -371,6 +383,7 @@ static bool read_sizes(LlamaConfig *c, const json_t *root, Error *err) {
     if (json_is_null(json_object_get(root, window->key))) c->sliding_window = 0;
     if (!read_fields(c, fields, root, err) ||
         (c->sliding_window > 0 && !read_fields(c, window, root, err)) ||
+        (c->model_type == MODEL_GRANITE && !read_fields(c, multipliers, root, err)) ||
         !read_own_ids(root, "bos_token_id", c->vocab_size, &c->bos, err) ||
         !read_own_ids(root, "eos_token_id", c->vocab_size, &c->eos, err) ||
         !read_own_ids(root, "pad_token_id", c->vocab_size, &c->pad, err))
@@ -522,6 +535,7 @@ char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
     if (c->model_type != MODEL_LLAMA)  // without it Mistral has 4096
         json_object_set_new(all, "sliding_window",
                             c->sliding_window ? json_integer(c->sliding_window) : json_null());
+    if (c->model_type == MODEL_GRANITE) write_fields(c, multipliers, all);
     if (c->model_type == MODEL_SMOLLM3)
         json_object_set_new(
             all, "no_rope_layer_interval",
@@ -577,7 +591,9 @@ double rope_attention_factor(const LlamaConfig *c) {
 
 double *rope_turns(const LlamaConfig *c, int32_t num_positions) {
     const int pairs = c->head_dim / 2;
-    const double scale = rope_attention_factor(c);
+    double scale = rope_attention_factor(c);
+    if (c->attention_multiplier > 0)  // of the scores, instead of 1 / sqrt(D)
+        scale *= sqrt(c->attention_multiplier * sqrt(c->head_dim));
     double *turns =
         host_calloc(((size_t)num_positions + 1) * (size_t)pairs * 2, sizeof *turns, "RoPE");
     for (int i = 0; i < pairs; i++) {

@@ -19,7 +19,14 @@ typedef struct {
     double attention_factor;                   // YaRN only
 } RopeScaling;
 
-typedef enum { MODEL_LLAMA, MODEL_MISTRAL, MODEL_QWEN2, MODEL_QWEN3, MODEL_SMOLLM3 } ModelType;
+typedef enum {
+    MODEL_LLAMA,
+    MODEL_MISTRAL,
+    MODEL_QWEN2,
+    MODEL_QWEN3,
+    MODEL_SMOLLM3,
+    MODEL_GRANITE
+} ModelType;
 
 // Ids that begin or end texts: of config.json, then ids that only generation_config.json has.
 enum { MAX_TOKEN_IDS = 16 };
@@ -41,6 +48,8 @@ typedef struct {
     bool qk_norm;          // RMSNorm of each query and key head, before RoPE
     int sliding_window;    // Mistral: a longer context is refused; 0: none
     int no_rope_interval;  // every such layer, counted from 1, has no RoPE; 0: all have RoPE
+    // Granite: of embeddings, of what layers add to them, of attention's scores, under the logits
+    float embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling;
 } LlamaConfig;
 
 static inline int64_t llama_q_dim(const LlamaConfig *c) {
@@ -49,6 +58,24 @@ static inline int64_t llama_q_dim(const LlamaConfig *c) {
 
 static inline int64_t llama_qkv_dim(const LlamaConfig *c) {
     return (c->num_heads + 2 * (int64_t)c->num_kv_heads) * c->head_dim;
+}
+
+// Granite's multipliers are folded into what every model has. Its residual stream is kept divided
+// by the embedding's: the norms undo that with another eps, and what a layer adds is scaled for it.
+// attention_multiplier is in rope_turns.
+static inline float llama_norm_eps(const LlamaConfig *c) {
+    const float embedding = c->embedding_multiplier > 0 ? c->embedding_multiplier : 1;
+    return c->rms_norm_eps / (embedding * embedding);
+}
+
+// Scales of o_proj and down_proj, and of the head; 0: none
+static inline float llama_residual_scale(const LlamaConfig *c) {
+    const bool none = c->residual_multiplier == c->embedding_multiplier;
+    return none ? 0 : c->residual_multiplier / c->embedding_multiplier;
+}
+
+static inline float llama_logit_scale(const LlamaConfig *c) {
+    return c->logits_scaling > 0 && c->logits_scaling != 1 ? 1 / c->logits_scaling : 0;
 }
 
 static inline bool llama_has_rope(const LlamaConfig *c, int l) {

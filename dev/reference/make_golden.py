@@ -2,6 +2,7 @@
 
     python dev/reference/make_golden.py            writes tests/golden/*
     python dev/reference/make_golden.py --check    computes again, compares, writes nothing
+    python dev/reference/make_golden.py NAME ...   only these models
 
 Each document of the packed batch runs ALONE through transformers' AutoModelForCausalLM, so the
 expected values know nothing of packing, masks or padding. They are computed in fp64 and rounded
@@ -95,6 +96,10 @@ CONFIGS.update({
         layer_types=["full_attention"] * 3,
         rope_scaling={"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0,
                       "original_max_position_embeddings": 256}),
+    # multipliers other than 1, and attention's not 1 / sqrt(head_dim)
+    "granite": variant("granite", "GraniteForCausalLM", tie_word_embeddings=True, attention_bias=False, mlp_bias=False,
+                       embedding_multiplier=3.0, residual_multiplier=0.7, attention_multiplier=0.25,
+                       logits_scaling=4.0, rms_norm_eps=0.01),
 })
 del CONFIGS["qwen2"]["head_dim"]
 FINAL_FOR = ["gqa3_tied"]     # final.* of one model is enough, and keeps the files small
@@ -364,6 +369,7 @@ def compare(name, new):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    parser.add_argument("names", nargs="*", default=list(CONFIGS))
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -371,6 +377,8 @@ def main():
           f"numpy {np.__version__}")
     good = True
     for seed, name in enumerate(CONFIGS):
+        if name not in options.names:
+            continue
         path = GOLDEN / name
         if options.check:
             stored = load_file(path / "expected.safetensors")
@@ -387,7 +395,7 @@ def main():
             good = compare(name, tensors) and good
         else:
             save_file(tensors, path / "expected.safetensors", metadata=RECIPE)
-    if not options.check:
+    if not options.check and "mha_untied" in options.names:
         make_sharded("mha_untied_bf16_sharded", "mha_untied")
     print("ok" if good else "FAILED: see above")
     return 0 if good else 1
