@@ -1,8 +1,8 @@
-// Text to token ids, as computed by Hugging Face's tokenizers for byte-level BPE (SmolLM2, Llama
-// 3, Qwen): added tokens are cut out first, then the rest is normalized (Qwen: NFC) and cut into
-// words by the patterns of pre_tokenizer, and in each word the pair with the lowest merge rank is
-// merged until none is left. PCRE2 matches the patterns, libunistring normalizes. Tokenizers with
-// other features are refused.
+// Text to token ids, as computed by Hugging Face's tokenizers for BPE, byte-level (SmolLM2, Llama
+// 3, Qwen) or of characters (Llama 2, Mistral): added tokens are cut out first, then the rest is
+// normalized and cut into words by the steps of the tokenizer, and in each word the pair with the
+// lowest merge rank is merged until none is left, in O(n log n) for n characters. PCRE2 matches the
+// patterns, libunistring normalizes. Tokenizers with other features are refused.
 #pragma once
 
 #include "tokenizer.h"

@@ -5,8 +5,9 @@ usage: dev/fuzz/compare.py [--edits N] [FORMAT ...]     after make build/fast/fu
 
 The files are those of build/fuzz (make fuzz) and valid ones with one to three edits: a value
 replaced, removed, renamed or given twice, a byte changed. FORMATs: safetensors, config, tokenizer,
-adapter; strings: valid tokenizers, and random texts of pieces that are hard for them. Needs safetensors, transformers, tokenizers and peft of pip. Prints how many both read
-alike, and with an example why the reference refuses what we accept, and what it reads otherwise.
+adapter; strings: valid tokenizers, and random texts of pieces that are hard for them. Needs
+safetensors, transformers, tokenizers and peft of pip. Prints how many both read alike, and with an
+example why the reference refuses what we accept, and what it reads otherwise.
 """
 import argparse, collections, glob, json, logging, os, random, re, resource, signal, struct
 import subprocess, tempfile, safetensors, tokenizers

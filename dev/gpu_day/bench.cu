@@ -139,7 +139,7 @@ struct Batch {
     }
     void forward() { attention_forward(out, lse, qkv, &info, heads); }
     void backward() {
-        attention_backward(dqkv, delta, dout, qkv, out, lse, positions, angles, &info, heads);
+        attention_backward(dqkv, delta, NULL, dout, qkv, out, lse, positions, angles, &info, heads);
     }
     Floats results() {  // the first of many
         const size_t o = (size_t)std::min<int64_t>(out_n, 1 << 23),
