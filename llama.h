@@ -148,8 +148,9 @@ struct LlamaModel {
     real *grads;          // (num_elements) at the same offsets
     Zero zero;            // sums gradients over micro-batches and ranks, and updates the weights
     // views into the arenas
-    floatX *embed_tokens, *norm, *lm_head;  // (V,C), (C), (V,C)
-    real *dembed_tokens, *dnorm, *dlm_head;
+    floatX *embed_tokens, *norm;  // (V,C), (C)
+    real *dembed_tokens, *dnorm;
+    Linear lm_head;  // (Vp,C)
     LlamaLayer *layers;
     // (num_layers + 1); the last has resid_attn, rstd_attn and norm_attn of the final norm
     LlamaActs *acts;
@@ -331,21 +332,12 @@ static inline int64_t llama_chunk(const LlamaModel *m, int64_t i, int64_t num) {
     return num - i < m->settings.head_chunk ? num - i : m->settings.head_chunk;
 }
 
-static inline Linear llama_head(const LlamaModel *m) {
-    return (Linear){.K = m->config.hidden_size,
-                    .N = padded_vocab(m->config.vocab_size),
-                    .weight = m->lm_head,
-                    .dweight = m->dlm_head,
-                    .scale = llama_logit_scale(&m->config)};
-}
-
 // scratch.logits (n,Vp) =  logits of these rows, whose activations scratch.head_rows (n,C) keeps
 static inline void llama_logits(LlamaModel *m, const int32_t *rows, int64_t n) {
     LlamaScratch *s = &m->scratch;
-    const Linear head = llama_head(m);
     comm_progress();
-    gather_rows(s->head_rows, m->acts[m->config.num_layers].norm_attn, rows, n, head.K);
-    linear_forward(s->logits, NULL, s->head_rows, &head, n);
+    gather_rows(s->head_rows, m->acts[m->config.num_layers].norm_attn, rows, n, m->lm_head.K);
+    linear_forward(s->logits, NULL, s->head_rows, &m->lm_head, n);
 }
 
 // Computes the losses of in.head_rows, for llama_add_losses.
@@ -362,7 +354,6 @@ static inline void llama_head_eval(LlamaModel *m) {
 static inline void llama_head_train(LlamaModel *m) {
     LlamaScratch *s = &m->scratch;
     const LlamaInputs *in = &m->in;
-    const Linear head = llama_head(m);
     const int64_t num = in->num_head_rows, C = m->config.hidden_size, V = m->config.vocab_size;
     for (int64_t i = 0, n; i < num; i += n) {
         const float *weights = in->weights ? in->weights + i : NULL;
@@ -371,7 +362,7 @@ static inline void llama_head_train(LlamaModel *m) {
         llama_logits(m, in->head_rows + i, n);
         cross_entropy_forward_backward(s->losses + i, s->logits, in->targets + i, weights,
                                        m->loss_scale, n, V);
-        linear_backward(s->dresid + i * C, s->logits, s->head_rows, &head, sum, n);  // = and +=
+        linear_backward(s->dresid + i * C, s->logits, s->head_rows, &m->lm_head, sum, n);
     }
     scatter_rows(s->dnorm, s->dresid, in->head_rows, num, in->docs.total_tokens, C);
 }
@@ -524,14 +515,13 @@ static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *
                               float *logits) {
     const int64_t T = b->total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     const floatX *norm = m->acts[m->config.num_layers].norm_attn;
-    const Linear head = llama_head(m);
     if (train) comm_phase("forward", -1);
     llama_set_batch(m, b);
     llama_forward(m);
     for (int64_t t = 0, n; t < T && logits; t += n) {
         n = llama_chunk(m, t, T);
         comm_progress();
-        linear_forward(m->scratch.logits, NULL, norm + t * C, &head, n);
+        linear_forward(m->scratch.logits, NULL, norm + t * C, &m->lm_head, n);
         llama_logits_to_host(m, logits + t * V, n);
     }
     (train ? llama_head_train : llama_head_eval)(m);
@@ -697,8 +687,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
     memset(m->layers, 0, (size_t)c->num_layers * sizeof(LlamaLayer));
     for (LlamaLayer *w = m->layers; w < m->layers + c->num_layers; w++)
         w->o_proj.scale = w->down_proj.scale = llama_residual_scale(c);
-    m->num_tensors = 0;
-    m->num_weights = m->num_nf4 = 0;
+    m->num_tensors = 0, m->num_weights = m->num_nf4 = 0;
     for (int l = 0; l < c->num_layers && lora; l++) llama_add_adapters(m, l);
     llama_align(m);
     const int adapters = m->num_tensors;
@@ -715,10 +704,11 @@ static inline void llama_build_tensors(LlamaModel *m) {
         llama_matrix(m, &w->gate_up_proj, l, "mlp.up_proj", F, C, std);
         llama_matrix(m, &w->down_proj, l, "mlp.down_proj", C, F, resid_std);
     }
-    m->lm_head = m->embed_tokens;  // tied: both gradients are summed into one
-    m->dlm_head = m->dembed_tokens;
+    m->lm_head = (Linear){.K = C, .N = padded_vocab(V), .scale = llama_logit_scale(c)};
+    m->lm_head.weight = m->embed_tokens;  // tied: both gradients are summed into one
+    m->lm_head.dweight = m->dembed_tokens;
     if (!c->tie_word_embeddings) {
-        llama_tensor(m, &m->lm_head, &m->dlm_head, NO_LAYER, "lm_head", V, C, std);
+        llama_tensor(m, &m->lm_head.weight, &m->lm_head.dweight, NO_LAYER, "lm_head", V, C, std);
         m->num_weights += padding;
     }
     llama_align(m);
