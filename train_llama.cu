@@ -599,7 +599,7 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
     if (resumes) must(parameters_load(llama_parameters(run->model), true, run->resume->dir, &err));
     if (is_rank_0()) must(log_open(&run->log, run->o->out, log_before, step, &err));
     if (is_rank_0() && run->o->ledger)
-        must(ledger_open(&run->ledger, run->o->out, log_before < 0 ? -1 : step, &err));
+        must(ledger_open(&run->ledger, run->o->out, resumes && log_before >= 0 ? step : -1, &err));
     if (starts && is_rank_0()) must(run_options_write(run->o, resumes, &err));
     if (starts)
         log_start(&run->log, resumes ? "resume" : "start", UNPAD_VERSION, device_describe(),

@@ -13,7 +13,7 @@ tiny_model tiny 64 96 64
 corpus 5
 common=(--model tiny --from-scratch --train corpus --max-seqlen 64 --micro-batch-tokens 64
         --batch-tokens 384 --val-tokens 64 --val-every 2 --num-samples 0 --lr 1e-3
-        --warmup-steps 0 --schedule constant --keep 0)
+        --warmup-steps 0 --schedule constant --keep 0 --ledger)
 run=("$train" "${common[@]}" ${emulated:+--attention sm90})    # no probe in each start
 exact=("${run[@]}" --deterministic)
 end=step-00000002
@@ -33,6 +33,7 @@ within "${exact[@]}" --out d1 --steps 2 --save-every 1 || bad one_rank "exit cod
 for n in "${counts[@]}"; do
     ranks "$n" "${exact[@]}" --out "d$n" --steps 2
     same_state "deterministic_on_${n}_ranks" d1/$end "d$n/$end"
+    same "documents_on_${n}_ranks" d1/ledger.bin "d$n/ledger.bin"
 done
 ranks 2 "${exact[@]}" --out e --steps 2 --resume=d1/step-00000001
 same_state resume_on_2_ranks {d1,e}/$end

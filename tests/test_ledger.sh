@@ -117,6 +117,9 @@ expect a_flipped_bit_is_refused 3 'expected whole blocks, found another after st
 outcome resume_of_a_damaged_ledger 0 'up to step 2, 84 of' "$train" --resume --out damaged
 outcome again_from_the_start 0 '^done' "${run[@]}" --out resumed --overwrite --steps 4
 same overwritten_ledger_has_the_same_bytes {packed,resumed}/ledger.bin
+cp -r packed early && rm -r early/step-* early/final && head -n 2 packed/log.jsonl > early/log.jsonl
+expect a_start_without_a_checkpoint_begins_anew 0 '^step +4/4 ' "${run[@]}" --resume --out early --steps 4
+same and_so_does_its_ledger {packed,early}/ledger.bin
 outcome another_run_without_one 0 '^done' "${run[@]/#--ledger/--no-deterministic}" --out damaged --overwrite --steps 1
 check leaves_no_ledger_of_the_old_run test ! -e damaged/ledger.bin
 # ---- ranks -----------------------------------------------------------------------------------------------------
