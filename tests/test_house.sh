@@ -24,14 +24,14 @@ ceiling() {     # ceiling MOST WHAT PATTERN...
 }
 ceilings() {
     local wrong=0
-    ceiling 25580 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
+    ceiling 26400 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
         ':!tests' ':!dev' || wrong=1
     ceiling 880 train_llama.cu train_llama.cu || wrong=1
     ceiling 970 llama.h llama.h || wrong=1
     ceiling 345 kernels.h kernels/kernels.h || wrong=1
-    ceiling 15610 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1
-    ceiling 10100 dev dev ':!dev/results' || wrong=1
-    ceiling 2510 'scripts and data/*.py' scripts 'data/*.py' || wrong=1
+    ceiling 16110 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1
+    ceiling 10990 dev dev ':!dev/results' || wrong=1
+    ceiling 2770 'scripts and data/*.py' scripts 'data/*.py' || wrong=1
     ceiling 145 Makefile Makefile || wrong=1
     ceiling 180 README README.md || wrong=1
     ceiling 400 dev/simple dev/simple/train_llama.c || wrong=1
