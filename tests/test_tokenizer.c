@@ -373,8 +373,8 @@ TEST(texts_encode_as_in_hugging_face) {
         " 'model': {'type': 'BPE', 'vocab': {'\xc3\xa1': 0, '\xc5\x82': 1, '\xc4\xb0': 2, '!': 3,"
         " '\xc4\xb0!': 4}, 'merges': ['\xc4\xb0 !']}}";
     static const char spaces[] =  // of tokens with spaces, an unk
-        "{'model': {'vocab': {'a': 0, ' ': 1, 'a ': 2, '?': 3}, 'unk_token': '?', 'fuse_unk': true,"
-        " 'merges': [['a', ' ']]}}";
+        "{'model': {'vocab': {'a': 0, ' ': 1, ' a': 2, '?': 3}, 'unk_token': '?', 'fuse_unk': true,"
+        " 'merges': [[' ', 'a']]}}";
     const char *small = small_bpe("null", BYTE_LEVEL, "");
     const struct {
         const char *json, *text;
@@ -394,7 +394,7 @@ TEST(texts_encode_as_in_hugging_face) {
         {composed, " \n", -1, -1, 2, {3, 4}},
         {vowels, "\xe1\xa0\x8e!", -1, -1, 3, {0, 1, 4}},
         {small_bpe("null", BYTE_LEVEL, ", 'unk_token': 'b'"), "acca", -1, -1, 3, {2, 1, 0}},
-        {spaces, "a xyaxa", -1, -1, 5, {2, 3, 0, 3, 0}},
+        {spaces, " axyaxa", -1, -1, 5, {2, 3, 0, 3, 0}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error err = {0};
