@@ -19,7 +19,8 @@ if [ "$variant" = cuda ]; then
     rm -f build/cpu/train_llama $(printf ' build/cuda/%s' $programs)
     make -s -j"$(nproc)" BACKEND=cuda MPI= NCCL= EDIT= RPATHS= build/cpu/train_llama $(printf ' build/cuda/%s' $programs)
 fi
-$move $(printf " build/$variant/%s" $programs) "$to/bin" && $move build/cpu/train_llama "$to/bin/train_llama_cpu"
+$move $(printf " build/$variant/%s" $programs) "$to/bin"
+$move build/cpu/train_llama "$to/bin/train_llama_cpu"
 cupti=$(find -L /usr/local/cuda*/ -maxdepth 6 -name cupti.h 2> /dev/null | head -n 1) cupti=${cupti%/include/*}
 [ "$variant" = emu ] || [ -z "$cupti" ] || gcc -O2 -shared -fPIC "$here/trace.c" -I"$cupti/include" -L"$cupti/lib64" \
     -lcupti -o "$to/bin/libtrace.so"
@@ -54,7 +55,8 @@ PY
 
 # Models and documents; the logs of the CPU backend again only after a change of what computes them
 make_data() (
-    . tests/lib.sh      # enters $work
+    rm -rf build/gpu-data/$variant-* && mkdir -p "$1"
+    . tests/lib.sh && set +e    # enters $work, counts failures
     release=$to/bin/train_llama_cpu
     tiny_model tiny 64 128 64 && tiny_model odd 64 128 64 266 && tiny_model wide 64 128 128
     for type in qwen2 qwen3; do
@@ -73,12 +75,11 @@ make_data() (
     check documents "$root/dev/bench.py" --write "$1/long" --dist r65 --tokens $tokens --cap $cap --vocab $vocab
     check goldens python3 "$to/day.py" --goldens "$1"
     find "$1/golden" -type f ! -name log.jsonl -delete
-    [ "$failed" -eq 0 ]
+    [ "$failed" -eq 0 ] && touch "$1/done"
 )
 key=$(cat llama.h train_llama.cu kernels/*.h kernels/cpu/* data/*/*.[ch] "$here"/*.{py,sh} | sha256sum | cut -c 1-16)
 data=$PWD/build/gpu-data/$variant-$key
-[ -e "$data/done" ] ||
-    { rm -rf build/gpu-data/$variant-* && mkdir -p "$data" && make_data "$data" && touch "$data/done"; }
+[ -e "$data/done" ] || make_data "$data"
 cp -r "$data"/. "$to/data"
 echo "$to: $(du -sm "$to" | cut -f 1) MiB, needs $(objdump -T "$to"/bin/* "$to"/lib/* 2> /dev/null | grep -o 'GLIBC_2[.][0-9]*' |
     sort -uV | tail -n 1); there: python3 $(basename "$to")/day.py"
