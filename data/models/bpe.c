@@ -47,6 +47,7 @@ struct BpeEncoder {
     Bytes *cut;
     bool cut_begins[2][256];
     Error cut_error;
+    Bytes *changed;  // instead of being encoded, a normalized text is added here; NULL: encoded
     int32_t *ids;
     size_t num_ids, id_capacity;
 };
@@ -96,15 +97,13 @@ static void bpe_merge_pieces(BpeEncoder *e) {
 
 // The token of characters; -1: there is none.
 static int32_t bpe_token(const Tokenizer *t, const unsigned char *p, size_t n) {
-    char small[16];
+    char small[16] = "";
     AUTO_FREE char *large = n < sizeof small / 2 ? NULL : host_calloc(2 * n + 1, 1, "a word");
     char *name = large ? large : small;
-    if (t->byte_level) {
+    if (t->byte_level)
         gpt2_encode(p, n, name);
-    } else {
+    else
         memcpy(name, p, n);
-        name[n] = 0;
-    }
     return !t->byte_level && memchr(p, 0, n) ? -1 : tokenizer_id(t, name);  // no token has a NUL
 }
 
@@ -200,7 +199,7 @@ static bool bpe_find(BpeEncoder *e, const pcre2_code *code, const unsigned char 
     *from = pcre2_get_ovector_pointer(e->match_data)[0];
     *to = pcre2_get_ovector_pointer(e->match_data)[1];
     // \K can move the beginning of a match: beyond its end, or to before `done`
-    return (*from >= done && *to > *from) || cannot_encode("a pattern that matches nothing", err);
+    return (*from >= done && *to > *from) || cannot_encode(err, "a pattern that matches nothing");
 }
 
 // NFC changes nothing below U+0300, whose first byte in UTF-8 is 0xcc.
@@ -216,7 +215,7 @@ static void bytes_add(Bytes *b, const void *p, size_t n) {
     b->n += n;
 }
 
-// Changes a text as a step does, into *out; out->p stays NULL where nothing changes.
+// Appends a text, changed as a step does, to *out, which is empty.
 static bool bpe_change(BpeEncoder *e, const Step *s, bool first, const unsigned char *p, size_t n,
                        Bytes *out, Error *err) {
     const size_t length = strlen(s->text);
@@ -224,36 +223,30 @@ static bool bpe_change(BpeEncoder *e, const Step *s, bool first, const unsigned 
         return (out->p = u8_normalize(UNINORM_NFC, p, n, NULL, &out->n)) ||
                error_set(err, EXIT_HOST_MEMORY, "", "libunistring: out of memory");
     const bool there = s->once && n >= length && memcmp(p, s->text, length) == 0;
-    if (s->kind == STEP_PREPEND && n > 0 && !there && (first || !s->first))
-        bytes_add(out, s->text, length), bytes_add(out, p, n);
+    if (s->kind == STEP_PREPEND && !there && (first || !s->first)) bytes_add(out, s->text, length);
     for (size_t done = 0, from, to; s->kind == STEP_REPLACE && done < n; done = to) {
         if (!bpe_find(e, s->pattern, p, n, done, &from, &to, err)) return false;
-        if (from == n && !out->p) return true;
         bytes_add(out, p + done, from - done);
         if (from < n) bytes_add(out, s->text, length);
     }
+    if (s->kind != STEP_REPLACE) bytes_add(out, p, n);
     return true;
 }
 
-// The text of an added token, changed as the texts in which it is found
+// Encodes a text, or a piece of one, from a step on. first: it is the beginning of the text.
+static bool bpe_step(BpeEncoder *e, int step, const unsigned char *p, size_t n, bool first,
+                     Error *err);
+
+// Changes the text of an added token as the texts in which it is found.
 static void bpe_cut_text(BpeEncoder *e, int32_t i) {
     const Tokenizer *t = e->tokenizer;
-    const int normalized = i >= t->cut_ends[1];
-    Bytes text = {0};
+    const bool normalized = t->cut[i].normalized;
     size_t n;
     const unsigned char *p = tokenizer_bytes(t, t->cut[i].id, &n);
-    bytes_add(&text, p, n);
-    for (int step = 1; normalized && step <= t->num_normalizers; step++) {
-        Bytes out = {0};
-        if (!bpe_change(e, &t->steps[step], true, text.p, text.n, &out, &e->cut_error) || !out.p) {
-            free(out.p);
-            continue;
-        }
-        free(text.p);
-        text = out;
-    }
-    e->cut[i] = text;
-    if (text.n > 0) e->cut_begins[normalized][text.p[0]] = true;
+    e->changed = &e->cut[i];
+    bpe_step(e, normalized ? 1 : t->num_normalizers + 1, p, n, true, &e->cut_error);
+    if (e->cut[i].n > 0) e->cut_begins[normalized][e->cut[i].p[0]] = true;
+    e->changed = NULL;
 }
 
 BpeEncoder *bpe_encoder_open(const Tokenizer *t) {
@@ -265,8 +258,8 @@ BpeEncoder *bpe_encoder_open(const Tokenizer *t) {
     // the pattern decides how much memory a match needs for each byte of text
     if (e->match_limits) pcre2_set_heap_limit(e->match_limits, MATCH_KIB);
     e->words = host_calloc(NUM_WORDS, sizeof(Word), "words");
-    e->cut = host_calloc((size_t)t->cut_ends[2], sizeof *e->cut, "added tokens");
-    for (int32_t i = 0; i < t->cut_ends[2]; i++) bpe_cut_text(e, i);
+    e->cut = host_calloc((size_t)t->num_cut, sizeof *e->cut, "added tokens");
+    for (int32_t i = 0; i < t->num_cut; i++) bpe_cut_text(e, i);
     return e;
 }
 
@@ -274,7 +267,7 @@ void bpe_encoder_close(BpeEncoder *e) {
     if (!e) return;
     pcre2_match_data_free(e->match_data);
     pcre2_match_context_free(e->match_limits);
-    for (int32_t i = 0; i < e->tokenizer->cut_ends[2]; i++) free(e->cut[i].p);
+    for (int32_t i = 0; i < e->tokenizer->num_cut; i++) free(e->cut[i].p);
     free(e->cut);
     free(e->words);
     free(e->pieces);
@@ -282,9 +275,6 @@ void bpe_encoder_close(BpeEncoder *e) {
     free(e->ids);
     free(e);
 }
-
-static bool bpe_step(BpeEncoder *e, int step, const unsigned char *p, size_t n, bool first,
-                     Error *err);
 
 // Cuts at matches of the pattern; matches and the text between them go to the next step.
 static bool bpe_cut(BpeEncoder *e, int step, const unsigned char *p, size_t n, bool first,
@@ -299,15 +289,17 @@ static bool bpe_cut(BpeEncoder *e, int step, const unsigned char *p, size_t n, b
 }
 
 // The longest added token, normalized or not, that the text begins with; -1: none.
-static int32_t bpe_added_at(const BpeEncoder *e, int normalized, const unsigned char *p, size_t n,
+static int32_t bpe_added_at(const BpeEncoder *e, bool normalized, const unsigned char *p, size_t n,
                             size_t *length) {
-    const int32_t *ends = e->tokenizer->cut_ends;
+    const Tokenizer *t = e->tokenizer;
     int32_t best = -1;
     *length = 0;
     if (!e->cut_begins[normalized][p[0]]) return -1;
-    for (int32_t i = ends[normalized]; i < ends[normalized + 1]; i++) {
+    for (int32_t i = 0; i < t->num_cut; i++) {
         const size_t m = e->cut[i].n;
-        if (m <= *length || m > n || memcmp(e->cut[i].p, p, m) != 0) continue;
+        if (t->cut[i].normalized != normalized || m <= *length || m > n ||
+            memcmp(e->cut[i].p, p, m) != 0)
+            continue;
         best = i;
         *length = m;
     }
@@ -337,10 +329,9 @@ static void take_space(const AddedToken *a, const unsigned char *p, size_t n, si
            uc_is_property_white_space(c))
         *from = (size_t)(before - p);
     if (a->rstrip && *to < done) *to = done;  // that of the token before it
-    for (int m; a->rstrip && *to < n; *to += (size_t)m) {
-        m = u8_mbtouc(&c, p + *to, n - *to);
-        if (!uc_is_property_white_space(c)) return;
-    }
+    for (int m; a->rstrip && *to < n && (m = u8_mbtouc(&c, p + *to, n - *to)) > 0 &&
+                uc_is_property_white_space(c);)
+        *to += (size_t)m;
 }
 
 // Cuts the added tokens out: first the tokens that are not normalized, then the others from the
@@ -363,12 +354,13 @@ static bool bpe_cut_added(BpeEncoder *e, int step, const unsigned char *p, size_
     return bpe_step(e, step + 1, p + done, n - done, first && done == 0, err);
 }
 
-// Encodes a text, or a piece of one, from a step on. first: it is the beginning of the text.
 static bool bpe_step(BpeEncoder *e, int step, const unsigned char *p, size_t n, bool first,
                      Error *err) {
     const Step *s = &e->tokenizer->steps[step];
     Bytes changed = {0};
     if (n == 0) return true;
+    if (e->changed && step == e->tokenizer->num_normalizers + 1)
+        return bytes_add(e->changed, p, n), true;
     if (step == e->tokenizer->num_steps) {
         if (n > INT32_MAX)  // pieces are counted in 32 bits
             return bad_input(err, "a word of %zu bytes: expected at most %d", n, INT32_MAX);
@@ -377,9 +369,8 @@ static bool bpe_step(BpeEncoder *e, int step, const unsigned char *p, size_t n, 
     }
     if (s->kind == STEP_ADDED) return bpe_cut_added(e, step, p, n, first, err);
     if (s->kind == STEP_CUT) return bpe_cut(e, step, p, n, first, err);
-    const bool ok =
-        bpe_change(e, s, first, p, n, &changed, err) &&
-        bpe_step(e, step + 1, changed.p ? changed.p : p, changed.p ? changed.n : n, first, err);
+    const bool ok = bpe_change(e, s, first, p, n, &changed, err) &&
+                    bpe_step(e, step + 1, changed.p, changed.n, first, err);
     free(changed.p);
     return ok;
 }

@@ -16,7 +16,7 @@
 
 void tokenizer_free(Tokenizer *t) {
     for (int i = 0; i < t->num_steps; i++) pcre2_code_free(t->steps[i].pattern);
-    for (int i = 0; i < t->num_steps; i++) free(t->steps[i].text);
+    for (int i = 0; i < t->num_steps; i++) free((char *)t->steps[i].text);
     json_decref(t->vocab);
     free(t->offset);
     free(t->bytes);
@@ -65,21 +65,17 @@ static int64_t gpt2_decode(const char *text, unsigned char *out) {
     return n;
 }
 
-// The byte that "<0x0A>" stands for; -1: no byte.
-static int fallback_byte(const char *name) {
-    unsigned int byte = 0;
+// Whether a name stands for a byte, as "<0x0A>" does
+static bool fallback_byte(const char *name, unsigned char *byte) {
     int used = 0;
-    return strlen(name) == 6 && sscanf(name, "<0x%2X>%n", &byte, &used) == 1 && used == 6
-               ? (int)byte
-               : -1;
+    return strlen(name) == 6 && sscanf(name, "<0x%2hhX>%n", byte, &used) == 1 && used == 6;
 }
 
 // Decodes a token of characters: a byte, or text in which U+2581 is a space.
 static int64_t fallback_decode(const char *text, unsigned char *out) {
-    const int byte = fallback_byte(text);
     int64_t n = 0;
-    if (byte >= 0) out[n++] = (unsigned char)byte;
-    for (const char *p = text; byte < 0 && *p;) {
+    if (fallback_byte(text, out)) return 1;
+    for (const char *p = text; *p;) {
         const bool space = strncmp(p, SPACE, 3) == 0;
         out[n++] = space ? ' ' : (unsigned char)*p;
         p += space ? 3 : 1;
@@ -235,13 +231,6 @@ static bool has_byte_ids(const Tokenizer *t, const json_t *model) {
 
 // ---- For encoding -------------------------------------------------------------------------------
 
-bool cannot_encode(const char *what, Error *err) {
-    return error_set(err, EXIT_USAGE,
-                     "BPE is supported as in SmolLM2, Llama 2 and 3, Mistral, Qwen and GPT-2; "
-                     "data/convert.py makes shards of others' ids, saved by numpy.save",
-                     "cannot encode with a tokenizer that has %s", what);
-}
-
 int32_t tokenizer_id(const Tokenizer *t, const char *token) {
     const int32_t id = find_token(t, token);
     return id >= 0 && t->added[id] != 1 ? id : -1;
@@ -257,37 +246,35 @@ Merge *tokenizer_merge(const Tokenizer *t, int32_t left, int32_t right) {
 
 static bool refuse_keys(const json_t *object, const char *const keys[3], Error *err) {
     for (int i = 0; i < 3; i++)
-        if (json_is_set(json_member(object, keys[i]))) return cannot_encode(keys[i], err);
+        if (json_is_set(json_member(object, keys[i]))) return cannot_encode(err, "%s", keys[i]);
     return true;
 }
 
 static bool list_added(Tokenizer *t, const json_t *list, Error *err) {
     const json_t *item;
     size_t i;
-    int32_t end = 0;
     t->cut = host_calloc(json_array_size(list), sizeof *t->cut, "added tokens");
-    for (int normalized = 0; normalized < 2; normalized++) {
-        json_array_foreach(list, i, item) {
-            AddedToken *a = &t->cut[end];
-            if (json_is_set(json_member(item, "normalized")) != normalized) continue;
-            a->id = (int32_t)json_number_value(json_member(item, "id"));
-            if (!json_get_bool(item, "lstrip", &a->lstrip, false, err) ||
-                !json_get_bool(item, "rstrip", &a->rstrip, false, err) ||
-                !json_get_bool(item, "single_word", &a->single_word, false, err))
-                return false;
-            t->strips |= a->lstrip || a->rstrip;
-            end++;
-        }
-        t->cut_ends[normalized + 1] = end;
+    json_array_foreach(list, i, item) {
+        AddedToken *a = &t->cut[t->num_cut++];
+        a->id = (int32_t)json_number_value(json_member(item, "id"));
+        a->normalized = json_is_set(json_member(item, "normalized"));
+        if (!json_get_bool(item, "lstrip", &a->lstrip, false, err) ||
+            !json_get_bool(item, "rstrip", &a->rstrip, false, err) ||
+            !json_get_bool(item, "single_word", &a->single_word, false, err))
+            return false;
+        t->strips |= a->lstrip || a->rstrip;
+        t->cuts_normalized |= a->normalized;
     }
     return true;
 }
 
-// Notes the characters left and right of the 0 in pair, which a merge joins. bytes: it may join
-// other pieces, which are no characters.
-static void add_join(Tokenizer *t, const char *pair, const char *middle, bool bytes) {
+// Notes the characters left and right of the 0 in pair, which a merge joins. Where it joins a byte,
+// that may be a part of any character.
+static void add_join(Tokenizer *t, const char *pair, const char *middle) {
     ucs4_t left = 0, right = 0;
-    if (bytes) free(t->joins), t->joins = NULL;
+    unsigned char byte;
+    if (fallback_byte(pair, &byte) || fallback_byte(middle + 1, &byte))
+        free(t->joins), t->joins = NULL;
     if (!t->joins) return;
     u8_prev(&left, (const uint8_t *)middle, (const uint8_t *)pair);
     u8_strmbtouc(&right, (const uint8_t *)middle + 1);
@@ -310,7 +297,7 @@ static bool add_merge(Tokenizer *t, const json_t *merge, size_t rank, Error *err
         *space = 0;
         ids[0] = tokenizer_id(t, pair);
         ids[1] = tokenizer_id(t, space + 1);
-        add_join(t, pair, space, fallback_byte(pair) >= 0 || fallback_byte(space + 1) >= 0);
+        add_join(t, pair, space);
         memmove(space, space + 1, strlen(space + 1) + 1);
         ids[2] = tokenizer_id(t, pair);
     }
@@ -339,15 +326,6 @@ static bool read_merges(Tokenizer *t, const json_t *model, Error *err) {
 
 // ---- Steps --------------------------------------------------------------------------------------
 
-// The step is t->steps[t->num_steps - 1], with a copy of `text`.
-static bool add_step(Tokenizer *t, Step step, const char *text, Error *err) {
-    if (t->num_steps == TOKENIZER_MAX_STEPS)
-        return cannot_encode("more than 16 normalizers and patterns of pre_tokenizers", err);
-    step.text = host_copy(text, "a step");
-    t->steps[t->num_steps++] = step;
-    return true;
-}
-
 // Writes \s and \S as Unicode's White_Space, as tokenizers define them; PCRE2's also includes the
 // Mongolian vowel separator. The caller frees the result.
 static char *write_white_space(const char *pattern) {
@@ -370,46 +348,54 @@ static char *write_white_space(const char *pattern) {
     return text;
 }
 
-// A step at the matches of a pattern: an expression, or a text to be found as it is
-static bool add_pattern(Tokenizer *t, int kind, const char *pattern, bool literal,
-                        const char *content, Error *err) {
+// Adds a step with a copy of its text. pattern: an expression, or a text to be found as it is if
+// the step is `literal`; NULL: none
+static bool add_step(Tokenizer *t, Step step, const char *pattern, Error *err) {
     int code = 0;
     size_t at = 0;
-    AUTO_FREE char *text = literal ? host_copy(pattern, "a pattern") : write_white_space(pattern);
+    if (t->num_steps == TOKENIZER_MAX_STEPS)
+        return cannot_encode(err, "more than 16 normalizers and patterns of pre_tokenizers");
+    Step *added = &t->steps[t->num_steps++];
+    *added = step;
+    added->text = host_copy(step.text ? step.text : "", "a step");
+    if (!pattern) return true;
+    AUTO_FREE char *text =
+        step.literal ? host_copy(pattern, "a pattern") : write_white_space(pattern);
     // no \C: it would cut characters apart, and matches do not check that text is UTF-8
     const uint32_t options =
-        literal ? PCRE2_UTF | PCRE2_LITERAL : PCRE2_UCP | PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C;
-    if (!add_step(t, (Step){.kind = kind}, content, err)) return false;
-    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)text, strlen(text), options, &code, &at, NULL);
-    if (!compiled)
+        step.literal ? PCRE2_UTF | PCRE2_LITERAL : PCRE2_UCP | PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C;
+    added->pattern = pcre2_compile((PCRE2_SPTR)text, strlen(text), options, &code, &at, NULL);
+    if (!added->pattern)
         return bad_input(err, "%s: pattern '%s' is wrong at %zu",
-                         kind == STEP_CUT ? "pre_tokenizer" : "normalizer", pattern, at);
-    pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // if it fails, PCRE2 interprets
-    t->steps[t->num_steps - 1].pattern = compiled;
+                         step.kind == STEP_CUT ? "pre_tokenizer" : "normalizer", pattern, at);
+    pcre2_jit_compile(added->pattern, PCRE2_JIT_COMPLETE);  // if it fails, PCRE2 interprets
     return true;
+}
+
+static bool add_cut(Tokenizer *t, const char *pattern, Error *err) {
+    return add_step(t, (Step){.kind = STEP_CUT}, pattern, err);
 }
 
 static bool add_replace(Tokenizer *t, const json_t *item, Error *err) {
     const json_t *pattern = json_member(item, "pattern");
     const char *literal = json_string_value(json_member(pattern, "String")),
-               *regex = json_string_value(json_member(pattern, "Regex")), *content = "";
-    if (!json_get_string(item, "content", &content, true, err)) return false;
+               *regex = json_string_value(json_member(pattern, "Regex"));
+    Step step = {.kind = STEP_REPLACE, .literal = literal != NULL, .text = ""};
+    if (!json_get_string(item, "content", &step.text, true, err)) return false;
     // what follows a deleted beginning is no beginning for Metaspace
-    if (!content[0] || (!literal && !regex))
-        return cannot_encode("a Replace without a pattern or a content", err);
-    return add_pattern(t, STEP_REPLACE, literal ? literal : regex, literal != NULL, content, err);
+    if (!step.text[0] || (!literal && !regex))
+        return cannot_encode(err, "a Replace without a pattern or a content");
+    return add_step(t, step, literal ? literal : regex, err);
 }
 
 static bool add_normalizer(Tokenizer *t, const json_t *item, Error *err) {
-    const char *type = "", *text = "";
-    char what[100];
+    const char *type = "";
+    Step step = {.kind = STEP_PREPEND};
     if (!json_get_string(item, "type", &type, true, err)) return false;
-    if (strcmp(type, "NFC") == 0) return add_step(t, (Step){.kind = STEP_NFC}, "", err);
+    if (strcmp(type, "NFC") == 0) return add_step(t, (Step){.kind = STEP_NFC}, NULL, err);
     if (strcmp(type, "Replace") == 0) return add_replace(t, item, err);
-    snprintf(what, sizeof what, "a normalizer (%.60s)", type);
-    if (strcmp(type, "Prepend") != 0) return cannot_encode(what, err);
-    return json_get_string(item, "prepend", &text, true, err) &&
-           add_step(t, (Step){.kind = STEP_PREPEND}, text, err);
+    if (strcmp(type, "Prepend") != 0) return cannot_encode(err, "a normalizer (%.60s)", type);
+    return json_get_string(item, "prepend", &step.text, true, err) && add_step(t, step, NULL, err);
 }
 
 // Each of a component's parts is `add`ed.
@@ -432,51 +418,46 @@ static bool add_split(Tokenizer *t, const json_t *item, Error *err) {
         !json_get_bool(item, "invert", &invert, false, err))
         return false;
     if (strcmp(behavior, "Isolated") != 0 || invert)
-        return cannot_encode("a Split other than Isolated", err);
+        return cannot_encode(err, "a Split other than Isolated");
     if (!json_get_string(json_member(item, "pattern"), "Regex", &pattern, false, err) || !pattern)
-        return cannot_encode("a Split without a Regex", err);
-    return add_pattern(t, STEP_CUT, pattern, false, "", err);
+        return cannot_encode(err, "a Split without a Regex");
+    return add_cut(t, pattern, err);
 }
 
 // Spaces become U+2581, which begins a text, and each word with `split`.
 static bool add_metaspace(Tokenizer *t, const json_t *item, Error *err) {
     const char *space = "", *scheme = "always";
-    char what[100];
     bool split = true;
     if (!json_get_string(item, "replacement", &space, true, err) ||
         !json_get_string(item, "prepend_scheme", &scheme, false, err) ||
         !json_get_bool(item, "split", &split, false, err))
         return false;
-    const Step prepend = {
-        .kind = STEP_PREPEND, .once = true, .first = strcmp(scheme, "first") == 0};
-    const bool never = strcmp(scheme, "never") == 0;
-    snprintf(what, sizeof what, "a Metaspace (%.20s, prepend_scheme %.20s)", space, scheme);
-    if (strcmp(space, SPACE) != 0 || (!prepend.first && !never && strcmp(scheme, "always") != 0))
-        return cannot_encode(what, err);
-    return add_pattern(t, STEP_REPLACE, " ", true, SPACE, err) &&
-           (never || add_step(t, prepend, SPACE, err)) &&
-           (!split || add_pattern(t, STEP_CUT, SPACE "[^" SPACE "]*", false, "", err));
+    const bool never = strcmp(scheme, "never") == 0, first = strcmp(scheme, "first") == 0;
+    if (strcmp(space, SPACE) != 0 || (!first && !never && strcmp(scheme, "always") != 0))
+        return cannot_encode(err, "a Metaspace (%.20s, prepend_scheme %.20s)", space, scheme);
+    const Step replace = {.kind = STEP_REPLACE, .text = SPACE},
+               prepend = {.kind = STEP_PREPEND, .text = SPACE, .once = true, .first = first};
+    return add_step(t, replace, " ", err) && (never || add_step(t, prepend, NULL, err)) &&
+           (!split || add_cut(t, SPACE "[^" SPACE "]*", err));
 }
 
 static bool add_pre_tokenizer(Tokenizer *t, const json_t *item, Error *err) {
     static const char gpt2[] =  // openai/gpt-2, encoder.py
         "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
     const char *type = "";
-    char what[100];
     bool flag = false;
     if (!json_get_string(item, "type", &type, true, err)) return false;
     if (strcmp(type, "Split") == 0) return add_split(t, item, err);
     if (strcmp(type, "Digits") == 0)
         return json_get_bool(item, "individual_digits", &flag, false, err) &&
-               add_pattern(t, STEP_CUT, flag ? "\\p{N}" : "\\p{N}+", false, "", err);
+               add_cut(t, flag ? "\\p{N}" : "\\p{N}+", err);
     if (strcmp(type, "Metaspace") == 0) return add_metaspace(t, item, err);
-    snprintf(what, sizeof what, "a pre_tokenizer (%.60s)", type);
-    if (strcmp(type, "ByteLevel") != 0) return cannot_encode(what, err);
+    if (strcmp(type, "ByteLevel") != 0) return cannot_encode(err, "a pre_tokenizer (%.60s)", type);
     if (!json_get_bool(item, "add_prefix_space", &flag, false, err)) return false;
-    if (flag) return cannot_encode("add_prefix_space", err);
+    if (flag) return cannot_encode(err, "add_prefix_space");
     flag = true;
     if (!json_get_bool(item, "use_regex", &flag, false, err)) return false;
-    return !flag || add_pattern(t, STEP_CUT, gpt2, false, "", err);
+    return !flag || add_cut(t, gpt2, err);
 }
 
 // The tokens of single bytes; true: every byte has one.
@@ -508,7 +489,7 @@ static bool read_model(Tokenizer *t, const json_t *model, Error *err) {
     if (!t->byte_level && t->byte_fallback && all && !t->ignore_merges)
         t->joins = host_calloc(JOIN_BITS / 64, sizeof *t->joins, "the merges of a tokenizer");
     if (t->byte_level && t->byte_fallback && !all)
-        return cannot_encode("byte_fallback and bytes without tokens", err);
+        return cannot_encode(err, "byte_fallback and bytes without tokens");
     return read_merges(t, model, err);
 }
 
@@ -518,12 +499,12 @@ static bool read_encoding(Tokenizer *t, const json_t *root, bool cuts_bytes, Err
     const json_t *model = json_member(root, "model");
     if (!refuse_keys(model, unknown, err) ||
         !list_added(t, json_member(root, "added_tokens"), err) ||
-        !add_step(t, (Step){.kind = STEP_ADDED}, "", err) ||
+        !add_step(t, (Step){.kind = STEP_ADDED}, NULL, err) ||
         !read_steps(t, json_member(root, "normalizer"), "normalizers", add_normalizer, err))
         return false;
     t->num_normalizers = t->num_steps - 1;
-    if (t->byte_level && !cuts_bytes) return cannot_encode("no ByteLevel pre_tokenizer", err);
-    return (t->cut_ends[1] == t->cut_ends[2] || add_step(t, (Step){.kind = STEP_ADDED}, "", err)) &&
+    if (t->byte_level && !cuts_bytes) return cannot_encode(err, "no ByteLevel pre_tokenizer");
+    return (!t->cuts_normalized || add_step(t, (Step){.kind = STEP_ADDED}, NULL, err)) &&
            read_steps(t, json_member(root, "pre_tokenizer"), "pretokenizers", add_pre_tokenizer,
                       err) &&
            read_model(t, model, err);

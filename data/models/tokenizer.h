@@ -22,12 +22,14 @@ enum {
 typedef struct {
     enum { STEP_ADDED, STEP_NFC, STEP_REPLACE, STEP_PREPEND, STEP_CUT } kind;
     struct pcre2_real_code_8 *pattern;  // STEP_REPLACE, STEP_CUT
-    char *text;                         // STEP_REPLACE: stands for each match; STEP_PREPEND
+    const char *text;                   // STEP_REPLACE: stands for each match; STEP_PREPEND
+    bool literal;                       // the pattern is a text, no expression
     bool once, first;                   // STEP_PREPEND: if not there yet; to the text's beginning
 } Step;
 
 typedef struct {
     int32_t id;
+    bool normalized;      // cut out of the normalized text between the others
     bool lstrip, rstrip;  // takes the white space before it, after it
     bool single_word;     // is no part of a word
 } AddedToken;
@@ -62,11 +64,10 @@ typedef struct {
     Merge *merges;            // (merges_mask + 1) a hash table, open addressing
     uint64_t merges_mask;
     uint64_t *joins;  // a Bloom filter of characters that merges join; NULL: any two
-    // added tokens: [cut_ends[0], cut_ends[1]) are cut out first, then those up to cut_ends[2],
-    // which are "normalized"
-    AddedToken *cut;
-    int32_t cut_ends[3];
-    bool ignore_merges;  // a word that is a token is not merged from its parts
+    AddedToken *cut;  // (num_cut)
+    int32_t num_cut;
+    bool cuts_normalized;  // some are normalized
+    bool ignore_merges;    // a word that is a token is not merged from its parts
     Step steps[TOKENIZER_MAX_STEPS];
     int num_steps, num_normalizers;  // the latter come first, after a STEP_ADDED
 } Tokenizer;
@@ -99,5 +100,9 @@ static inline uint32_t tokenizer_join(uint32_t left, uint32_t right) {
 // The entry of a pair, or the free one where it belongs
 Merge *tokenizer_merge(const Tokenizer *t, int32_t left, int32_t right);
 
-// EXIT_USAGE; `what` completes "a tokenizer that has". Returns false.
-bool cannot_encode(const char *what, Error *err);
+// EXIT_USAGE; a format and its values complete "a tokenizer that has". Returns false.
+#define cannot_encode(err, ...)                                                          \
+    error_set(err, EXIT_USAGE,                                                           \
+              "BPE is supported as in SmolLM2, Llama 2 and 3, Mistral, Qwen and GPT-2; " \
+              "data/convert.py makes shards of others' ids, saved by numpy.save",        \
+              "cannot encode with a tokenizer that has " __VA_ARGS__)
