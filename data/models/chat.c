@@ -53,20 +53,22 @@ static const struct {
     {0x9780fae5bfea3cfd, CHAT_LLAMA_2, "Llama 2", ""},
 };
 
-// The texts around questions and answers in [INST]
+// The texts around questions and answers in [INST], and the gap after any answer
 static const struct {
-    const char *ask, *answer, *reply, *end, *gap;  // end: before the token that ends an answer
-    bool strips_question, strips_reply;
+    const char *gap, *open[2], *close[2];  // close: after a question, before an answer's last token
+    bool strips[2];
     const char *system[2];  // around the system message in the first question
     bool keeps_system;      // else the template loses it in chats that end with an answer
-} inst[NUM_CHAT_STYLES] = {
-    [CHAT_MISTRAL] = {"[INST]", "[/INST]", "", "", "", 0, 0, {"", "\n\n"}, false},
-    [CHAT_MISTRAL_0_3] = {"[INST] ", "[/INST]", " ", "", "", 0, 1, {"", "\n\n"}, false},
-    [CHAT_MISTRAL_0_1] = {" [INST] ", " [/INST]", " ", "", "", 0, 0, {"", "\n\n"}, true},
-    [CHAT_MISTRAL_FIRST] = {"[INST] ", " [/INST]", "", "", " ", 0, 0, {"", "\n\n"}, false},
-    [CHAT_MISTRAL_SECOND] = {"[INST] ", " [/INST]", "", "", "", 0, 0, {"", "\n\n"}, false},
+} turns[NUM_CHAT_STYLES] = {
+    [CHAT_CHATML... CHAT_SMOLLM3] = {.gap = "\n"},
+    [CHAT_LLAMA] = {.strips = {true, true}},
+    [CHAT_MISTRAL] = {"", {"[INST]", ""}, {"[/INST]", ""}, {0, 0}, {"", "\n\n"}, false},
+    [CHAT_MISTRAL_0_3] = {"", {"[INST] ", " "}, {"[/INST]", ""}, {0, 1}, {"", "\n\n"}, false},
+    [CHAT_MISTRAL_0_1] = {"", {" [INST] ", " "}, {" [/INST]", ""}, {0, 0}, {"", "\n\n"}, true},
+    [CHAT_MISTRAL_FIRST] = {" ", {"[INST] ", ""}, {" [/INST]", ""}, {0, 0}, {"", "\n\n"}, false},
+    [CHAT_MISTRAL_SECOND] = {"", {"[INST] ", ""}, {" [/INST]", ""}, {0, 0}, {"", "\n\n"}, false},
     [CHAT_LLAMA_2] =
-        {"[INST] ", " [/INST]", " ", " ", "", 1, 1, {"<<SYS>>\n", "\n<</SYS>>\n\n"}, true},
+        {"", {"[INST] ", " "}, {" [/INST]", " "}, {1, 1}, {"<<SYS>>\n", "\n<</SYS>>\n\n"}, true},
 };
 
 // The first 8 bytes of the SHA-256 of a template, without a final newline, which Jinja removes.
@@ -176,24 +178,20 @@ static char *strip(char *text, bool both) {
     return memmove(text, text + start, end - start + 1);
 }
 
-// The text of a question or an answer, in place, without the white space that the template strips
+// The text of a turn, in place, without the white space that the template strips
 static char *strip_turn(const ChatTemplate *t, const char *role, char *text) {
-    const bool question = role[0] == 'u';
-    const bool strips = t->style == CHAT_LLAMA ||
-                        (question ? inst[t->style].strips_question : inst[t->style].strips_reply);
-    return strips ? strip(text, true) : text;
+    return turns[t->style].strips[role[0] != 'u'] ? strip(text, true) : text;
 }
 
 static void add(Parts *out, const char *text, float weight) {
-    parts_add(out, text, strlen(text), weight);
+    if (text) parts_add(out, text, strlen(text), weight);
 }
 
 static void open_turn(Parts *out, const ChatTemplate *t, const char *role, float weight) {
     const bool llama = t->style == CHAT_LLAMA, question = role[0] == 'u';
     if (t->style == CHAT_LLAMA_2 && question) add(out, t->bos, false);
     if (t->style > CHAT_LLAMA)
-        return add(out, question ? inst[t->style].ask : inst[t->style].reply,
-                   question ? 0 : weight);
+        return add(out, turns[t->style].open[!question], question ? 0 : weight);
     add(out, llama ? "<|start_header_id|>" : "<|im_start|>", weight);
     add(out, role, weight);
     add(out, llama ? "<|end_header_id|>\n\n" : "\n", weight);
@@ -201,8 +199,7 @@ static void open_turn(Parts *out, const ChatTemplate *t, const char *role, float
 
 // The gap after a turn. Like a turn's beginning, only SmolLM3's own marks train it.
 static void add_gap(Parts *out, const ChatTemplate *t, float weight) {
-    add(out, t->style <= CHAT_SMOLLM3 ? "\n" : "", t->style == CHAT_SMOLLM3 ? weight : 0);
-    if (t->style > CHAT_LLAMA) add(out, inst[t->style].gap, 0);
+    add(out, turns[t->style].gap, t->style == CHAT_SMOLLM3 ? weight : 0);
 }
 
 // The rest of a turn that is open
@@ -210,8 +207,7 @@ static void end_turn(Parts *out, const ChatTemplate *t, const char *role, const 
                      float weight) {
     const bool question = t->style > CHAT_LLAMA && role[0] == 'u';
     add(out, text, weight);
-    if (t->style > CHAT_LLAMA)
-        add(out, question ? inst[t->style].answer : inst[t->style].end, weight);
+    add(out, turns[t->style].close[!question], weight);
     if (!question) add(out, t->end, weight), add_gap(out, t, weight);
 }
 
@@ -262,7 +258,7 @@ static void begin_chat(Parts *out, const ChatTemplate *t, const char *system) {
     } else if (t->style <= CHAT_LLAMA && (system || own[0] || t->heading[0])) {
         open_turn(out, t, "system", false);
         add(out, t->heading, false);
-        end_turn(out, t, "system", t->style == CHAT_LLAMA ? strip(own, true) : own, false);
+        end_turn(out, t, "system", strip_turn(t, "system", own), false);
     }
 }
 
@@ -309,7 +305,7 @@ static bool check_order(const ChatTemplate *t, const Messages *m, Error *bad) {
                              "message %zu: the template of %s loses its reasoning_content", i + 1,
                              t->name);
         const bool lost = i > 0 ? t->style == CHAT_SMOLLM3 || t->style > CHAT_LLAMA
-                                : t->style > CHAT_LLAMA && !inst[t->style].keeps_system;
+                                : t->style > CHAT_LLAMA && !turns[t->style].keeps_system;
         if (role == 's' && lost)
             return bad_input(bad, "message %zu: the template of %s loses this system message",
                              i + 1, t->name);
@@ -322,7 +318,7 @@ static bool check_order(const ChatTemplate *t, const Messages *m, Error *bad) {
 // In [INST], the first question begins with the system message.
 static void ask_first(const ChatTemplate *t, const char *system, char **text) {
     if (t->style <= CHAT_LLAMA) return;
-    const char *const *around = inst[t->style].system;
+    const char *const *around = turns[t->style].system;
     char *joined = NULL;
     size_t size;
     FILE *to = host_stream(&joined, &size, "a chat");
