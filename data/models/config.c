@@ -547,8 +547,6 @@ char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
 
 static const double two_pi = 2 * 3.14159265358979323846;
 
-static double clamp(double x, double low, double high) { return fmin(fmax(x, low), high); }
-
 // Goes from freq / factor to freq between the wavelengths that turn low_freq_factor and
 // high_freq_factor times over the old context
 static double llama3_frequency(const RopeScaling *r, double freq) {
@@ -572,7 +570,7 @@ static double yarn_frequency(const LlamaConfig *c, int i, double freq) {
     const double first = fmax(floor(pair_of_turns(c, r->high_freq_factor)), 0);
     double last = fmin(ceil(pair_of_turns(c, r->low_freq_factor)), c->head_dim - 1);
     if (last == first) last += 0.001;
-    const double ramp = clamp((i - first) / (last - first), 0, 1);
+    const double ramp = fmin(fmax((i - first) / (last - first), 0), 1);
     return freq / r->factor * ramp + freq * (1 - ramp);
 }
 

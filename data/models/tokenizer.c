@@ -244,12 +244,6 @@ Merge *tokenizer_merge(const Tokenizer *t, int32_t left, int32_t right) {
     return &t->merges[at];
 }
 
-static bool refuse_keys(const json_t *object, const char *const keys[3], Error *err) {
-    for (int i = 0; i < 3; i++)
-        if (json_is_set(json_member(object, keys[i]))) return cannot_encode(err, "%s", keys[i]);
-    return true;
-}
-
 static bool list_added(Tokenizer *t, const json_t *list, Error *err) {
     const json_t *item;
     size_t i;
@@ -445,7 +439,7 @@ static bool add_pre_tokenizer(Tokenizer *t, const json_t *item, Error *err) {
     static const char gpt2[] =  // openai/gpt-2, encoder.py
         "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
     const char *type = "";
-    bool flag = false;
+    bool flag = false, regex = true;
     if (!json_get_string(item, "type", &type, true, err)) return false;
     if (strcmp(type, "Split") == 0) return add_split(t, item, err);
     if (strcmp(type, "Digits") == 0)
@@ -455,9 +449,8 @@ static bool add_pre_tokenizer(Tokenizer *t, const json_t *item, Error *err) {
     if (strcmp(type, "ByteLevel") != 0) return cannot_encode(err, "a pre_tokenizer (%.60s)", type);
     if (!json_get_bool(item, "add_prefix_space", &flag, false, err)) return false;
     if (flag) return cannot_encode(err, "add_prefix_space");
-    flag = true;
-    if (!json_get_bool(item, "use_regex", &flag, false, err)) return false;
-    return !flag || add_cut(t, gpt2, err);
+    return json_get_bool(item, "use_regex", &regex, false, err) &&
+           (!regex || add_cut(t, gpt2, err));
 }
 
 // The tokens of single bytes; true: every byte has one.
@@ -497,8 +490,10 @@ static bool read_encoding(Tokenizer *t, const json_t *root, bool cuts_bytes, Err
     static const char *const unknown[3] = {"dropout", "continuing_subword_prefix",
                                            "end_of_word_suffix"};
     const json_t *model = json_member(root, "model");
-    if (!refuse_keys(model, unknown, err) ||
-        !list_added(t, json_member(root, "added_tokens"), err) ||
+    for (int i = 0; i < 3; i++)
+        if (json_is_set(json_member(model, unknown[i])))
+            return cannot_encode(err, "%s", unknown[i]);
+    if (!list_added(t, json_member(root, "added_tokens"), err) ||
         !add_step(t, (Step){.kind = STEP_ADDED}, NULL, err) ||
         !read_steps(t, json_member(root, "normalizer"), "normalizers", add_normalizer, err))
         return false;
