@@ -34,14 +34,6 @@ size_t attention_sums_size(int64_t max_tokens, int head_dim) {
     return (size_t)2 * max_pieces(max_tokens) * BACKWARD_KEYS * head_dim;
 }
 
-// The document after the last one that sees the own key `first` of `doc`, which `doc` and those
-// after it that borrow the key do.
-static int readers_end(const VarlenInfo &docs, int doc, int first) {
-    int end = doc + 1;
-    while (docs.shared_len && end < docs.num_segments && docs.shared_len[end] > first) end++;
-    return end;
-}
-
 static int query_blocks(const KeyItem &item) {
     return ceil_div<int>(item.len - item.from, UNIT_ROWS);
 }
@@ -60,16 +52,19 @@ static KeyItem *add_in_pieces(KeyItem *end, KeyItem item, int most, int *slots) 
     return end;
 }
 
-// Calls f(item, borrowed) for each tile of `keys` keys; borrowed: other documents see these keys.
+// Calls f(item, borrowed) for each tile of keys; borrowed: documents after its own see these, too.
 template <class F>
-static void each_key_tile(const VarlenInfo &docs, int keys, F f) {
+static void each_key_tile(const VarlenInfo &docs, F f) {
+    const int keys = key_tile();
     for (int doc = 0; doc < docs.num_segments; doc++) {
         const int32_t row = docs.cu_seqlens[doc], own = docs.cu_seqlens[doc + 1] - row;
         const int32_t shared = docs.shared_len ? docs.shared_len[doc] : 0;
         for (int t = 0; t * keys < own; t++) {
-            const int readers = readers_end(docs, doc, shared + t * keys);
-            f(KeyItem{row, docs.cu_seqlens[readers] - row, t, t * keys, 1, 0, 0},
-              readers > doc + 1);
+            int end = doc + 1;  // of the documents that see the tile's first key
+            while (docs.shared_len && end < docs.num_segments &&
+                   docs.shared_len[end] > shared + t * keys)
+                end++;
+            f(KeyItem{row, docs.cu_seqlens[end] - row, t, t * keys, 1, 0, 0}, end > doc + 1);
         }
     }
 }
@@ -90,14 +85,14 @@ static KeyItem *add_key_items(KeyItem *items, const VarlenInfo &docs, int num_kv
     int64_t blocks = 0;
     int longest = 0, slots = 0;
     KeyItem *end = items;
-    each_key_tile(docs, key_tile(), [&](const KeyItem &item, bool borrowed) {
+    each_key_tile(docs, [&](const KeyItem &item, bool borrowed) {
         blocks += query_blocks(item);
         if (borrowed) longest = std::max(longest, query_blocks(item));
     });
     const int64_t share = ceil_div<int64_t>(blocks * num_kv_heads, MAX_PIECES);
     const bool divide = longest > share * PIECES_PER_SM * 9 / 8;
     const int most = divide ? std::max((int)share, (int)PIECE_BLOCKS) : INT32_MAX;
-    each_key_tile(docs, key_tile(), [&](const KeyItem &item, bool borrowed) {
+    each_key_tile(docs, [&](const KeyItem &item, bool borrowed) {
         end = add_in_pieces(end, item, borrowed ? most : INT32_MAX, &slots);
     });
     assert(slots * num_kv_heads <= MAX_PIECES);
