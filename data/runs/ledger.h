@@ -16,9 +16,7 @@ typedef struct {
 } LedgerEntry;
 
 typedef struct {
-    RunLog file;  // open with --ledger, on rank 0
-    LedgerEntry *entries;
-    size_t capacity;
+    RunLog file;                        // open with --ledger, on rank 0
     double source_losses[MAX_SOURCES];  // per target; NaN: it has none in this step
 } Ledger;
 
@@ -33,5 +31,5 @@ const double *ledger_add(Ledger *l, LedgerKind kind, int64_t step, const Dataset
                          const StepPlan *plan, const double *losses);
 
 // A new file of one block, for --eval
-bool ledger_write(const char *path, const Dataset *ds, const Segment *segments, int64_t n,
-                  const double *losses, Error *err);
+bool ledger_write(const char *path, const Dataset *ds, const StepPlan *plan, const double *losses,
+                  Error *err);

@@ -93,11 +93,12 @@ static void row_print(const char *name, const EvaluationRow *row) {
     printf("\n");
 }
 
-static void table_print(const Dataset *data, const Segment *c, int64_t n, const double *sums) {
+static void table_print(const Dataset *data, const StepPlan *all, const double *sums) {
     const DocIndex index = dataset_doc_index(data);
+    const Segment *c = all->segments;
     EvaluationRow rows[EVALUATION_ROWS] = {0}, total = {0};
     char name[48];
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < all->num_segments; i++) {
         EvaluationRow *row = &rows[(int)log2((double)dataset_doc_length(data, c[i].doc))];
         row->docs += i == 0 || c[i].doc != c[i - 1].doc;
         row->targets += (double)stream_targets(&index, &c[i]);
@@ -129,18 +130,18 @@ bool evaluate(Dataset *data, const Options *o, ModelFace model, Error *err) {
     AUTO_FREE double *sums = host_calloc(most, sizeof *sums, "evaluation");
     AUTO_FREE int32_t *tokens =
         host_calloc(3 * (size_t)o->micro_batch_tokens, sizeof *tokens, "evaluation");
-    int64_t n = 0;
+    StepPlan all = {.segments = segments, .weight_scale = 1};
     scorer_open(&s, o, model);
     bool ok = stream_next_segment(&index, &plan, &at, &next, &left_out, err);
     while (ok && at.epoch == 0) {
-        DocView *doc = scorer_next(&s, next.length, &sums[n]);
-        segments[n++] = next;
+        DocView *doc = scorer_next(&s, next.length, &sums[all.num_segments]);
+        segments[all.num_segments++] = next;
         ok = (!doc ||
               segment_read(doc, data, &next, 1, tokens + 3 * (s.tokens - next.length), err)) &&
              stream_next_segment(&index, &plan, &at, &next, &left_out, err);
     }
-    scorer_close(&s, ok ? sums : NULL, (size_t)n);
-    if (ok && model.rank == 0) table_print(data, segments, n, sums);
-    return ok &&
-           (!o->ledger || model.rank > 0 || ledger_write(o->ledger, data, segments, n, sums, err));
+    scorer_close(&s, ok ? sums : NULL, (size_t)all.num_segments);
+    if (!ok || model.rank > 0) return ok;
+    table_print(data, &all, sums);
+    return !o->ledger || ledger_write(o->ledger, data, &all, sums, err);
 }
