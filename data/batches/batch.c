@@ -13,12 +13,12 @@ const char *layout_name(Layout layout) {
 }
 
 // The arrays of rows, then the arrays of segments
-enum { ROW_ARRAYS = 8, ARRAYS = 12 };
+enum { ROW_ARRAYS = 8, ARRAYS = 13 };
 static int32_t **batch_array(Batch *b, int i) {
-    int32_t **const arrays[ARRAYS] = {&b->tokens,          &b->targets,      &b->position_ids,
-                                      &b->token_order,     &b->sort_scratch, &b->head_rows,
-                                      &b->real_rows,       &b->cache_rows,   &b->cu_seqlens,
-                                      &b->real_cu_seqlens, &b->shared_first, &b->shared_len};
+    int32_t **const arrays[ARRAYS] = {
+        &b->tokens,       &b->targets,    &b->position_ids, &b->token_order, &b->sort_scratch,
+        &b->head_rows,    &b->real_rows,  &b->cache_rows,   &b->cu_seqlens,  &b->real_cu_seqlens,
+        &b->shared_first, &b->shared_len, &b->doc_runs};
     return arrays[i];
 }
 
@@ -35,7 +35,6 @@ void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments) {
 void batch_free(Batch *b) {
     for (int i = 0; i < ARRAYS; i++) free(*batch_array(b, i));
     free(b->weights);
-    free(b->doc_runs);
     free(b->runs);
     free(b->run_weights);
     *b = (Batch){0};
@@ -64,8 +63,7 @@ static void batch_sort_tokens(Batch *b) {
     }
 }
 
-static void batch_clear(Batch *b, Layout layout, int n) {
-    array_grow(b->doc_runs, &b->doc_capacity, (size_t)n + 1, "a batch");
+static void batch_clear(Batch *b, Layout layout) {
     b->layout = layout;
     b->num_docs = b->num_runs = b->doc_runs[0] = 0;
     b->total_tokens = b->num_segments = b->max_seqlen = b->num_targets = 0;
@@ -108,7 +106,7 @@ static void batch_add_to_run(Batch *b, int32_t row, float weight) {
 // on; tokens in the cache have no rows.
 static void batch_append(Batch *b, const DocView *doc, int32_t shared_first) {
     const int32_t n = doc->length - doc->shared_len;
-    assert(n >= 0 && n <= b->micro_batch_tokens - b->total_tokens);
+    assert(n >= 0 && n <= b->micro_batch_tokens - b->total_tokens && b->num_docs < b->max_segments);
     memcpy(b->tokens + b->total_tokens, doc->tokens + doc->shared_len, (size_t)n * sizeof(int32_t));
     for (int32_t i = b->layout == LAYOUT_CACHED ? doc->shared_len : 0; i < doc->length; i++) {
         const bool own = i >= doc->shared_len;
@@ -160,31 +158,24 @@ static void batch_add_real_rows(Batch *b, int32_t start, int32_t n) {
     if (n > b->real_max_seqlen) b->real_max_seqlen = n;
 }
 
-// The index of a row in head_rows
-static int32_t head_row_index(const Batch *b, int32_t row) {
-    int32_t first = 0, last = b->num_head_rows;
-    while (last - first > 1) {
-        const int32_t middle = first + (last - first) / 2;
-        *(b->head_rows[middle] <= row ? &first : &last) = middle;
-    }
-    return first;
-}
-
 // The rows with a target, and padding
 static void batch_list_head_rows(Batch *b, bool padded, const DocView *docs, int32_t row_len) {
     const int32_t real = b->layout == LAYOUT_ROWS ? b->real_tokens : b->total_tokens;
-    for (int32_t i = 0; i < b->total_tokens; i++)
+    int32_t *const index = b->sort_scratch;  // of a row in head_rows
+    for (int32_t i = 0; i < b->total_tokens; i++) {
+        index[i] = b->num_head_rows;
         if (b->targets[i] >= 0 || i >= real || (padded && i % row_len >= docs[i / row_len].length))
             b->head_rows[b->num_head_rows++] = i;
+    }
     if (b->num_head_rows == 0 && b->total_tokens > 0) b->head_rows[b->num_head_rows++] = 0;
-    for (int32_t k = 0; k < b->num_runs; k++) b->runs[2 * k] = head_row_index(b, b->runs[2 * k]);
+    for (int32_t k = 0; k < b->num_runs; k++) b->runs[2 * k] = index[b->runs[2 * k]];
 }
 
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len) {
     const bool padded = layout == LAYOUT_PADDED || layout == LAYOUT_REPAD;
     int32_t leader = 0;  // shared: its first row
     assert(layout == LAYOUT_PACKED || layout == LAYOUT_SHARED || row_len > 0);
-    batch_clear(b, layout, n);
+    batch_clear(b, layout);
     for (int i = 0; i < n; i++) {
         DocView doc = docs[i];
         const int32_t start = b->total_tokens;
@@ -209,7 +200,7 @@ void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row
 void batch_pack(Batch *b, const DocView *docs, int n) { batch_fill(b, LAYOUT_PACKED, docs, n, 0); }
 
 void batch_pack_cached(Batch *b, const DocView *docs, const int32_t *first_rows, int n) {
-    batch_clear(b, LAYOUT_CACHED, n);
+    batch_clear(b, LAYOUT_CACHED);
     for (int i = 0; i < n; i++) {
         int32_t row = b->total_tokens;
         batch_append(b, &docs[i], 0);

@@ -84,7 +84,7 @@ typedef struct {
     int32_t *real_cu_seqlens;  // (num_real_segments + 1)
     // what the arrays have room for
     int32_t micro_batch_tokens, max_segments;
-    size_t doc_capacity, run_capacity, run_weight_capacity;
+    size_t run_capacity, run_weight_capacity;
     int32_t *sort_scratch;  // (micro_batch_tokens)
 } Batch;
 
@@ -93,8 +93,8 @@ enum { BATCH_MAX_ROWS = 1 << 30 };
 
 const char *layout_name(Layout layout);
 
-// Room for micro_batch_tokens rows and max_segments segments; exits with code 5 when memory is
-// refused.
+// Room for micro_batch_tokens rows, and for max_segments segments and documents; exits with code 5
+// when memory is refused.
 void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments);
 void batch_free(Batch *b);
 
