@@ -189,8 +189,8 @@ void zero_begin_losses(Zero *z, int64_t num_documents) {
     assert(z->num_documents <= z->settings.most_documents);
     z->documents = (double *)(zero_notes(z->step) + z->settings.num_ranks);
     z->loss_partials = z->documents + z->num_documents;
-    z->step_bytes = bytes_of_step(z, z->num_documents);
-    device_zero(z->step, z->step_bytes + (size_t)z->settings.num_losses * sizeof(double));
+    device_zero(z->step, bytes_of_step(z, z->num_documents) +
+                             (size_t)z->settings.num_losses * sizeof(double));
     zero_select_losses(z, z->settings.rank);
 }
 
@@ -208,7 +208,7 @@ void zero_sum_losses(Zero *z) {
 }
 
 StepScalars zero_read_step(Zero *z) {
-    device_download(z->step_host, z->step, z->step_bytes);
+    device_download(z->step_host, z->step, bytes_of_step(z, z->num_documents));
     return *z->step_host;
 }
 

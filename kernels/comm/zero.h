@@ -22,7 +22,7 @@ typedef struct {
     bool deterministic;
     int32_t num_leaves;      // of the tree
     int32_t num_losses;      // most partial sums that the losses of a step or a validation have
-    int64_t most_documents;  // whose losses they tell apart; 0: none
+    int64_t most_documents;  // whose losses they tell apart: as many as tokens; 0: none
     bool bf16_moments;       // half the memory; `seed` rounds them
     uint64_t seed;
 } ZeroSettings;
@@ -96,7 +96,6 @@ typedef struct {
     // device, and as the host has read them: loss sum, gradient norm, clip factor; after them the
     // notes of all ranks, the losses of documents and, on the device, loss_partials
     StepScalars *step, *step_host;
-    size_t step_bytes;      // that the host reads
     int64_t num_documents;  // of the next sum of losses, or of this one
     double *documents;      // (num_documents) each is written by one rank
     double *loss_sum;       // device: where the losses of a micro-batch are added
