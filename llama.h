@@ -122,7 +122,6 @@ typedef struct {
     int32_t cache_tokens;  // generation: tokens whose keys and values are kept
     int32_t head_chunk;    // tokens whose logits exist at one time; 0: see llama_head_chunk
     size_t io_chunk;       // elements that pass the host at a time; 0: 2^20
-    size_t runs;           // of a micro-batch, to tell losses of documents apart; 0: they are not
     ZeroSettings ranks;    // the ranks that share each step
 } LlamaSettings;
 
@@ -161,7 +160,7 @@ struct LlamaModel {
     // the current micro-batch
     LlamaInputs in;
     int32_t *staging_host, *staging;
-    size_t staging_ints, staged;  // capacity of staging; how much of it the micro-batch has used
+    size_t staging_ints, staged;  // capacity, at its end the rows to sample; used by a micro-batch
     Arena arenas[LLAMA_NUM_ARENAS];
 };
 
@@ -466,7 +465,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->targets = llama_stage_rows(m, b->targets, b->head_rows, b->num_head_rows);
     in->weights =
         b->weighted ? llama_stage_rows(m, b->weights, b->head_rows, b->num_head_rows) : NULL;
-    const int32_t num_runs = m->settings.runs > 0 ? b->num_runs : 0;
+    const int32_t num_runs = m->settings.ranks.most_documents > 0 ? b->num_runs : 0;
     in->first_doc = b->first_doc;
     in->num_docs = num_runs > 0 ? b->num_docs : 0;
     in->doc_runs = llama_stage(m, b->doc_runs, in->num_docs + 1);
@@ -860,6 +859,7 @@ static inline ZeroShape llama_zero_shape(const LlamaModel *m) {
 static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSettings settings) {
     const size_t layers = (size_t)config->num_layers, T = (size_t)settings.micro_batch_tokens;
     const size_t work_ints = attention_work_list_size((int64_t)T, (int64_t)T);
+    const size_t docs = (size_t)settings.ranks.most_documents;  // shared: as many runs, else T
     assert(T > 0 && settings.max_seqlen > 0);
     *m = (LlamaModel){.config = *config, .settings = settings};
     m->heads = (HeadShape){.num_heads = config->num_heads,
@@ -869,7 +869,7 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
     m->staging_ints = (settings.cache_tokens ? 8 : 7) * T + 3 * (T + 1) + work_ints +
                       (settings.layouts & 1u << LAYOUT_REPAD ? 3 * T + 1 + work_ints : 0) +
-                      (settings.runs ? 3 * settings.runs + T + 1 : 1);  // last: rows to sample
+                      (docs ? 3 * (settings.layouts & 1u << LAYOUT_SHARED ? docs : T) + T + 1 : 1);
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");
     m->tensors =

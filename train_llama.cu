@@ -205,8 +205,7 @@ static LlamaSettings settings_of(const Options *o, int32_t micro_batch_tokens, i
                        .train = data != NULL,
                        .muon = o->optimizer == OPTIMIZER_MUON,
                        .lora = o->adapters,
-                       .cache_tokens = cache_tokens,
-                       .runs = data ? data->most_runs : 0};
+                       .cache_tokens = cache_tokens};
     if (data)
         s.ranks =
             (ZeroSettings){.rank = comm_rank(),

@@ -199,7 +199,7 @@ static void check_shared(LlamaConfig c, bool masked, bool weighted) {
     for (int i = 0; i < 2; i++) {
         LlamaSettings settings = settings_of(MAX_TOKENS, 512);
         settings.head_chunk = 150;
-        settings.runs = ALIKE * MAX_TOKENS, settings.ranks.most_documents = MAX_DOCS;
+        settings.ranks.most_documents = ALIKE * MAX_TOKENS;
         if (i == 1) settings.recompute = LLAMA_RECOMPUTE_FULL;
         start_model(&m[i], &c, settings);
     }
@@ -446,7 +446,7 @@ static void check_layouts(const LlamaConfig *c, bool masked) {
     LlamaSettings settings = settings_of(NUM_DOCS * ROW, ROW);
     BATCH b;
     settings.layouts |= 1u << LAYOUT_REPAD;
-    settings.runs = NUM_DOCS * ROW, settings.ranks.most_documents = NUM_DOCS;
+    settings.ranks.most_documents = NUM_DOCS * ROW;
     start_model(&m, c, settings);
     make_docs(lengths, NUM_DOCS, c->vocab_size, masked);
     batch_init(&b, NUM_DOCS * ROW, NUM_DOCS * ROW);

@@ -153,24 +153,23 @@ static LoaderSettings make_loader_settings(const Options *o, int32_t rank, int32
     return s;
 }
 
-// Adds those of the texts of all targets to *bytes; a special token has none.
-static bool count_bytes(Data *d, const StepPlan *p, int64_t *bytes, Error *err) {
-    AUTO_FREE int32_t *tokens =
-        host_calloc(3 * (size_t)p->longest_segment + 1, sizeof *tokens, "validation");
+// Of the texts of all targets, also of other ranks; a special token has none.
+static int64_t count_bytes(Data *d, LoaderSettings s) {
     const Tokenizer *t = &d->tokenizer;
-    DocView doc;
-    size_t n;
-    for (int64_t i = 0; d->has_tokenizer && i < p->num_segments; i++) {
-        if (!segment_read(&doc, &d->val, &p->segments[i], 1, tokens, err)) return false;
-        for (int32_t k = 0; k < doc.length; k++) {
-            const int32_t next = k + 1 < doc.length ? doc.tokens[k + 1] : doc.next_token,
-                          target = doc.targets ? doc.targets[k] : next;
-            if (target < 0 || target >= t->vocab_size || t->special[target]) continue;
-            tokenizer_bytes(t, target, &n);
-            *bytes += (int64_t)n;
+    StepData all = {0};
+    int64_t bytes = 0;
+    s.rank = 0, s.num_ranks = 1;
+    if (d->has_tokenizer) must(loader_load_step(&all, &d->val, &s, (PlanState){0}, &err));
+    for (const Batch *b = all.micro; b < all.micro + all.num_micro; b++)
+        for (int32_t i = 0; i < b->total_tokens; i++) {
+            size_t n = 0;
+            const int32_t target = b->targets[i];
+            if (target >= 0 && target < t->vocab_size && !t->special[target])
+                tokenizer_bytes(t, target, &n);
+            bytes += (int64_t)n;
         }
-    }
-    return true;
+    step_data_free(&all);
+    return bytes;
 }
 
 // Validation: the first documents of a source in a fixed order, the same for every run and seed.
@@ -187,8 +186,7 @@ static bool load_validation(Data *d, const Options *o, int32_t source, Error *wh
     must(loader_load_step(&d->val_steps[source], &d->val, &s, (PlanState){0}, &err));
     const StepPlan *p = &d->val_steps[source].plan;
     assert(p->real_tokens == s.plan.set_tokens);
-    *set = (ValidationSet){0, p->real_tokens, p->num_targets, 0};
-    must(count_bytes(d, p, &set->bytes, &err));
+    *set = (ValidationSet){0, p->real_tokens, p->num_targets, count_bytes(d, s)};
     const Segment *c = p->stream;
     for (int64_t i = 0; i < p->num_stream; i++) set->docs += i == 0 || c[i].doc != c[i - 1].doc;
     *sum = (ValidationSet){sum->docs + set->docs, sum->tokens + set->tokens,
@@ -208,10 +206,7 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, LlamaConfig *co
     d->loader_settings = make_loader_settings(o, rank, num_ranks);
     const PlanSettings *plan = &d->loader_settings.plan;
     d->most_micros = plan->num_micro;
-    if (run_trains(o) && (o->ledger || d->train.sources.n > 1)) {
-        d->most_documents = o->batch_tokens;
-        d->most_runs = o->layout == LAYOUT_SHARED ? o->batch_tokens : o->micro_batch_tokens;
-    }
+    if (run_trains(o) && (o->ledger || d->train.sources.n > 1)) d->most_documents = o->batch_tokens;
     must(data_summary(&d->train_summary, &d->train, plan, &err));
     for (int32_t i = 0; d->has_val && i < d->val.sources.n; i++) {
         Error why = {0};

@@ -21,7 +21,6 @@ typedef struct {
     ValidationSet val_sets[MAX_SOURCES], val_set;
     int32_t most_micros;     // of a step, or of the validation of a source
     int64_t most_documents;  // likewise, where their losses are told apart; else 0
-    int64_t most_runs;       // of a micro-batch, likewise: see Batch
     Tokenizer tokenizer;
     bool has_tokenizer;
     ModelFiles files;  // of the model and its tokenizer; rank 0 only
