@@ -146,19 +146,16 @@ static double lr_of(const StepReport *r) { return (double)learning_rate(r->o, r-
 
 enum { LINE_BYTES = 640, SOURCES_BYTES = 320, SOURCE_BYTES = 48 };
 
-static const char *last_part(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash && slash[1] ? slash + 1 : path;
-}
-
 // " | web 2.31 | code 1.07": the losses of a mixture's sources
 static void source_text(char text[SOURCES_BYTES], const StepReport *r, const Sources *s) {
     size_t used = 0;
     text[0] = 0;
-    for (int32_t i = 0; r->source_losses && i < s->n && used + SOURCE_BYTES < SOURCES_BYTES; i++)
+    for (int32_t i = 0; r->source_losses && i < s->n && used + SOURCE_BYTES < SOURCES_BYTES; i++) {
+        const char *path = s->list[i].spec, *slash = strrchr(path, '/');
         if (isfinite(r->source_losses[i]))
             used += (size_t)snprintf(text + used, SOURCE_BYTES, " | %.28s %.4f",
-                                     last_part(s->list[i].spec), r->source_losses[i]);
+                                     slash && slash[1] ? slash + 1 : path, r->source_losses[i]);
+    }
 }
 
 // The figures that matter most come first: a narrow terminal cuts off the end.

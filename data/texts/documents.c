@@ -62,7 +62,7 @@ static bool read_records(UnitReader *r, Unit *u, Error *err) {
         if (whole == 0 && stop_signal) return false;
     }
     u->num_bytes = whole;
-    u->first_record = r->record;
+    u->record = r->record - 1;
     r->record += count;
     r->offset += whole;
     r->bytes_done += whole;
@@ -83,6 +83,7 @@ bool unit_read(UnitReader *r, Unit *u, Error *err) {
     if (f == end) return false;
     u->file = f;
     u->num_documents = u->num_bytes = 0;
+    u->record = 0;
     u->found = no_findings;
     u->err.code = 0;
     if (f->kind == INPUT_TEXT) {
@@ -426,12 +427,11 @@ void unit_encode(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     size_t n;
     u->encoder = e;
     u->options = options;
-    u->record = 0;
     bpe_clear(e);
     if (u->file->kind == INPUT_TEXT) encode_file(u);
     for (uint64_t at = 0, size; at < u->num_bytes && u->err.code == 0; at += size) {
         size = record_end(u->records + at, u->num_bytes - at, u->array, true);
-        u->record = (at == 0 ? u->first_record : u->record + 1);
+        u->record++;
         encode_record(u, u->records + at, size);
     }
     const int32_t *ids = bpe_ids(e, &n);

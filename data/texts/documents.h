@@ -62,8 +62,8 @@ typedef struct {
     unsigned char *records;  // (num_bytes) owned
     uint64_t num_bytes;
     size_t records_capacity;
-    int64_t first_record;  // its number in the file, from 1
-    bool array;            // a comma or bracket ends each record, not a newline
+    int64_t record;  // number in the file, from 1, of the one encoded last; 0: none
+    bool array;      // a comma or bracket ends each record, not a newline
     // result
     unsigned char *tokens;  // as shards store them; owned
     float *weights;         // for tokens of masked documents: 0 is no target; owned
@@ -73,7 +73,6 @@ typedef struct {
     Findings found;
     Error err;  // code 0: no error
     // during unit_encode
-    int64_t record;  // of its documents
     BpeEncoder *encoder;
     const UnitOptions *options;
 } Unit;

@@ -362,7 +362,7 @@ static bool make_shards(Conversion *c, Error *err) {
     checkpoint_abort(&c->ck);
     shard_writer_init(&c->train, c->ck.dir, "train", &c->options.vocabulary);
     shard_writer_init(&c->val, c->ck.dir, "val", &c->options.vocabulary);
-    char *origins;
+    AUTO_FREE char *origins = NULL;
     size_t size;
     c->origins = host_stream(&origins, &size, "origins of documents");
     c->file = NULL;
@@ -370,10 +370,7 @@ static bool make_shards(Conversion *c, Error *err) {
               encode_with_threads(c, err) && shard_writer_close(&c->train, err) &&
               shard_writer_close(&c->val, err);
     fclose(c->origins);
-    if (ok)
-        ok = checkpoint_write_text(&c->ck, "origins", origins, err);
-    else
-        free(origins);
+    ok = ok && checkpoint_write_file(&c->ck, "origins", origins, size, err);
     shard_writer_free(&c->train);
     shard_writer_free(&c->val);
     if (ok && c->train.num_docs + (c->val_frac > 0 ? c->val.num_docs : 0) == 0)
