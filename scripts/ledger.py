@@ -14,7 +14,9 @@ import re
 import struct
 from array import array
 from collections import defaultdict
+from functools import lru_cache
 from html import escape
+from operator import add
 
 from command import BAD_INPUT, Parser, fail, write
 from report import chart_svg, short, table, whole_page
@@ -58,9 +60,8 @@ def read(path):
         mean = sum(e[2] for e in entries) / sum(e[3] for e in entries)
         curve.append((step, mean, sorted(e[2] / e[3] for e in entries)[len(entries) * 95 // 100]))
         for doc, _, loss, weight, tokens, targets, epoch, source in entries:
-            old = sums.get((doc, epoch), (0, 0, 0, 0, 0))
             new = loss, loss - mean * weight, weight, targets, tokens
-            sums[doc, epoch] = (*(a + b for a, b in zip(old, new)), source)
+            sums[doc, epoch] = (*map(add, sums.get((doc, epoch), [0] * 5), new), source)
     for (doc, _), (loss, above, weight, *rest) in sorted(sums.items()):
         documents[doc].append((loss / weight, above / weight, *rest))
     if not documents:
@@ -76,7 +77,7 @@ def score(epochs):
 # The texts of documents
 
 def origins(run, sources):
-    """(file, record) of each document; None: not known. Shards of other programs end the list."""
+    """{document: (file, record)}, where it is known: shards of other programs end it."""
     found, file = [], None
     for path in sources:
         path = path if os.path.isdir(path) else os.path.join(run, os.path.basename(path))
@@ -96,9 +97,10 @@ def origins(run, sources):
             for index in indexes:
                 ends = array("Q", index[40:40 + 8 * struct.unpack_from("<Q", index, 16)[0]])
                 found += [None] * sum(a < b for a, b in zip([0, *ends], ends))
-    return found
+    return {doc: origin for doc, origin in enumerate(found) if origin}
 
 
+@lru_cache(None)
 def records_of(path):
     """Its records, as lines; a text is one"""
     try:
@@ -110,25 +112,22 @@ def records_of(path):
     return text.split("\n") if path.endswith(("l", "json")) else [json.dumps({"text": text})]
 
 
-def describe(origin, files):
-    path, number = origin
-    if path not in files:
-        files[path] = records_of(path) if os.path.exists(path) else []
-    record = files[path][number - (number > 0)] if files[path] else ""
+def describe(path, number):
+    record = records_of(path)[number - (number > 0)] if os.path.exists(path) else ""
     texts = re.findall(r'": "((?:[^"\\]|\\.)*)"', record) or [record]
     return f"{path}:{number}" if number else path, texts[-1][:120]
 
 
 def drop(documents, found, share, out):
     """Writes all records; those of the share with the largest `above` get weight 0."""
-    known = [doc for doc in documents if doc < len(found) and found[doc]]
+    known = [doc for doc in documents if doc in found]
     if len(known) < len(documents):
         fail(BAD_INPUT, f"expected the records of {len(documents)} documents, found {len(known)}",
              "--drop works on texts: train on JSON Lines with --ledger")
     worst = sorted(known, key=lambda doc: -score(documents[doc]))[:round(share * len(known))]
     dropped = {found[doc] for doc in worst}
     lines = []
-    for path in dict.fromkeys(origin[0] for origin in found):
+    for path in dict.fromkeys(path for path, _ in found.values()):
         records = records_of(path)
         for number, line in enumerate(records, 1):
             if {(path, number), (path, 0) if len(records) == 1 else None} & dropped:
@@ -144,15 +143,14 @@ def drop(documents, found, share, out):
 
 def sections(documents, sources, found, top):
     """[(title, [(number, text)])]"""
-    order, files = sorted(documents, key=lambda doc: (-score(documents[doc]), doc)), {}
+    order = sorted(documents, key=lambda doc: (-score(documents[doc]), doc))
     rise = {doc: e[-1][0] - e[0][0] for doc, e in documents.items() if e[-1][0] > e[0][0]}
     rising = sorted(rise, key=lambda doc: (-rise[doc], doc))
     for title, docs in (("highest loss above that of their steps", order), ("lowest", order[::-1]),
                         ("rising from epoch to epoch", rising)):
         rows = []
         for doc in docs[:top]:
-            known = doc < len(found) and found[doc]
-            name, text = describe(found[doc], files) if known else (f"document {doc}", "")
+            name, text = describe(*found[doc]) if doc in found else (f"document {doc}", "")
             losses = " ".join(f"{e[0]:.3f}" for e in documents[doc][-5:])
             rows.append((f"{score(documents[doc]):+.3f}", f"{losses}  {name}  {text}"))
         yield title, rows
@@ -160,7 +158,7 @@ def sections(documents, sources, found, top):
                        ("by source", lambda e: sources[e[4]]))[:1 + (len(sources) > 1)]:
         sums = defaultdict(lambda: [0, 0, 0])
         for e in (epochs[-1] for epochs in documents.values()):
-            sums[key(e)] = [a + b for a, b in zip(sums[key(e)], (1, e[2], e[0] * e[2]))]
+            sums[key(e)] = list(map(add, sums[key(e)], (1, e[2], e[0] * e[2])))
         yield title, [(str(name), f"{docs} documents, {short(targets)} targets, loss "
                        f"{loss / targets:.4f}") for name, (docs, targets, loss) in sorted(sums.items())]
 
