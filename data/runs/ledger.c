@@ -23,14 +23,10 @@ typedef struct {
 static const Block empty = {.magic = "UNPADLGR", .version = 1};
 _Static_assert(sizeof(Block) == 32 && sizeof(LedgerEntry) == 48, "as in the file");
 
-static uint32_t source_of(const Sources *s, int64_t doc) {
-    uint32_t i = 0;
-    while ((int32_t)i + 1 < s->n && doc >= s->list[i + 1].first_doc) i++;
-    return i;
-}
-
 static LedgerEntry entry_of(const DocIndex *index, const Segment *c, double loss) {
     const int64_t targets = stream_targets(index, c);
+    int32_t source = index->sources->n - 1;
+    while (c->doc < index->sources->list[source].first_doc) source--;
     return (LedgerEntry){
         .doc = c->doc,
         .tok_off = c->tok_off,
@@ -39,7 +35,7 @@ static LedgerEntry entry_of(const DocIndex *index, const Segment *c, double loss
         .tokens = (uint32_t)c->length,
         .targets = (uint32_t)targets,
         .epoch = (uint32_t)c->epoch,
-        .source = source_of(index->sources, c->doc)};
+        .source = (uint32_t)source};
 }
 
 // A block and its checksum in memory that the caller frees, and their size

@@ -123,22 +123,21 @@ bool evaluate(Dataset *data, const Options *o, ModelFace model, Error *err) {
                                .long_docs = (LongDocs)o->long_docs};
     SourceCursor at = {0};
     LongCounts left_out = {0};
-    Segment next;
     Scorer s;
-    const size_t most = (size_t)(data->num_docs + data->num_tokens / o->max_seqlen);
+    // with the one after the last
+    const size_t most = (size_t)(data->num_docs + data->num_tokens / o->max_seqlen) + 1;
     AUTO_FREE Segment *segments = host_calloc(most, sizeof *segments, "evaluation");
     AUTO_FREE double *sums = host_calloc(most, sizeof *sums, "evaluation");
     AUTO_FREE int32_t *tokens =
         host_calloc(3 * (size_t)o->micro_batch_tokens, sizeof *tokens, "evaluation");
     StepPlan all = {.segments = segments, .weight_scale = 1};
     scorer_open(&s, o, model);
-    bool ok = stream_next_segment(&index, &plan, &at, &next, &left_out, err);
+    bool ok = stream_next_segment(&index, &plan, &at, segments, &left_out, err);
     while (ok && at.epoch == 0) {
-        DocView *doc = scorer_next(&s, next.length, &sums[all.num_segments]);
-        segments[all.num_segments++] = next;
-        ok = (!doc ||
-              segment_read(doc, data, &next, 1, tokens + 3 * (s.tokens - next.length), err)) &&
-             stream_next_segment(&index, &plan, &at, &next, &left_out, err);
+        Segment *c = &segments[all.num_segments];
+        DocView *doc = scorer_next(&s, c->length, &sums[all.num_segments++]);
+        ok = (!doc || segment_read(doc, data, c, 1, tokens + 3 * (s.tokens - c->length), err)) &&
+             stream_next_segment(&index, &plan, &at, c + 1, &left_out, err);
     }
     scorer_close(&s, ok ? sums : NULL, (size_t)all.num_segments);
     if (!ok || model.rank > 0) return ok;
