@@ -25,7 +25,7 @@ typedef struct {
 
 #define PREPARE "python3 data/prepare.py --out FILE.jsonl "
 
-static const Ending *find_ending(const char *path) {
+static const Ending *find_ending(const char *path, bool is_dir) {
     static const Ending list[] = {
         {".txt .md .text .tokens .raw", INPUT_TEXT, NULL, NULL, false},
         {".jsonl .ndjson", INPUT_LINES, NULL, NULL, false},
@@ -44,7 +44,7 @@ static const Ending *find_ending(const char *path) {
         {".bin .idx .mask .ds .index .npy", INPUT_TEXT, NULL, NULL, true},
     };
     const char *slash = strrchr(path, '/'),
-               *dot = path_is_dir(path) ? "/" : strrchr(slash ? slash : path, '.');
+               *dot = is_dir ? "/" : strrchr(slash ? slash : path, '.');
     for (size_t i = 0; dot && i < sizeof list / sizeof *list; i++) {
         const char *at = strcasestr(list[i].endings, dot), *end = at ? at + strlen(dot) : "-";
         if (*end == ' ' || *end == 0) return &list[i];
@@ -160,8 +160,7 @@ static void leave_out(Inputs *in, InputFile *f, const char *found, const char *h
 
 // Finds the kind of a file. For a file that is left out or refused, *err names its format and the
 // command that converts it to text.
-static bool find_kind(Inputs *in, InputFile *f, Error *err) {
-    const Ending *e = find_ending(f->path);
+static bool find_kind(Inputs *in, InputFile *f, const Ending *e, Error *err) {
     const char *found = e ? e->format : NULL, *how = found ? e->hint : "";
     unsigned char mark = 0;
     uint64_t n;
@@ -239,9 +238,9 @@ static bool add_file(Inputs *in, const FoundPath *found, Error *err) {
         return bad_input(err, "%s: cannot read: %s", f->path, strerror(errno));
     f->size_bytes = (uint64_t)st.st_size;
     f->mtime_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec;
-    if (!find_kind(in, f, err)) return false;
+    const Ending *e = find_ending(f->path, S_ISDIR(st.st_mode));
+    if (!find_kind(in, f, e, err)) return false;
     const bool records = f->kind == INPUT_LINES || f->kind == INPUT_ARRAY;
-    const Ending *e = find_ending(f->path);
     if (!f->named && (records || (f->kind == INPUT_TEXT && e))) f->split = split_of(found);
     in->num_records += records;
     in->size_bytes += f->size_bytes;
@@ -271,7 +270,7 @@ void inputs_free(Inputs *in) {
 static bool is_text(const FoundPath *f) {
     unsigned char head[1 << 13];
     uint64_t n;
-    const Ending *e = find_ending(f->path);
+    const Ending *e = find_ending(f->path, path_is_dir(f->path));
     if (f->dir_bytes > 0 && basename(f->path)[0] == '.') return false;
     if (e) return !e->is_shard;
     return read_head(f->path, head, sizeof head, &n, &(Error){0}) && n > 0 &&
