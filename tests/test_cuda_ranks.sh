@@ -114,8 +114,9 @@ cases="spin|spin:1:backward:2|8|^error: ranks: rank 1 on .* stuck for .* in back
 stop|stop:1:forward:2|8|$stopped forward of step 2$|
 leave|stop:1:leave:0|8|$stopped leave$|--heartbeat-seconds 5 --steps 2
 signal|signal:1:backward:2|75|continues from step 3|"
-while IFS='|' read -r name fault _ _ options; do
-    FAULT=$fault beside "$name" "${mpi[@]}" -n 2 "$bin/train_llama_faulty" "${common[@]}" --attention sm80 \
+while IFS='|' read -r name fault _ _ options; do     # mpirun removes a directory that others share
+    mkdir "of_$name"
+    OMPI_MCA_orte_tmpdir_base=$work/of_$name FAULT=$fault beside "$name" "${mpi[@]}" -n 2 "$bin/train_llama_faulty" "${common[@]}" --attention sm80 \
         --out "$work/$name" --steps 6 --save-every 2 --val-every 0 --heartbeat-seconds 10 $options
 done <<< "$cases"
 wait
