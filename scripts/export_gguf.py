@@ -20,7 +20,7 @@ gguf, numpy = load("gguf", "numpy")
 # model_type: llama.cpp's architecture, and the tensors of a layer
 FAMILIES = {"llama": ("LLAMA", 9), "mistral": ("LLAMA", 9), "qwen2": ("QWEN2", 12),
             "qwen3": ("QWEN3", 11), "smollm3": ("SMOLLM3", 9), "granite": ("GRANITE", 9)}
-# Of Granite
+# Granite's keys
 MULTIPLIERS = {"attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
                "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling"}
 # Keys that change the maths but add no tensors, by llama.cpp's value (see data/models/config.c)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # dev/gpu_day with the emulated GPU, in a folder and without the repository: all steps but those that need other
-# programs of a GPU, then steps that hang, crash or come too late, while the day goes on.
+# GPU programs, then steps that hang, crash or start too late: the day must continue.
 . "$(dirname "$0")/lib.sh"
 limit_s=1500
 mkdir gpu

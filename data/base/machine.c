@@ -17,7 +17,7 @@ static size_t number_in(const char *dir, const char *name, const char *format, s
     return n;
 }
 
-// Of a control group of version 2, or else 1
+// The bytes that a control group of version 2, or else 1, still allows
 static size_t bytes_left(const char *dir) {
     const size_t most = number_in(dir, "memory.max", "%zu",
                                   number_in(dir, "memory.limit_in_bytes", "%zu", SIZE_MAX)),
@@ -31,7 +31,7 @@ static size_t bytes_left(const char *dir) {
     return most == SIZE_MAX ? most : most > taken ? most - taken : 0;
 }
 
-// Without a quota a file says "max", or -1, which is read as SIZE_MAX.
+// The cores of its CPU quota. Without one a file says "max", or -1, which is read as SIZE_MAX.
 static size_t cores_of_quota(const char *dir) {
     const size_t quota_us = number_in(dir, "cpu.max", "%zu",
                                       number_in(dir, "cpu.cfs_quota_us", "%zu", SIZE_MAX)),

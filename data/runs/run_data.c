@@ -153,13 +153,14 @@ static LoaderSettings make_loader_settings(const Options *o, int32_t rank, int32
     return s;
 }
 
-// Of the texts of all targets, also of other ranks; a special token has none.
+// The bytes of the texts of all targets, for rank 0, which reports them; a special token has none.
 static int64_t count_bytes(Data *d, LoaderSettings s) {
     const Tokenizer *t = &d->tokenizer;
     StepData all = {0};
     int64_t bytes = 0;
-    s.rank = 0, s.num_ranks = 1;
-    if (d->has_tokenizer) must(loader_load_step(&all, &d->val, &s, (PlanState){0}, &err));
+    if (!d->has_tokenizer || s.rank > 0) return 0;
+    s.num_ranks = 1;
+    must(loader_load_step(&all, &d->val, &s, (PlanState){0}, &err));
     for (const Batch *b = all.micro; b < all.micro + all.num_micro; b++)
         for (int32_t i = 0; i < b->total_tokens; i++) {
             size_t n = 0;

@@ -188,7 +188,7 @@ class Day(Commands):
                 self.note("WITHOUT HOPPER'S ATTENTION: what follows runs sm80's kernels")
 
     def operations(self):
-        """the table of operations, shared out to processes: plain code on the CPU takes the time"""
+        """The table of operations, in several processes: the time goes into plain code on the CPU"""
         began, cases, options = time.time(), [], ["--quick"] if FACTS["emulated"] else ["--limit", 40]
         until = began + 0.35 * self.left()
 

@@ -138,7 +138,7 @@ void zero_sum_losses(Zero *z);
 // Waits until step_host has the loss sum, gradient norm, clip factor, notes and documents.
 StepScalars zero_read_step(Zero *z);
 static inline RankNote *zero_notes(StepScalars *step) { return (RankNote *)(step + 1); }
-// Of all ranks; NULL: they are not told apart
+// The losses of documents, on all ranks; NULL: they are not told apart
 static inline const double *zero_documents(const Zero *z) {
     const RankNote *notes_end = zero_notes(z->step_host) + z->settings.num_ranks;
     return z->settings.most_documents > 0 ? &notes_end->passes_ms : NULL;
