@@ -8,8 +8,7 @@ check includes_are_a_tree_that_points_down python3 tests/include_tree.py
 lacks model_names_no_backend 'USE_CUDA|__CUDACC__|cuda[A-Z]|omp_|MPI_|nccl' train_llama.cu llama.h
 lacks kernels_h_has_no_batch_and_time '\bint(64_t)? B,' kernels/kernels.h
 lacks lines_up_to_100_columns '^.{101}' train_llama.cu llama.h data/*/*.[ch] kernels/*.h \
-    kernels/*/* tests/*.[ch] tests/*.cu dev/simple/*.c dev/emu/*.cpp dev/emu/*.h \
-    dev/emu/include/* dev/emu/bugs/*
+    kernels/*/* tests/*.[ch] tests/*.cu dev/simple/*.c dev/emu/*.cpp dev/emu/*.h dev/emu/include/* dev/emu/bugs/*
 lacks results_have_no_machine_paths '(^|[^A-Za-z.])/(root|home|work|tmp|var)/' dev/results/{,witnesses/}*
 # A comment is a sentence with a subject and a verb, or a noun with an article.
 lacks no_comment_begins_with_what '(//|^ *#|""") ?What ' train_llama.cu llama.h data/*/*.[ch] data/*.py \
@@ -24,14 +23,14 @@ ceiling() {     # ceiling MOST WHAT PATTERN...
 }
 ceilings() {
     local wrong=0
-    ceiling 26330 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
+    ceiling 26810 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
         ':!tests' ':!dev' || wrong=1
-    ceiling 880 train_llama.cu train_llama.cu || wrong=1
-    ceiling 970 llama.h llama.h || wrong=1
-    ceiling 345 kernels.h kernels/kernels.h || wrong=1
-    ceiling 16110 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1
-    ceiling 10990 dev dev ':!dev/results' || wrong=1
-    ceiling 2770 'scripts and data/*.py' scripts 'data/*.py' || wrong=1
+    ceiling 896 train_llama.cu train_llama.cu || wrong=1
+    ceiling 1000 llama.h llama.h || wrong=1
+    ceiling 353 kernels.h kernels/kernels.h || wrong=1
+    ceiling 16480 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1
+    ceiling 11170 dev dev ':!dev/results' || wrong=1
+    ceiling 2845 'scripts and data/*.py' scripts 'data/*.py' || wrong=1
     ceiling 145 Makefile Makefile || wrong=1
     ceiling 180 README README.md || wrong=1
     ceiling 400 dev/simple dev/simple/train_llama.c || wrong=1
@@ -69,8 +68,7 @@ if clang-format --version 2> /dev/null | grep -q 'version 14\.'; then
 else skip the_format_is_clang_formats 'clang-format 14 is not installed'; fi
 # ---- host code is C, and all of it is used ------------------------------------------------------------
 syntax() {
-    "$@" -fsyntax-only -x c -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -DUNPAD_VERSION='""' \
-        train_llama.cu
+    "$@" -fsyntax-only -x c -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -DUNPAD_VERSION='""' train_llama.cu
 }
 check host_is_c_for_both_backends eval 'syntax gcc && syntax gcc -DBACKEND_CUDA'
 # static inline hides dead functions of llama.h from the compiler
