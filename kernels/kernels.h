@@ -33,6 +33,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#include "../data/base/pair.h"
 #include "moments.h"  // defines: Moments; in here, since its headers are C
 
 // floatX: weights and activations; bf16 on CUDA, fp32 on the CPU. real: anything accumulated or
@@ -226,6 +227,13 @@ void losses_sum(double *sum, const real *losses, const float *weights, int64_t T
 // rows from row runs[2k] on, which other runs may have too, with one weight; weights (num_runs).
 void losses_by_document(double *sums, const real *losses, const int32_t *runs, const float *weights,
                         const int32_t *starts, int64_t n);
+// Preference pairs (n): documents 2i and 2i+1, whose losses_by_document are sums (2n).
+// losses (n) real   =  pair_loss
+// weights (T) float =  for each row, its derivative by the loss there; 0 in rows of no document
+// Runs, run_weights and starts are as above; two pairs have no row in common.
+void pairs_weigh(float *weights, real *losses, const double *sums, const PairTerms *pairs,
+                 const int32_t *runs, const float *run_weights, const int32_t *starts, int64_t T,
+                 int64_t n);
 
 // ---- Rows by index: for the repad layout and for sampling (gather_rows) -------------------------
 

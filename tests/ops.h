@@ -695,6 +695,41 @@ REFERENCE(losses_by_document) {
     }
 }
 
+// A run of half of a document's rows, then runs of one. The second document of a pair begins at the
+// second row of the first. The first pair is far from even.
+CALL(pairs_weigh, p[0], p[1], p[2], p[3], p[4], p[5], p[6], T, r->num_segments / 2)
+static void prepare_pairs(Run *r, double *const *x) {
+    if (r->n[2] > 0) x[2][0] *= 3000;
+    EACH(d, r->num_segments) {
+        const int64_t from = (int64_t)x[6][d], n = (int64_t)x[6][d + 1] - from, half = (n + 1) / 2,
+                      first = d % 2 ? (int64_t)x[6][d - 1] + (x[6][d - 1] < x[6][d]) : from;
+        EACH(j, n) {
+            x[4][2 * (from + j)] = (double)(first + (j > 0 ? half + j - 1 : 0));
+            x[4][2 * (from + j) + 1] = j == 0 ? (double)half : j <= n - half;
+        }
+    }
+}
+REFERENCE(pairs_weigh) {
+    EACH(t, T) r->want[0][t] = 0, r->tol[0][t] = 0;
+    EACH(i, r->num_segments + 1) want_exactly(r, 1, i, x[1][i]);
+    EACH(i, r->num_segments / 2) {
+        const double *a = x[3] + 7 * i, *sums = x[2] + 2 * i, smooth = a[5];
+        const long double z = a[0] * (a[2] - sums[0]) - a[1] * (a[3] - sums[1]) - a[4],
+                          right = log1pl(expl(-z)), wrong = log1pl(expl(z)),
+                          slope = (1 - smooth) / (1 + expl(z)) - smooth / (1 + expl(-z));
+        want(r, 1, i, (double)((1 - smooth) * right + smooth * wrong + a[6] * sums[0]),
+             fabs(a[6] * sums[0]) + (double)fabsl(z), 8);
+        for (int64_t d = 2 * i; d < 2 * i + 2; d++)
+            for (int64_t k = (int64_t)x[6][d]; k < (int64_t)x[6][d + 1]; k++)
+                EACH(t, (int64_t)x[4][2 * k + 1]) {
+                    const int64_t row = (int64_t)x[4][2 * k] + t;
+                    const double factor = (double)(d % 2 ? -slope * a[1] : slope * a[0] + a[6]);
+                    r->want[0][row] += factor * x[5][k];
+                    r->tol[0][row] += 0x1p-22 * fabs(factor * x[5][k]);
+                }
+    }
+}
+
 // ---- Optimizer ----------------------------------------------------------------------------------
 
 CALL(grads_add, p[0], p[1], (size_t)T)
@@ -1100,6 +1135,11 @@ static const Operation operations[] = {
     OPERATION(losses_by_document, SHAPES(documents), .operands = {
         {"sums", DOUBLE, INOUT, "S", 0}, {"losses", REAL, IN, "T", 0},
         {"runs", INT, IN, "2T", RUNS}, {"weights", FLOAT, IN, "T", 0},
+        {"starts", INT, IN, "S", DOC_ENDS}}),
+    OPERATION(pairs_weigh, SHAPES(documents), .prepare = prepare_pairs, .operands = {
+        {"weights", FLOAT, OUT, "T", 0}, {"losses", REAL, INOUT, "S", 0},
+        {"sums", DOUBLE, IN, "S", 0}, {"pairs", DOUBLE, IN, "7S", 0},
+        {"runs", INT, IN, "2T", RUNS}, {"run_weights", FLOAT, IN, "T", 0},
         {"starts", INT, IN, "S", DOC_ENDS}}),
     OPERATION(grads_add, SHAPES(flat), .operands = {
         GRADIENT("sum", "T"), {"x", REAL, IN, "T", 0}}),

@@ -91,6 +91,9 @@ inline float fma_rm(volatile float a, float b, float c) {  // rounded down
     fesetround(FE_TONEAREST);
     return d;
 }
+inline double rcp_upper(double x) {  // the lower half is zeros
+    return emu::bits<double>(emu::bits<uint64_t>(1 / x) & 0xffffffff00000000u);
+}
 inline uint32_t bfi(uint32_t a, uint32_t b, uint32_t at, uint32_t n) {
     at &= 255, n &= 255;
     const uint64_t mask = at < 32 ? ((1ull << std::min(n, 32u)) - 1) << at : 0;

@@ -65,6 +65,7 @@ fma\.rm\.f32                       f32 = f32 f32 f32 => ptx::fma_rm({0}, {1}, {2
 neg\.(f32|f64)                     \1 = \1 => -{0}
 abs\.(f32|f64)                     \1 = \1 => std::fabs({0})
 rcp\.rn\.(f32|f64)                 \1 = \1 => 1 / {0}
+rcp\.approx\.ftz\.f64              f64 = f64 => ptx::rcp_upper({0})
 sqrt\.rn\.(f32|f64)                \1 = \1 => std::sqrt({0})
 ex2\.approx\.ftz\.f32              f32 = f32 => emu::ex2({0})
 ex2\.approx\.f32                   f32 = f32 => exp2f({0})

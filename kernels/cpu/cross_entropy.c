@@ -84,3 +84,17 @@ void losses_by_document(double *sums, const real *losses, const int32_t *runs, c
         sums[i] = s;
     }
 }
+
+void pairs_weigh(float *weights, real *losses, const double *sums, const PairTerms *pairs,
+                 const int32_t *runs, const float *run_weights, const int32_t *starts, int64_t T,
+                 int64_t n) {
+    memset(weights, 0, (size_t)T * sizeof *weights);
+    for (int64_t i = 0; i < n; i++) {
+        double factors[2];
+        losses[i] = (real)pair_loss(&pairs[i], sums + 2 * i, factors);
+        for (int64_t doc = 2 * i; doc < 2 * i + 2; doc++)
+            for (int32_t k = starts[doc]; k < starts[doc + 1]; k++)
+                for (int32_t t = runs[2 * k], end = t + runs[2 * k + 1]; t < end; t++)
+                    weights[t] += (float)(factors[doc % 2] * (double)run_weights[k]);
+    }
+}

@@ -76,6 +76,33 @@ void losses_by_document(double *sums, const real *losses, const int32_t *runs, c
     LAUNCH_CHECK("losses_by_document_kernel");
 }
 
+// A block for each pair
+__global__ void pairs_weigh_kernel(float *weights, real *losses, const double *sums,
+                                   const PairTerms *pairs, const int32_t *runs,
+                                   const float *run_weights, const int32_t *starts) {
+    double factors[2];
+    const int64_t pair = blockIdx.x;
+    const double loss = pair_loss(&pairs[pair], sums + 2 * pair, factors);
+    if (threadIdx.x == 0) losses[pair] = (real)loss;
+    for (int doc = 0; doc < 2; doc++) {
+        for (int32_t k = starts[2 * pair + doc]; k < starts[2 * pair + doc + 1]; k++)
+            for (int32_t i = threadIdx.x; i < runs[2 * k + 1]; i += BLOCK)
+                weights[runs[2 * k] + i] +=
+                    (float)((doc ? factors[1] : factors[0]) * (double)run_weights[k]);
+        __syncthreads();  // the second document adds to rows that both have
+    }
+}
+
+void pairs_weigh(float *weights, real *losses, const double *sums, const PairTerms *pairs,
+                 const int32_t *runs, const float *run_weights, const int32_t *starts, int64_t T,
+                 int64_t n) {
+    device_zero(weights, (size_t)T * sizeof *weights);
+    if (n == 0) return;
+    pairs_weigh_kernel<<<(unsigned)n, BLOCK, 0, cuda_stream()>>>(weights, losses, sums, pairs, runs,
+                                                                 run_weights, starts);
+    LAUNCH_CHECK("pairs_weigh_kernel");
+}
+
 void add_squares(double *sums, const real *x, size_t n, int64_t num, size_t stride) {
     const size_t wanted = ceil_div<size_t>(n, 4 * 4 * BLOCK);
     const unsigned blocks = wanted < MAX_BLOCKS ? (unsigned)wanted : (unsigned)MAX_BLOCKS;
