@@ -37,6 +37,7 @@ void batch_free(Batch *b) {
     free(b->weights);
     free(b->runs);
     free(b->run_weights);
+    free(b->pairs);
     *b = (Batch){0};
 }
 
@@ -65,7 +66,7 @@ static void batch_sort_tokens(Batch *b) {
 
 static void batch_clear(Batch *b, Layout layout) {
     b->layout = layout;
-    b->num_docs = b->num_runs = b->doc_runs[0] = 0;
+    b->num_docs = b->num_runs = b->num_pairs = b->doc_runs[0] = 0;
     b->total_tokens = b->num_segments = b->max_seqlen = b->num_targets = 0;
     b->real_tokens = b->num_head_rows = b->num_shared = 0;
     b->masked = b->weighted = false;
@@ -307,7 +308,8 @@ static bool runs_are_valid(const Batch *b) {
             if (b->runs[2 * k] < 0 || b->runs[2 * k + 1] < 1 ||
                 b->runs[2 * k + 1] > b->num_head_rows - b->runs[2 * k])
                 return false;
-    return k == b->num_runs && b->doc_runs[b->num_docs] == k;
+    return k == b->num_runs && b->doc_runs[b->num_docs] == k &&
+           (b->num_pairs == 0 || 2 * b->num_pairs == b->num_docs);
 }
 
 bool batch_is_valid(const Batch *b, int vocab_size) {

@@ -18,6 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../base/pair.h"
+
 typedef enum {
     LAYOUT_PACKED,
     LAYOUT_PADDED,
@@ -70,6 +72,8 @@ typedef struct {
     int32_t *doc_runs;    // (num_docs + 1)
     int32_t *runs;        // (num_runs, 2) index of the first in head_rows, and how many they are
     float *run_weights;   // (num_runs)
+    int32_t num_pairs;    // 0, or num_docs / 2: see pairs.h, which fills pairs
+    PairTerms *pairs;     // (num_pairs)
     int32_t *cu_seqlens;  // (num_segments + 1)
     int32_t num_shared;   // segments that share, or have tokens in the cache
     // (num_segments) as in VarlenInfo of kernels.h; 0 in segments that do not share
@@ -84,7 +88,7 @@ typedef struct {
     int32_t *real_cu_seqlens;  // (num_real_segments + 1)
     // what the arrays have room for
     int32_t micro_batch_tokens, max_segments;
-    size_t run_capacity, run_weight_capacity;
+    size_t run_capacity, run_weight_capacity, pair_capacity;
     int32_t *sort_scratch;  // (micro_batch_tokens)
 } Batch;
 

@@ -94,6 +94,8 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
             return false;
     batch_fill(b, s->layout, d->views, (int)n, plan_row_len(plan, &s->plan, micro));
     b->first_doc = from;
+    const DocIndex index = dataset_doc_index(ds);
+    if (s->plan.pairs) pairs_fill(b, &s->pairs, &index, &plan->segments[from]);
     assert(batch_is_valid(b, ds->vocab_size));
     return true;
 }

@@ -10,7 +10,7 @@
 #include <semaphore.h>
 
 #include "../shards/dataset.h"
-#include "plan.h"
+#include "pairs.h"
 
 typedef struct {
     PlanSettings plan;
@@ -18,6 +18,7 @@ typedef struct {
     int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1: a single process
     int32_t source;           // > 0: documents of this source alone, counted from 1
     bool deterministic_reduction;  // a rank's micro-batches are contiguous, not chosen by work
+    PairSettings pairs;            // if plan.pairs
 } LoaderSettings;
 
 typedef struct {

@@ -26,8 +26,8 @@ bool plan_settings_check(const PlanSettings *s, Error *err) {
         const char *hint;
     } limits[] = {
         {"max_seqlen", s->max_seqlen, 1, PLAN_MAX_SEQLEN, ""},
-        {"tokens per micro-batch", s->micro_batch_tokens, s->max_seqlen, BATCH_MAX_ROWS,
-         "a micro-batch must hold the longest segment, of max_seqlen tokens"},
+        {"tokens per micro-batch", s->micro_batch_tokens, (1 + s->pairs) * s->max_seqlen,
+         BATCH_MAX_ROWS, "a micro-batch must hold the longest segment or pair, by max_seqlen"},
         {"micro-batches per step", s->num_micro, 1, 1 << 20, ""},
         {"fill, in millionths", s->fill_ppm, 1, 1000000, ""},
         {"long_docs", (int32_t)s->long_docs, 0, LONG_ERROR, ""},
@@ -130,8 +130,9 @@ static bool goes_on(const StepPlan *p, int64_t i) {
 
 // Units of a leader and its borrowers, of at most `most` rows where they can be divided, or of
 // `room` in one record. A segment then borrows at least what `shared` says from the first of its
-// unit.
-static void make_units(StepPlan *p, int64_t most, int64_t room) {
+// unit. Pairs are units.
+static void make_units(StepPlan *p, const PlanSettings *s, int64_t most) {
+    const int64_t room = s->micro_batch_tokens;
     PlanUnit *u = p->units;
     for (int64_t i = 0; i < p->num_stream; i++) {
         const int32_t length = p->stream[p->ids[i]].length, shared_len = p->shared[i];
@@ -139,7 +140,9 @@ static void make_units(StepPlan *p, int64_t most, int64_t room) {
         int64_t rows = length - shared_len;  // of a whole record
         for (int64_t k = i + 1; !inside && goes_on(p, k); k++)
             rows += p->stream[p->ids[k]].length - p->shared[k];
-        if (i == 0 || shared_len == 0 || u[-1].length + rows > (inside ? room : most))
+        const bool divides =
+            i == 0 || shared_len == 0 || u[-1].length + rows > (inside ? room : most);
+        if (s->pairs ? i % 2 == 0 : divides)
             *u++ = (PlanUnit){i, i + 1, length, plan_work(length), 0};
         else
             u[-1] = (PlanUnit){u[-1].first, i + 1, u[-1].length + length - shared_len,
@@ -159,7 +162,7 @@ static bool plan_pack(StepPlan *p, const PlanSettings *s) {
         p->ids[i] = i;
         p->shared[i] = 0;
     }
-    make_units(p, 0, 0);
+    make_units(p, s, 0);
     return place_units(p, s, s->num_micro);
 }
 
@@ -170,7 +173,8 @@ static bool share_in_micros(StepPlan *p, const PlanSettings *s) {
     p->computed_tokens = 0;
     for (int32_t m = 0; m < p->num_micro; m++) {
         const int64_t from = p->micro_start[m], n = p->micro_start[m + 1] - from;
-        int64_t rows = -prefixes_share(&p->prefixes, p->ids_order + from, p->shared + from, n);
+        int64_t rows =
+            -prefixes_share(&p->prefixes, p->ids_order + from, p->shared + from, n, s->pairs);
         p->micro_work[m] = 0;
         for (int64_t i = from; i < from + n; i++) {
             Segment *c = &p->segments[i];
@@ -191,14 +195,14 @@ static bool share_in_micros(StepPlan *p, const PlanSettings *s) {
 static bool plan_layout_shared(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                                Error *err) {
     if (!prefixes_read(&p->prefixes, index, p->stream, p->num_stream, err)) return false;
-    const int64_t saved = prefixes_share(&p->prefixes, p->ids, p->shared, p->num_stream),
+    const int64_t saved = prefixes_share(&p->prefixes, p->ids, p->shared, p->num_stream, s->pairs),
                   rows = p->real_tokens - saved, room = s->micro_batch_tokens;
     if (saved == 0) return true;
     for (int64_t n = (rows * s->num_micro + p->real_tokens - 1) / p->real_tokens; n <= s->num_micro;
          n += 1 + n / 32) {
         const int64_t even = rows / n + p->longest_segment / 2;  // each has a copy
-        if (n > 1) prefixes_share(&p->prefixes, p->ids, p->shared, p->num_stream);
-        make_units(p, even < room ? even : room, room);
+        if (n > 1) prefixes_share(&p->prefixes, p->ids, p->shared, p->num_stream, s->pairs);
+        make_units(p, s, even < room ? even : room);
         if (place_units(p, s, (int32_t)n) && share_in_micros(p, s)) return true;
     }
     const bool fits = plan_pack(p, s) && share_in_micros(p, s);
@@ -222,6 +226,7 @@ static int64_t padded_rows(const PlanSettings *s, const Segment *list, int64_t n
         if ((rows + 1) * most > s->micro_batch_tokens) break;
         *row_len = most;
     }
+    if (s->pairs) rows -= rows % 2;
     assert(rows > 0 || n == 0);  // plan_settings_check
     return rows;
 }
@@ -241,11 +246,13 @@ static int longest_segment_first(const void *a, const void *b) {
 // padded and repad: a row for each segment, in the order of the stream, as a loader that shuffles
 // and pads would do it
 static void plan_layout_padded(StepPlan *p, const PlanSettings *s) {
+    const size_t each = s->pairs ? 2 : 1;
     int64_t row_len;
     plan_reserve(p, p->num_stream, p->num_stream);
     memcpy(p->segments, p->stream, (size_t)p->num_stream * sizeof *p->segments);
     if (s->pad_to == PAD_GROUPED)
-        qsort(p->segments, (size_t)p->num_stream, sizeof *p->segments, longest_segment_first);
+        qsort(p->segments, (size_t)p->num_stream / each, each * sizeof *p->segments,
+              longest_segment_first);
     p->num_micro = 0;
     for (int64_t i = 0, rows; i < p->num_stream; i += rows) {
         rows = padded_rows(s, p->segments + i, p->num_stream - i, &row_len);
@@ -306,11 +313,14 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
         Segment segment;
         if (!mixture_draw(index, s, &at, &segment, &counts, err)) return false;
         const int64_t n = p->num_stream, doc = n > 0 ? p->stream[n - 1].doc : -1;
-        const bool ended = is_set && at.sources[0].epoch > 0;
-        if (ended || (is_set && n > 0 && (segment.doc != doc || doc == p->stream[0].doc)))
+        const bool ended = is_set && at.sources[0].epoch > 0,
+                   inside = s->pairs && n > 0 && p->stream[n - 1].more;  // a pair
+        if (ended ||
+            (is_set && n > 0 && !inside && (segment.doc != doc || doc == p->stream[0].doc)))
             whole = n;
         if (ended) break;
-        if (p->num_stream >= sure && p->real_tokens + segment.length > goal) {
+        if (p->num_stream >= sure && p->real_tokens + segment.length > goal &&
+            !(inside && whole == 0)) {
             if (p->num_targets > 0 || s->set_tokens > 0 || stream_targets(index, &segment) == 0)
                 break;
             p->num_stream = p->real_tokens = 0;
@@ -319,7 +329,7 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
         p->stream[p->num_stream++] = segment;
         p->real_tokens += segment.length;
         p->num_targets += stream_targets(index, &segment);
-        if (p->num_targets > 0 && !is_set && (!segment.more || s->set_tokens > 0))
+        if (p->num_targets > 0 && !is_set && (!segment.more || (s->set_tokens > 0 && !s->pairs)))
             whole = p->num_stream;
         if (whole == 0 || whole == p->num_stream) p->cursor_after = at;
     }
@@ -337,6 +347,7 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
     const double mean = p->weight_sum > 0 ? p->weight_sum / (double)p->num_targets : 1;
     p->weight_scale = ldexp(1, -ilogb(mean));  // 1 without weights
     p->weight_sum *= p->weight_scale;
+    if (s->pairs) p->weight_sum = (double)(p->num_stream / 2);
     p->cursor_after.step = state->step + 1;
     return true;
 }

@@ -33,7 +33,8 @@ typedef struct {
     int64_t num_stream;
     Segment *stream;  // (num_stream) in the order of the stream
     int64_t num_targets, real_tokens;
-    double weight_sum;       // of the magnitudes of the targets' weights, each times weight_scale
+    // of the magnitudes of the targets' weights, each times weight_scale; with pairs, their number
+    double weight_sum;
     double weight_scale;     // a power of two that makes them about 1, so that sums stay in a float
     bool masked;             // loss masks decide which tokens are targets
     const Sources *sources;  // the index's

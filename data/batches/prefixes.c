@@ -64,12 +64,12 @@ static bool leads(const Prefixes *p, const int32_t *ids, int64_t i, int64_t n, i
     return false;
 }
 
-int64_t prefixes_share(const Prefixes *p, int32_t *ids, int32_t *shared, int64_t n) {
+int64_t prefixes_share(const Prefixes *p, int32_t *ids, int32_t *shared, int64_t n, bool pairs) {
     int64_t sum = 0, leader = 0;
-    qsort_r(ids, (size_t)n, sizeof *ids, compare, (void *)p);
+    if (!pairs) qsort_r(ids, (size_t)n, sizeof *ids, compare, (void *)p);
     for (int64_t i = 0; i < n; i++) {
         int64_t tiles = i > 0 ? common(p, ids[leader], ids[i]) : 0;
-        if (tiles == 0 || leads(p, ids, i, n, tiles)) tiles = 0, leader = i;
+        if (pairs ? i % 2 == 0 : tiles == 0 || leads(p, ids, i, n, tiles)) tiles = 0, leader = i;
         shared[i] = (int32_t)tiles * SHARED_TILE_TOKENS;
         sum += shared[i];
     }

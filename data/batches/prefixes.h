@@ -19,5 +19,6 @@ bool prefixes_read(Prefixes *p, const DocIndex *index, const Segment *list, int6
 void prefixes_free(Prefixes *p);
 
 // Sorts ids (n) so that borrowers follow their leader (VarlenInfo of kernels.h), and sets shared
-// (n): how many tokens each borrows, 0 for a leader, ever fewer. Returns the sum of shared.
-int64_t prefixes_share(const Prefixes *p, int32_t *ids, int32_t *shared, int64_t n);
+// (n): how many tokens each borrows, 0 for a leader, ever fewer. Returns the sum of shared. pairs:
+// ids keep their order, and the second of each two borrows from the first.
+int64_t prefixes_share(const Prefixes *p, int32_t *ids, int32_t *shared, int64_t n, bool pairs);

@@ -88,7 +88,9 @@ int64_t stream_targets(const DocIndex *index, const Segment *c) {
 // Is a document left out as a whole? Counts what happens to it in either case.
 static bool leaves_out(const DocIndex *index, const PlanSettings *s, int64_t doc, int64_t length,
                        LongCounts *counts) {
-    const bool is_long = length > s->max_seqlen;
+    const int64_t other = !s->pairs ? doc : follows(index, doc) ? doc - 1 : doc + 1;
+    const bool is_long =
+        length > s->max_seqlen || index->length(index->context, other) > s->max_seqlen;
     const int64_t kept = is_long && s->long_docs == LONG_TRUNCATE ? s->max_seqlen : length;
     const bool dropped = is_long && s->long_docs == LONG_DROP;
     const bool without_target =
@@ -186,7 +188,13 @@ bool mixture_draw(const DocIndex *index, const PlanSettings *s, PlanState *at, S
     __int128 all = 0;  // its products with weights need more than 64 bits
     SourceCursor after = {0};
     int32_t first = -1;  // due when `all` is after.counted / weight
-    for (int32_t i = 0; i < index->sources->n; i++) all += at->sources[i].counted;
+    for (int32_t i = 0; i < index->sources->n; i++) {
+        if (s->pairs && at->sources[i].tok_off > 0) {  // the other document of a pair
+            const DocIndex source = mixture_source(index, i);
+            return stream_next_segment(&source, s, &at->sources[i], segment, counts, err);
+        }
+        all += at->sources[i].counted;
+    }
     for (int32_t i = 0; i < index->sources->n; i++) {
         const DocIndex source = mixture_source(index, i);
         SourceCursor next = at->sources[i];

@@ -52,6 +52,9 @@ typedef struct {
     int64_t set_tokens;  // > 0: the most tokens of a step, regardless of fill_ppm (plan_fix_set)
     LongDocs long_docs;
     PadTo pad_to;
+    // Records are pairs of documents (pairs.h): each is taken whole or, with LONG_DROP, which they
+    // need, left out if one of its documents is too long. A micro-batch holds two of max_seqlen.
+    bool pairs;
 } PlanSettings;
 
 // A position in the stream of one source; {0} is the beginning.
