@@ -270,7 +270,7 @@ TEST(every_field_is_validated) {
 
 // Of two documents, which begin with BOS, end with EOS or have a mask: what the writer says of both
 TEST(flags_of_the_writer_are_those_of_all_documents) {
-    const ShardVocabulary v = {100, 1, 2, 0};
+    const ShardVocabulary v = {100, 1, 2, 0, false};
     const char *dir = scratch("flags of two");
     for (int both = 0; both < 64; both++) {
         const int of[] = {both % 8, both / 8};
@@ -293,7 +293,7 @@ TEST(flags_of_the_writer_are_those_of_all_documents) {
 // Two bytes a token as long as all ids fit; a shard ends before a document that would be too much.
 TEST(shards_of_the_writer_have_their_sizes) {
     static const uint64_t lengths[] = {2, 1, 1};
-    const ShardVocabulary v[] = {{65536, -1, -1, 0}, {65537, -1, -1, 0}};
+    const ShardVocabulary v[] = {{65536, -1, -1, 0, false}, {65537, -1, -1, 0, false}};
     ShardWriter w;
     CHECK(shard_token_bytes(&v[0]) == 2 && shard_token_bytes(&v[1]) == 4);
     CHECK(mkdir(scratch("writer"), 0777) == 0);

@@ -20,7 +20,7 @@ static bool is_target(int64_t doc, int64_t i) {
 
 // Mostly short documents, a few far longer than max_seqlen.
 static Dataset make_data(void) {
-    const ShardVocabulary vocabulary = {VOCAB, -1, -1, 0};
+    const ShardVocabulary vocabulary = {VOCAB, -1, -1, 0, false};
     const DatasetOptions options = {.boundary_token = -1};
     const char *dir = scratch("data");
     Dataset ds;

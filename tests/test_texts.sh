@@ -274,7 +274,7 @@ refused other_keys 'wrong.jsonl:1: expected text, messages, .* or parts; found b
 refused an_empty_chat 'chat.jsonl:1: expected an answer that is trained, found none' chat.jsonl
 has how_to_train_it '^hint: --train-on all' out.txt
 echo '{"prompt": "x", "chosen": "y", "rejected": "z"}' > preferences.jsonl && echo '{"question": "x", "answer": "y"}' > asked.jsonl
-refused preferences '^hint: TRL trains preferences' preferences.jsonl
+refused preferences '^hint: --preference dpo trains on both' preferences.jsonl
 refused questions '^hint: name them prompt and completion' asked.jsonl
 refused an_empty_file 'empty.txt: expected documents, found none' empty.txt
 refused gzip 'notes.txt.gz: expected text or JSONL, found gzip' notes.txt.gz

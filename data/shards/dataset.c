@@ -63,6 +63,7 @@ static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *opt
     ds->num_unchecked += s->block_tokens == 0;
     ds->masked |= s->mask != NULL;
     ds->weighted |= s->weights != NULL;
+    ds->pairs |= s->pairs;
     ds->num_targets += s->mask ? s->num_targets : s->num_tokens - s->num_docs;
     const uint64_t facts[] = {s->file.size_bytes, s->checksum, (uint64_t)s->num_docs};
     const char *name = basename(s->path);

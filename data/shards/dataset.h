@@ -30,6 +30,7 @@ typedef struct {
     int64_t num_empty;        // documents that were skipped
     bool masked;              // a shard has a loss mask
     bool weighted;            // targets have weights, unless this is set to false
+    bool pairs;               // a shard has preference pairs
     int64_t num_targets;      // in the masks; without one, all but the first of a document
     int32_t vocab_size;       // every id is below it: the shards', else the model's, else INT32_MAX
     int32_t bos, eos;         // -1: unknown

@@ -172,6 +172,7 @@ static bool open_own(Shard *s, const ShardHeader *h, Error *err) {
     s->bos = (h->flags & FLAG_BOS_FIRST) != 0 ? h->bos : -1;
     s->eos = (h->flags & FLAG_EOS_LAST) != 0 ? h->eos : -1;
     s->tokenizer_hash = h->tokenizer_hash;
+    s->pairs = (h->flags & FLAG_PAIRS) != 0;
     if (s->vocab_size < 1 || s->bos >= s->vocab_size || s->eos >= s->vocab_size || s->bos < -1 ||
         s->eos < -1)
         return bad_input(err, "%s: vocabulary %d, BOS %d, EOS %d", s->path, s->vocab_size, s->bos,

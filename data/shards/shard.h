@@ -13,6 +13,7 @@ enum {
     FLAG_BOS_FIRST = 1,
     FLAG_EOS_LAST = 2,
     FLAG_MASK = 4,
+    FLAG_PAIRS = 8,
     INDEX_MAX_BLOCK = 1 << 20,  // tokens
     MASK_WITH_WEIGHTS = 2,      // version of NAME.mask: n floats follow the bits
 };
@@ -48,6 +49,7 @@ typedef struct Shard {
     uint64_t tokenizer_hash;       // 0: unknown
     uint64_t *doc_ends;            // (num_docs) cumulative tokens, strictly increasing; owned
     int64_t num_docs, num_empty;   // documents with tokens, and without
+    bool pairs;                    // a chosen and a rejected document in each record
     bool scanned;                  // llm.c's: the index was built by reading all tokens
     uint32_t checksum;             // CRC32C of the header and the index
     int64_t block_tokens;          // tokens that share a checksum; 0: tokens have none

@@ -94,7 +94,7 @@ static ShardHeader make_header(const ShardWriter *w) {
                      .own_version = OWN_VERSION,
                      .vocab_size = v->vocab_size,
                      .flags = (w->all_bos ? FLAG_BOS_FIRST : 0) | (w->all_eos ? FLAG_EOS_LAST : 0) |
-                              (w->masked ? FLAG_MASK : 0),
+                              (w->masked ? FLAG_MASK : 0) | (v->pairs ? FLAG_PAIRS : 0),
                      .bos = w->all_bos ? v->bos : -1,
                      .eos = w->all_eos ? v->eos : -1,
                      .num_docs = w->num_ends,

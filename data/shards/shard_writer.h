@@ -8,6 +8,7 @@
 typedef struct {
     int32_t vocab_size, bos, eos;  // BOS and EOS that documents may have; -1: none
     uint64_t tokenizer_hash;       // first 8 bytes of the SHA-256 of tokenizer.json
+    bool pairs;                    // each record is a chosen answer and a rejected one
 } ShardVocabulary;
 
 // uint16 or uint32

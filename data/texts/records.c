@@ -17,6 +17,7 @@ const RecordLevel record_levels[NUM_LEVELS] = {
     [RECORD_CONVERSATIONS] = {"conversations", " conversations:l"},
     [RECORD_PROMPT] = {"prompt", " prompt:sl completion:sl response:sl"},
     [RECORD_COMPLETIONS] = {"completions", " prompt:sl completions:l"},
+    [RECORD_PREFERENCE] = {"preference", " prompt:sl chosen:sl rejected:sl"},
     [RECORD_INSTRUCTION] = {"instruction", " instruction:sn input:sn output:sn"},
     [LEVEL_RECORD] = {"record", " weight:n images:x"},
     [LEVEL_CHAT] = {"chat",
@@ -134,7 +135,7 @@ static bool refuse_kind(const json_t *record, Error *bad) {
     return error_set(
         bad, EXIT_BAD_INPUT,
         json_object_get(record, "chosen")
-            ? "TRL trains preferences; to train the chosen answers, name them completion"
+            ? "--preference dpo trains on both; to train the chosen answers, name them completion"
         : json_object_get(record, "question")
             ? "name them prompt and completion for a chat of one turn"
             : "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
@@ -258,6 +259,45 @@ static bool read_messages(const Reader *r, const json_t *record, RecordKind kind
 }
 
 // ---- Records ------------------------------------------------------------------------------------
+
+static bool is_conversation(const json_t *turns) {
+    const json_t *first = json_array_get(turns, 0);
+    const char *role = role_of(either(first, "role", "from"));
+    return first && (!role || role[0] != 'a');
+}
+
+// Items [from, to) of a list
+static json_t *slice(const json_t *list, size_t from, size_t to) {
+    json_t *part = json_array();
+    while (from < to) json_array_append(part, json_array_get(list, from++));
+    return part;
+}
+
+json_t *record_of_preference(json_t *record, UnknownKeys *unknown, Error *bad) {
+    json_t *chosen = json_object_get(record, "chosen"), *prompt = json_object_get(record, "prompt"),
+           *rejected = json_object_get(record, "rejected");
+    const bool whole = is_conversation(chosen);
+    const char *why = NULL;
+    size_t same = 0, n = json_array_size(chosen), m = json_array_size(rejected);
+    if (json_object_size(record) > 0 && !members_check(record, RECORD_PREFERENCE, unknown, bad))
+        return NULL;
+    while (whole && same < n && same < m &&
+           json_equal(json_array_get(chosen, same), json_array_get(rejected, same)))
+        same++;
+    if (!json_member(record, "chosen") || !json_member(record, "rejected"))
+        why = "expected chosen and rejected, for --preference";
+    else if (json_equal(chosen, rejected))
+        why = "chosen and rejected: expected two answers, found the same twice";
+    else if (whole ? same == 0 : !json_is_set(prompt) || is_conversation(rejected))
+        why = "expected a prompt and answers, or conversations that begin alike";
+    if (why) bad_input(bad, "%s", why);
+    if (why) return NULL;
+    return json_pack("{s:o, s:O*, s:O*, s:[o, o]}", "prompt",
+                     whole ? slice(chosen, 0, same) : json_incref(prompt), "system",
+                     json_member(record, "system"), "weight", json_member(record, "weight"),
+                     "completions", whole ? slice(chosen, same, n) : json_incref(chosen),
+                     whole ? slice(rejected, same, m) : json_incref(rejected));
+}
 
 // [["...", true], ...]
 static bool read_parts(const json_t *array, bool all, Parts *parts, Error *bad) {

@@ -14,6 +14,7 @@ typedef enum {
     RECORD_CONVERSATIONS,  // conversations: from, value
     RECORD_PROMPT,         // prompt, completion or response: strings, or lists of messages
     RECORD_COMPLETIONS,    // prompt, completions: a list, a document each
+    RECORD_PREFERENCE,     // chosen, rejected, and a prompt where they do not repeat it
     RECORD_INSTRUCTION,    // instruction, output; optionally input
     RECORD_OTHER,
     NUM_RECORD_KINDS = RECORD_OTHER,
@@ -35,6 +36,7 @@ typedef struct {
 extern const RecordLevel record_levels[NUM_LEVELS];
 
 // The first kind whose keys exist: messages, conversations, instruction, completions, prompt, ...
+// Never a preference.
 RecordKind record_kind(const json_t *record);
 
 // The member, or else another one; NULL when both are missing or null
@@ -50,6 +52,10 @@ typedef struct {
 } UnknownKeys;
 
 void unknown_add(UnknownKeys *unknown, const char *key, int64_t times);
+
+// A preference as a record of two completions, which the caller frees. Its answers are texts, lists
+// of messages after a prompt, or whole conversations that begin alike. NULL: *bad says why not.
+json_t *record_of_preference(json_t *record, UnknownKeys *unknown, Error *bad);
 
 // Checks the members of an object against the keys of its level, and counts unknown ones. A number
 // becomes its text where a text is also right. *bad names a key of another type, or one that must

@@ -142,6 +142,7 @@ static bool open_tokenizer(Conversion *c, Error *err) {
     v->bos = t->adds_bos ? t->bos : -1;  // as in prompts, and before random weights too
     memcpy(&v->tokenizer_hash, digest, sizeof v->tokenizer_hash);
     c->options.tokenizer = t;
+    v->pairs = c->settings->o->preference != 0;
     c->options.trains_on_all = c->settings->o->train_on != 0;
     c->options.keeps_invalid = c->settings->o->invalid_utf8 != 0;
     chat_template_open(&c->options.chat, bytes ? NULL : c->settings->model, t, &c->options.no_chat);
@@ -152,8 +153,8 @@ static bool open_tokenizer(Conversion *c, Error *err) {
 // The key covers all that changes the shards: this program's format; every byte of the files that
 // make the tokenizer and the chat template, or their absence; the day that a template writes, where
 // SOURCE_DATE_EPOCH fixes it (a run would else end at midnight); the share for validation;
-// --train-on and --invalid-utf8; the path, which tells the split, the kind, size and time of each
-// file that is read.
+// --train-on, --invalid-utf8 and --preference; the path, which tells the split, the kind, size and
+// time of each file that is read.
 static bool make_key(Conversion *c, Error *err) {
     static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja"};
     const UnitOptions *o = &c->options;
@@ -169,6 +170,7 @@ static bool make_key(Conversion *c, Error *err) {
     h = fnv1a(h, &c->val_frac, sizeof c->val_frac);
     h = fnv1a(h, &o->trains_on_all, sizeof o->trains_on_all);
     h = fnv1a(h, &o->keeps_invalid, sizeof o->keeps_invalid);
+    if (o->vocabulary.pairs) h = fnv1a(h, "pairs", 5);
     for (size_t i = 0; i < c->in.n; i++) {
         const InputFile *f = &c->in.items[i];
         if (f->kind == INPUT_LEFT_OUT) continue;

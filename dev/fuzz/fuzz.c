@@ -109,7 +109,8 @@ static BpeEncoder *encoder(int i) {
     if (opened[i]) return opened[i];
     must(i == 0 || tokenizer_open(t, dirs[i], &err));
     if (t->why_not.code) error_exit(&t->why_not);
-    unit_options[i] = (UnitOptions){.tokenizer = t, .vocabulary = {1 << 24, t->bos, t->eos, 0}};
+    unit_options[i] =
+        (UnitOptions){.tokenizer = t, .vocabulary = {1 << 24, t->bos, t->eos, 0, false}};
     if (!t->adds_bos) unit_options[i].vocabulary.bos = -1;
     return opened[i] = bpe_encoder_open(t);
 }
@@ -372,7 +373,7 @@ static bool fuzz_checkpoint(Input *in) {
     const Sources sources = {{{.weight = ALL_WEIGHTS, .num_docs = 50}}, 1};
     const Dataset train = {
         .sources = sources, .fingerprint = 5 << 12, .token_fingerprint = 6 << 12};
-    const PlanSettings plan = {1, 16, 32, 2, 970000, 0, LONG_SPLIT, PAD_TO_LONGEST};
+    const PlanSettings plan = {1, 16, 32, 2, 970000, 0, LONG_SPLIT, PAD_TO_LONGEST, false};
     const DocIndex index = {.num_docs = 50, .length = length_of, .sources = &sources};
     const char *dir = scratch(".");
     TrainingState s = {0};
