@@ -68,6 +68,8 @@ typedef struct {
 // Buffers that all layers share
 typedef struct {
     real *losses;                  // (T)
+    real *pair_losses;             // (T/2)   preference pairs only
+    float *row_weights;            // (T)     likewise, of the rows that have logits
     floatX *dresid;                // (T, C)
     floatX *dnorm;                 // (T, C)
     floatX *dqkv;                  // (T, QKV)
@@ -92,6 +94,8 @@ typedef struct {
     int64_t first_doc, num_docs;   // whose losses are told apart, by runs: see Batch; 0: none
     const int32_t *doc_runs, *runs;
     const float *run_weights;
+    int32_t num_pairs;  // 0, or each two documents have one loss, which gives the weights
+    const PairTerms *pairs;
     int32_t num_real_rows;  // repad layout only, else 0
     int32_t *real_rows, *real_position_ids;
     VarlenInfo real_docs;
@@ -116,6 +120,7 @@ typedef struct {
     int32_t max_seqlen;          // longest segment: positions in the rope table
     uint32_t layouts;            // that need room of their own: 1 << LAYOUT_REPAD, LAYOUT_SHARED
     bool train;                  // gradients and optimizer state
+    bool pairs;                  // of documents: ranks.most_documents is not 0
     bool muon;                   // updates the matrices of layers by Muon, else all by AdamW
     LoraConfig lora;             // rank > 0: adapters are trained, the model is frozen
     LlamaRecompute recompute;
@@ -368,9 +373,20 @@ static inline void llama_head_train(LlamaModel *m) {
 
 static inline void llama_add_losses(LlamaModel *m) {
     const LlamaInputs *in = &m->in;
-    losses_sum(m->zero.loss_sum, m->scratch.losses, in->weights, in->num_head_rows);
-    losses_by_document(m->zero.documents + in->first_doc, m->scratch.losses, in->runs,
-                       in->run_weights, in->doc_runs, in->num_docs);
+    const LlamaScratch *s = &m->scratch;
+    if (in->num_pairs) return losses_sum(m->zero.loss_sum, s->pair_losses, NULL, in->num_pairs);
+    losses_sum(m->zero.loss_sum, s->losses, in->weights, in->num_head_rows);
+}
+
+// Tells the losses of documents apart, from which pairs have their losses and weights.
+static inline void llama_divide_losses(LlamaModel *m) {
+    const LlamaInputs *in = &m->in;
+    LlamaScratch *s = &m->scratch;
+    double *sums = m->zero.documents + in->first_doc;
+    losses_by_document(sums, s->losses, in->runs, in->run_weights, in->doc_runs, in->num_docs);
+    if (in->num_pairs)
+        pairs_weigh(s->row_weights, s->pair_losses, sums, in->pairs, in->runs, in->run_weights,
+                    in->doc_runs, in->num_head_rows, in->num_pairs);
 }
 
 // Starts from scratch.dnorm, which llama_head_train left.
@@ -471,6 +487,10 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->doc_runs = llama_stage(m, b->doc_runs, in->num_docs + 1);
     in->runs = llama_stage(m, b->runs, 2 * num_runs);
     in->run_weights = (float *)llama_stage(m, (int32_t *)b->run_weights, num_runs);
+    in->num_pairs = b->num_pairs;
+    if (b->num_pairs) in->weights = m->scratch.row_weights, m->staged += m->staged % 2;  // 8 bytes
+    in->pairs = (PairTerms *)llama_stage(m, (int32_t *)b->pairs,
+                                         b->num_pairs * (int32_t)(sizeof(PairTerms) / 4));
     llama_stage_documents(m, &in->docs, b->cu_seqlens, shared ? b->shared_first : NULL,
                           shared ? b->shared_len : NULL, b->num_segments, b->max_seqlen);
     in->num_real_rows = b->num_real_rows;
@@ -523,7 +543,9 @@ static inline void llama_pass(LlamaModel *m, const Batch *b, bool train, float *
         linear_forward(m->scratch.logits, NULL, norm + t * C, &m->lm_head, n);
         llama_logits_to_host(m, logits + t * V, n);
     }
-    (train ? llama_head_train : llama_head_eval)(m);
+    (train && !m->in.num_pairs ? llama_head_train : llama_head_eval)(m);
+    llama_divide_losses(m);
+    if (train && m->in.num_pairs) llama_head_train(m);
     if (losses) {
         device_download(losses, m->scratch.losses, (size_t)b->num_head_rows * sizeof(real));
         batch_spread_losses(b, losses);
@@ -577,6 +599,11 @@ static inline void llama_next_logits(LlamaModel *m, const Batch *b, const int32_
     llama_logits_to_host(m, logits_host, n);
 }
 
+static inline const double *llama_document_losses(LlamaModel *m, const StepData *data) {
+    llama_validation_loss(m, data);
+    return zero_documents(&m->zero);
+}
+
 static inline void llama_get_grads(LlamaModel *m, float *grads, size_t first, size_t n) {
     comm_progress();
     device_download(grads, m->grads + first, n * sizeof(real));
@@ -594,6 +621,7 @@ static inline ModelFace llama_face(LlamaModel *m) {
                        .next_logits = llama_next_logits,
                        .begin_step = llama_begin_step,
                        .pass = llama_pass,
+                       .document_losses = llama_document_losses,
                        .get_grads = llama_get_grads,
                        .gather = comm_all_gather_host};
 }
@@ -785,6 +813,8 @@ static inline void llama_carve(LlamaModel *m) {
                      layer && m->settings.cache_tokens);
     }
     LLAMA_BUFFER(LLAMA_ACTIVATIONS, s->losses, T, true);
+    LLAMA_BUFFER(LLAMA_ACTIVATIONS, s->pair_losses, T / 2, m->settings.pairs);
+    LLAMA_BUFFER(LLAMA_ACTIVATIONS, s->row_weights, T, m->settings.pairs);
 
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->loss_scale, 1, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->staging, m->staging_ints, true);
@@ -869,7 +899,8 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
     if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
     m->staging_ints = (settings.cache_tokens ? 8 : 7) * T + 3 * (T + 1) + work_ints +
                       (settings.layouts & 1u << LAYOUT_REPAD ? 3 * T + 1 + work_ints : 0) +
-                      (docs ? 3 * (settings.layouts & 1u << LAYOUT_SHARED ? docs : T) + T + 1 : 1);
+                      (docs ? 3 * (settings.layouts & 1u << LAYOUT_SHARED ? docs : T) + T + 1 : 1) +
+                      (settings.pairs ? T / 2 * sizeof(PairTerms) / 4 + 1 : 0);
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");
     m->tensors =
@@ -930,7 +961,6 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
 }
 
 // ---- Weights and moments from and to files, as fp32 ---------------------------------------------
-// Every rank loads; rank 0 saves.
 
 static inline void llama_put(void *model, ParameterArena arena, size_t offset, const float *values,
                              size_t n) {

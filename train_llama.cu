@@ -26,6 +26,7 @@
 #include "data/runs/log.h"
 #include "data/runs/out_dir.h"
 #include "data/use/packing_check.h"
+#include "data/use/reference.h"
 #include "data/runs/run_data.h"
 #include "data/runs/run_options.h"
 #include "data/use/samples.h"
@@ -203,6 +204,7 @@ static LlamaSettings settings_of(const Options *o, int32_t micro_batch_tokens, i
                        .max_seqlen = o->max_seqlen,
                        .layouts = 1u << o->layout,
                        .train = data != NULL,
+                       .pairs = o->preference != 0,
                        .muon = o->optimizer == OPTIMIZER_MUON,
                        .lora = o->adapters,
                        .cache_tokens = cache_tokens};
@@ -448,17 +450,24 @@ static void validate(Run *run, int64_t step) {
     if (run->o->bench) benchmark_score(&run->bench, llama_face(run->model), step, &run->log);
     if (!d->has_val || run->o->val_every == 0) return;
     line_show(stderr, "validating: %ld tokens ...", d->val_set.tokens);
+    const DocIndex index = dataset_doc_index(&d->val);
+    PairSums all = {0};
     double sum = 0;
     for (int32_t i = 0; i < d->val.sources.n; i++) {
+        PairSums pairs = {0};
         const double part = llama_validation_loss(run->model, &d->val_steps[i]);
         line_erase(stderr);
         sum += part;
         ledger_add(&run->ledger, LEDGER_VALIDATION, step, &d->val, &d->val_steps[i].plan,
                    zero_documents(&run->model->zero));
+        for (int k = 0; k < 2; k++)
+            pairs_add(k ? &all : &pairs, &d->val_pairs, &index, &d->val_steps[i].plan,
+                      zero_documents(&run->model->zero));
         if (d->val.sources.n > 1)
-            report_validation(&run->log, step, part, &d->val_sets[i], d->val.sources.list[i].spec);
+            report_validation(&run->log, step, part, &d->val_sets[i], d->val.sources.list[i].spec,
+                              &pairs);
     }
-    report_validation(&run->log, step, sum, &d->val_set, NULL);
+    report_validation(&run->log, step, sum, &d->val_set, NULL, &all);
 }
 
 static void print_samples(Run *run) {
@@ -506,6 +515,10 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     const StepBalance balance = read_notes(run, data);
     const double *losses = ledger_add(&run->ledger, LEDGER_STEP, step + 1, &run->data->train, plan,
                                       zero_documents(&run->model->zero));
+    const DocIndex index = dataset_doc_index(&run->data->train);
+    PairSums pairs = {0};
+    pairs_add(&pairs, &run->data->loader_settings.pairs, &index, plan,
+              zero_documents(&run->model->zero));
     const StepReport report = {.o = o,
                                .step = step + 1,
                                .ms = ms,
@@ -514,6 +527,7 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
                                .loss = loss,
                                .grad_norm = scalars.grad_norm,
                                .source_losses = losses,
+                               .pairs = pairs,
                                .config = &run->model->config,
                                .skipped = scalars.scale == 0,
                                .spike = loss_is_spike(&run->state.trend, loss),
@@ -596,9 +610,9 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
                starts = step < run->o->steps || !run->resume->in_place;
     open_out_dir(run);
     if (resumes) must(parameters_load(llama_parameters(run->model), true, run->resume->dir, &err));
-    if (is_rank_0()) must(log_open(&run->log, run->o->out, log_before, step, &err));
     if (is_rank_0() && run->o->ledger)
         must(ledger_open(&run->ledger, run->o->out, resumes && log_before >= 0 ? step : -1, &err));
+    if (is_rank_0()) must(log_open(&run->log, run->o->out, log_before, step, &err));
     if (starts && is_rank_0()) must(run_options_write(run->o, resumes, &err));
     if (starts)
         log_start(&run->log, resumes ? "resume" : "start", UNPAD_VERSION, device_describe(),
@@ -662,7 +676,7 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
     static Compared all[] = {{.layout = LAYOUT_PACKED}, {.layout = LAYOUT_SHARED},
                              {.layout = LAYOUT_PADDED}, {.layout = LAYOUT_PADDED, .grouped = true},
                              {.layout = LAYOUT_REPAD},  {.layout = LAYOUT_ROWS}};
-    Compared *const end = all + sizeof all / sizeof *all, *c;
+    Compared *const end = all + sizeof all / sizeof *all - (o->preference > 0), *c;  // no rows
     static LlamaModel m;
     LlamaSettings largest = settings_of(o, 0, 0, d);
     largest.recompute = planned->settings.recompute;
@@ -865,6 +879,8 @@ int main(int argc, char **argv) {
                   o->model);
     run.state.frozen_crc = model.frozen_crc;
     check_replicas(&run, "the same weights", "give every rank the same files and C library");
+    if (!o->compare && !o->check_packing)
+        must(reference_open(&data, llama_face(&model), at.dir, &err));
     if (o->check_packing)
         check_packing(&model, &data, o->check_packing);
     else if (o->steps > 0)

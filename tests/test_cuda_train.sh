@@ -66,6 +66,9 @@ for kernels in "${named[-1]}" sm80; do
     has shared_prefixes_are_in_the_data_$kernels '^shared prefixes: [1-9][0-9] %' out.txt
     same_losses shared_losses_match_packed_on_the_cpu_$kernels 0.00390625 0.03125 2 cpu_alike shared_$kernels
 done
+for i in {1..20}; do echo "{\"prompt\": \"p$i\", \"chosen\": \"yes\", \"rejected\": \"no $i\"}"; done > pairs.jsonl
+check pairs "$cpu" --train pairs.jsonl --preference dpo --out boot --steps 0 --num-samples 0
+both preference '--preference dpo --train boot/tokens --micro-batch-tokens 192 --batch-tokens 384'
 both muon '--optimizer muon' --attention sm80
 [[ $cuda != *emu* ]] || check muon_updates_all_layers_at_once \
     test $((launches - adamw_launches)) -le $((2 * 7 * 20)) -a "$launches" -gt "$adamw_launches" # 7 kinds of matrices
@@ -82,10 +85,8 @@ check sample "$cuda" --model packed/final --train corpus --max-seqlen 96 --micro
 [[ $cuda = *emu* ]] || finish
 EMU_ARCH=120 EMU_RUNTIME=12060 expect an_old_toolkit_on_a_new_gpu 11 'sm_120 needs CUDA 12.8; .* 12.6' \
     "$cuda" "${common[@]}" --out refused
-EMU_ARCH=100 outcome sm_100_runs_kernels_of_sm_80 0 'attention sm80 .made for older GPUs' \
-    "$cuda" "${common[@]}" --dry-run
-expect no_sm90_kernels_on_sm_80 2 'error: .*attention' \
-    env EMU_ARCH=80 "$cuda" "${common[@]}" --attention sm90 --out refused
+EMU_ARCH=100 outcome sm_100_runs_kernels_of_sm_80 0 'attention sm80 .made for older GPUs' "$cuda" "${common[@]}" --dry-run
+expect no_sm90_kernels_on_sm_80 2 'error: .*attention' env EMU_ARCH=80 "$cuda" "${common[@]}" --attention sm90 --out refused
 # --recompute auto: as little as fits, with a 16th of the memory to spare
 large=("${common[@]}" --micro-batch-tokens 65536 --batch-tokens 65536 --dry-run)
 check plan "$cuda" "${large[@]}"
@@ -93,8 +94,7 @@ totals=$(awk '/^recompute off/ { print "off on", $3, "\non full", $7, "\nfull -"
 kernels=$(awk '$1 == "kernels" { print $2 }' out.txt)
 while read -r name next total; do
     memory=$(awk "BEGIN { printf \"%d\", 2^20 * ($kernels + ($total - $kernels) * 16 / 15 + 1) }")
-    outcome "recompute_auto_$name" 0 "$name [0-9.]+ MiB \(chosen\)" \
-        env EMU_MEMORY="$memory" "$cuda" "${large[@]}"
+    outcome "recompute_auto_$name" 0 "$name [0-9.]+ MiB \(chosen\)" env EMU_MEMORY="$memory" "$cuda" "${large[@]}"
     # 1 MiB less than that leaves too little to spare
     [ "$next" = - ] || outcome "recompute_auto_not_$name" 0 "$next [0-9.]+ MiB \(chosen\)" \
         env EMU_MEMORY=$((memory - (2 << 20))) "$cuda" "${large[@]}"

@@ -141,6 +141,14 @@ static int make_alike(int vocab, bool masked, bool weighted) {
     return num;
 }
 
+// Makes pairs of a batch's documents.
+static void set_pairs(Batch *b) {
+    b->num_pairs = b->num_docs / 2;
+    array_grow(b->pairs, &b->pair_capacity, (size_t)b->num_pairs, "pairs");
+    for (int i = 0; i < b->num_pairs; i++)
+        b->pairs[i] = (PairTerms){{0.07, 0.04 + i}, {20 * i, 3}, 0.3, 0.1, 0.02};
+}
+
 // The documents' losses add up to the batch's; they are copied to `losses`.
 static void check_documents(const LlamaModel *m, const Batch *b, double loss_sum, double *losses) {
     double sum = 0, size = 0;
@@ -237,6 +245,47 @@ static void check_shared(LlamaConfig c, bool masked, bool weighted) {
     for (int i = 0; i < 2; i++) llama_free(&m[i]);
 }
 
+// Two pairs: answers that begin alike after a prompt of 100 tokens, and short ones without a mask
+TEST(pairs_have_the_same_loss_and_gradients_in_every_layout) {
+    enum { N = 4, LONGEST = 160 };
+    static const int of_pairs[N] = {150, 141, 9, 12};
+    LlamaConfig c = tiny_config(3, 1, 4, true);
+    LlamaSettings settings = settings_of(N * LONGEST, LONGEST);
+    const Layout layouts[] = {LAYOUT_PACKED, LAYOUT_PADDED, LAYOUT_REPAD, LAYOUT_SHARED};
+    MODEL m;
+    BATCH b;
+    c.max_position_embeddings = LONGEST;
+    settings.pairs = true;
+    settings.ranks.most_documents = N * LONGEST;
+    settings.layouts |= 1u << LAYOUT_REPAD;
+    start_model(&m, &c, settings);
+    make_docs(of_pairs, N, c.vocab_size, false);
+    memcpy(pool + of_pairs[0], pool, 135 * sizeof *pool);
+    for (int d = 0, k = 0; d < 2; docs[d].targets = pool_targets + k, k += of_pairs[d++])
+        for (int i = 0; i < of_pairs[d]; i++)
+            pool_targets[k + i] = i < 99 || i + 1 == of_pairs[d] ? -1 : pool[k + i + 1];
+    docs[1].shared_len = 128;
+    batch_init(&b, N * LONGEST, N);
+    AUTO_FREE real *grads = (real *)host_calloc(m.num_elements, sizeof *grads, "gradients");
+    double expected = 0;
+    for (int i = 0; i < 4; i++) {
+        batch_fill(&b, layouts[i], docs, N, LONGEST);
+        set_pairs(&b);
+        const double loss = forward_backward_of(&m, &b, 2), *sums = zero_documents(&m.zero);
+        if (i == 0) memcpy(grads, m.grads, m.num_elements * sizeof *grads);
+        for (int k = 0; k < 2 && i == 0; k++) {
+            const PairTerms *t = &b.pairs[k];
+            const double z = t->scale[0] * (t->reference[0] - sums[2 * k]) -
+                             t->scale[1] * (t->reference[1] - sums[2 * k + 1]) - t->margin;
+            expected += 0.9 * log(1 + exp(-z)) + 0.1 * log(1 + exp(z)) + 0.02 * sums[2 * k];
+        }
+        const double error = relative_l2(m.grads, grads, m.num_elements);
+        CHECK_MSG(fabs(loss - expected) <= 2e-7 * expected, "%s: %.12g, expected %.12g",
+                  layout_name(layouts[i]), loss, expected);
+        CHECK_MSG(error <= 1e-6, "%s: gradients differ by %.3g", layout_name(layouts[i]), error);
+    }
+}
+
 TEST(shared_prefixes_have_the_losses_and_gradients_of_packed) {
     for (int round = 0; round < 5; round++) {
         check_shared(tiny_config(3, 1, 4, true), false, false);
@@ -296,6 +345,7 @@ static void golden_open(const char *name, int chunk, bool muon) {
     LlamaSettings settings = settings_of(num_tokens + 5, g.batch.max_seqlen);
     settings.muon = muon, settings.lora = adapters;
     settings.head_chunk = chunk, settings.io_chunk = (size_t)chunk;
+    settings.pairs = true, settings.ranks.most_documents = num_cu;
     llama_plan(&g.model, &config, settings);
     MUST(llama_allocate(&g.model, &err));
     if (adapters.rank > 0) {
@@ -361,6 +411,31 @@ TEST(a_weighted_loss_is_pytorchs) {
     for (int i = 0; i < g.batch.total_tokens; i++) weight_sum += fabs((double)g.batch.weights[i]);
     golden_loss(weight_sum);
     golden_close();
+}
+
+// Of make_pair_golden.py: the last six documents
+TEST(the_losses_of_pairs_are_pytorchs) {
+    const PairSettings kinds[] = {{PREFERENCE_DPO, 0.125, 9, 0.0625, 0, NULL},
+                                  {PREFERENCE_SIMPO, 2, 0.5, 0, 0.25, NULL}};
+    const DocIndex index = {0};
+    double reference[6];
+    Segment pairs[6] = {0};
+    for (int k = 0; k < 2; k++) {
+        PairSettings s = kinds[k];
+        golden_open("gqa3_tied", 0, false);
+        open_expected(k == 0 ? "dpo" : "simpo");
+        const float *sums = golden_floats("reference", 6);
+        for (int d = 0; d < 6; d++) {
+            docs[d] = docs[d + 1];
+            pairs[d] = (Segment){.doc = d, .length = docs[d].length};
+            reference[d] = (double)sums[d];
+        }
+        if (k == 0) s.reference = reference;
+        batch_pack(&g.batch, docs, 6);
+        pairs_fill(&g.batch, &s, &index, pairs);
+        golden_loss(3);
+        golden_close();
+    }
 }
 
 // SHARDED: the same weights, all of them exact in bf16, in two files, as large models come. The
@@ -898,6 +973,8 @@ static double loss_of(LlamaModel *m, const Batch *b) {
     return zero_read_step(&m->zero).loss_sum / b->num_targets;
 }
 
+static bool paired;  // documents, whose weights are floats
+
 // Every element of every tensor: fourth-order central differences, relative L2 per tensor.
 static void check_model_gradient(const LlamaConfig *c, Layout layout, bool masked) {
     MODEL m;
@@ -906,10 +983,13 @@ static void check_model_gradient(const LlamaConfig *c, Layout layout, bool maske
     LlamaSettings settings = settings_of(64, 10);
     BATCH b;
     settings.layouts |= 1u << LAYOUT_REPAD;
+    settings.pairs = paired;
+    settings.ranks.most_documents = 6;
     start_model(&m, c, settings);
     make_docs(lengths, 6, c->vocab_size, masked);
     batch_init(&b, 64, 64);
     batch_fill(&b, layout, docs, 6, 10);
+    if (paired) set_pairs(&b);
     forward_backward(&m, &b);
     for (int i = 0; i < m.num_trained; i++) {
         const Parameter *t = &m.tensors[i];
@@ -922,7 +1002,8 @@ static void check_model_gradient(const LlamaConfig *c, Layout layout, bool maske
                    e = d - m.grads[t->offset + k];
             error += e * e, norm += d * d;
         }
-        CHECK_MSG(sqrt(error / norm) <= 1e-8, "%s: relative L2 %.3g", t->name, sqrt(error / norm));
+        CHECK_MSG(sqrt(error / norm) <= (paired ? 0x1p-24 : 1e-8), "%s: relative L2 %.3g", t->name,
+                  sqrt(error / norm));
     }
 }
 
@@ -949,6 +1030,12 @@ GRADIENTS(padded, ONE_LAYER, PADDED, true, 0)
 GRADIENTS(rows, ONE_LAYER, ROWS, false, 0)
 GRADIENTS(repad, ONE_LAYER, REPAD, true, 0)
 GRADIENTS(all_adapters, VARIANT, PACKED, true, 3, 5, {1, 1, 1, 1, 1, 1, 1}, false)
+TEST(gradients_of_pairs) {
+    const LlamaConfig config = ONE_LAYER;
+    paired = true;
+    check_model_gradient(&config, LAYOUT_PACKED, true);
+    paired = false;
+}
 GRADIENTS(some_adapters, VARIANT, PACKED, false, 3, 5, {0, 1, 0, 0, 1, 0, 0}, false)
 
 #endif

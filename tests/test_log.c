@@ -31,7 +31,7 @@ static void close_log(RunLog *log) { close(log->fd); }
 
 static void put_record(RunLog *log) {
     const ValidationSet set = {1, 2, 3, 0};
-    report_validation(log, 1, 7.5, &set, NULL);
+    report_validation(log, 1, 7.5, &set, NULL, &(PairSums){0});
 }
 
 TEST(a_log_keeps_the_lines_before_a_checkpoint) {

@@ -158,12 +158,29 @@ static void source_text(char text[SOURCES_BYTES], const StepReport *r, const Sou
     }
 }
 
+// " | accuracy 61.2 % | margin 0.041": of the rewards of pairs
+static char *pairs_text(char text[64], const PairSums *p) {
+    text[0] = 0;
+    if (p->pairs > 0)
+        snprintf(text, 64, " | accuracy %.1f %% | margin %.4f", 100 * p->right / p->pairs,
+                 (p->chosen - p->rejected) / p->pairs);
+    return text;
+}
+
+static void add_pairs(json_t *record, const PairSums *p) {
+    if (p->pairs == 0) return;
+    json_object_set_new(record, "accuracy", json_float(p->right / p->pairs));
+    json_object_set_new(record, "margin", json_float((p->chosen - p->rejected) / p->pairs));
+    json_object_set_new(record, "reward_chosen", json_float(p->chosen / p->pairs));
+    json_object_set_new(record, "reward_rejected", json_float(p->rejected / p->pairs));
+}
+
 // The figures that matter most come first: a narrow terminal cuts off the end.
 static void step_text(char text[LINE_BYTES], const RunTotals *t, const StepReport *r,
                       const StepPlan *p) {
     const StepBalance *b = &r->balance;
     const char *mark = r->skipped ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "";
-    char trained[48] = "", balance[64] = "", left[24], sources[SOURCES_BYTES];
+    char trained[48] = "", balance[64] = "", left[24], sources[SOURCES_BYTES], pairs[64];
     const double ms = t->mean_ms + t->pauses_ms / (double)t->steps;
     source_text(sources, r, p->sources);
     duration_text(left, ms * 1e-3 * (double)(r->o->steps - r->step));
@@ -175,12 +192,12 @@ static void step_text(char text[LINE_BYTES], const RunTotals *t, const StepRepor
         snprintf(balance, sizeof balance, " | imbalance (%.3f)", b->measured);
     snprintf(
         text, LINE_BYTES,
-        "step %5ld/%ld | loss %.4f%s | eta %s | %.0f tok/s%s%s | lr %.2e | norm %.3f | %.0f ms | "
+        "step %5ld/%ld | loss %.4f%s%s | eta %s | %.0f tok/s%s%s | lr %.2e | norm %.3f | %.0f ms | "
         "fill %.1f %% | %ld doc%s | pairs %.1f %%%s",
-        r->step, r->o->steps, plain_nan(r->loss), mark, left, per_second(p->real_tokens, r),
-        trained, sources, lr_of(r), plain_nan(r->grad_norm), r->ms, 100 * fill_of(p), p->num_stream,
-        text_plural(p->num_stream), 100.0 * (double)p->attention_pairs / (double)p->padded_pairs,
-        balance);
+        r->step, r->o->steps, plain_nan(r->loss), mark, pairs_text(pairs, &r->pairs), left,
+        per_second(p->real_tokens, r), trained, sources, lr_of(r), plain_nan(r->grad_norm), r->ms,
+        100 * fill_of(p), p->num_stream, text_plural(p->num_stream),
+        100.0 * (double)p->attention_pairs / (double)p->padded_pairs, balance);
 }
 
 static void show_step(const RunTotals *t, const StepReport *r, const StepPlan *p) {
@@ -258,6 +275,7 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
     json_t *record = json_object();
     for (size_t i = 0; i < sizeof members / sizeof *members; i++)
         if (members[i].value) json_object_set_new(record, members[i].name, members[i].value);
+    add_pairs(record, &r->pairs);
     log_write(log, record);
 }
 
@@ -284,16 +302,21 @@ void print_trained(const RunTotals *t, bool masked) {
 }
 
 void report_validation(RunLog *log, int64_t step, double loss_sum, const ValidationSet *set,
-                       const char *source) {
+                       const char *source, const PairSums *pairs) {
     const double loss = loss_sum / (double)set->targets;
-    printf("val after step %ld%s%s | loss %.4f | %ld doc%s | %ld targets\n", step,
-           source ? " of " : "", source ? source : "", plain_nan(loss), set->docs,
-           text_plural(set->docs), set->targets);
+    char accuracy[64];
+    printf("val after step %ld%s%s | loss %.4f%s | %ld doc%s", step, source ? " of " : "",
+           source ? source : "", plain_nan(loss), pairs_text(accuracy, pairs), set->docs,
+           text_plural(set->docs));
+    printf(pairs->pairs > 0 ? "\n" : " | %ld targets\n", set->targets);
     json_t *bits = set->bytes > 0 ? json_float(loss_sum / (double)set->bytes / M_LN2) : NULL;
-    log_write(log, json_pack("{s:s, s:I, s:o, s:o*, s:I, s:I, s:I, s:o*}", "event",
-                             source ? "val_source" : "val", "step", step, "loss", json_float(loss),
-                             "bits_per_byte", bits, "docs", set->docs, "real_tokens", set->tokens,
-                             "targets", set->targets, "path", source ? json_text(source) : NULL));
+    json_t *record =
+        json_pack("{s:s, s:I, s:o, s:o*, s:I, s:I, s:I, s:o*}", "event",
+                  source ? "val_source" : "val", "step", step, "loss", json_float(loss),
+                  "bits_per_byte", bits, "docs", set->docs, "real_tokens", set->tokens, "targets",
+                  set->targets, "path", source ? json_text(source) : NULL);
+    add_pairs(record, pairs);
+    log_write(log, record);
 }
 
 void report_sample(RunLog *log, int64_t step, int number, bool ended, const char *text) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../base/path.h"
-#include "../batches/plan.h"
+#include "../batches/pairs.h"
 #include "../batches/summary.h"
 #include "../models/config.h"
 #include "run_options.h"
@@ -59,6 +59,7 @@ typedef struct {
     double read_ms, passes_ms;
     double loss, grad_norm;
     const double *source_losses;  // of a mixture (NaN: no target); NULL: not known
+    PairSums pairs;               // 0: no preference is trained
     const LlamaConfig *config;    // NULL: not known
     bool skipped;                 // loss or gradient were not finite: no weight has changed
     bool spike;                   // loss_is_spike
@@ -66,7 +67,7 @@ typedef struct {
     bool pauses;  // validation, samples or a checkpoint follow
 } StepReport;
 
-// Documents of the validation set, their tokens, and the tokens with a target
+// Documents of the validation set, their tokens, and the tokens with a target, or pairs
 typedef struct {
     int64_t docs, tokens, targets;
     int64_t bytes;  // of the targets' texts; 0: not known
@@ -76,9 +77,9 @@ typedef struct {
 // cut to its width by leaving out what matters least; each step rewrites it, and it stays every
 // run_lines_every steps, before a pause, and where it is skipped or a spike.
 void report_step(RunLog *log, RunTotals *t, const StepReport *r, const StepPlan *plan);
-// source: of a mixture; NULL: the whole set
+// source: of a mixture; NULL: the whole set. pairs: likewise
 void report_validation(RunLog *log, int64_t step, double loss_sum, const ValidationSet *set,
-                       const char *source);
+                       const char *source, const PairSums *pairs);
 
 // number: 1-based, of the samples after this step. ended: by the model's end of text.
 void report_sample(RunLog *log, int64_t step, int number, bool ended, const char *text);

@@ -86,17 +86,33 @@ static bool has_validation(const char *spec) {
     return has;
 }
 
+// A record of pairs has two documents, which --preference alone trains.
+static void check_pairs(const Dataset *ds, const Options *o, const char *path) {
+    int64_t doc = 0;
+    if (ds->pairs && !o->preference)
+        exit_with(EXIT_BAD_INPUT, "add --preference dpo or simpo, as when they were tokenized",
+                  "%s: expected documents to train on one by one, found preference pairs", path);
+    if (!o->preference) return;
+    while (doc < ds->num_docs && dataset_doc_follows(ds, doc) == doc % 2) doc++;
+    if (!ds->pairs || doc < ds->num_docs || doc % 2 != 0 || ds->weighted)
+        exit_with(EXIT_BAD_INPUT, "give JSON Lines with prompt, chosen and rejected",
+                  "%s: expected preference pairs%s", path,
+                  ds->weighted ? " without weights" : ", found other documents");
+}
+
 static void open_datasets(Data *d, const Options *o, int32_t vocab_size) {
     DatasetOptions options = {"train", vocab_size, o->boundary_token};
     if (strcmp(o->train, "data/demo") == 0 && !path_exists(o->train))
         exit_with(EXIT_BAD_INPUT, "scripts/quickstart.sh prepares it and trains; or give --train",
                   "%s: no training data yet", o->train);
     must(dataset_open(&d->train, o->train, &options, &err));
+    check_pairs(&d->train, o, o->train);
     options.split = "val";
     for (int32_t i = 0; !o->val && i < d->train.sources.n; i++)
         if (!has_validation(d->train.sources.list[i].spec)) return;
     must(dataset_open(&d->val, o->val ? o->val : o->train, &options, &err));
     d->val.weighted = false;  // validation counts every target once
+    check_pairs(&d->val, o, o->val ? o->val : o->train);
     d->has_val = true;
 }
 
@@ -144,11 +160,17 @@ static LoaderSettings make_loader_settings(const Options *o, int32_t rank, int32
                                        .num_micro = num_micro,
                                        .fill_ppm = (int32_t)lrintf(1e6f * fill),
                                        .long_docs = (LongDocs)o->long_docs,
-                                       .pad_to = (PadTo)o->pad_to},
+                                       .pad_to = (PadTo)o->pad_to,
+                                       .pairs = o->preference != 0},
                               .layout = (Layout)o->layout,
                               .rank = rank,
                               .num_ranks = num_ranks,
-                              .deterministic_reduction = reduces_deterministically(o)};
+                              .deterministic_reduction = reduces_deterministically(o),
+                              .pairs = {.kind = (Preference)o->preference,
+                                        .beta = (double)o->beta,
+                                        .gamma = (double)o->gamma,
+                                        .smoothing = (double)o->label_smoothing,
+                                        .sft_weight = (double)o->sft_weight}};
     must(plan_settings_check(&s.plan, &err));
     return s;
 }
@@ -188,6 +210,7 @@ static bool load_validation(Data *d, const Options *o, int32_t source, Error *wh
     const StepPlan *p = &d->val_steps[source].plan;
     assert(p->real_tokens == s.plan.set_tokens);
     *set = (ValidationSet){0, p->real_tokens, p->num_targets, count_bytes(d, s)};
+    if (o->preference) set->targets = p->num_stream / 2, set->bytes = 0;
     const Segment *c = p->stream;
     for (int64_t i = 0; i < p->num_stream; i++) set->docs += i == 0 || c[i].doc != c[i - 1].doc;
     *sum = (ValidationSet){sum->docs + set->docs, sum->tokens + set->tokens,
@@ -207,7 +230,8 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, LlamaConfig *co
     d->loader_settings = make_loader_settings(o, rank, num_ranks);
     const PlanSettings *plan = &d->loader_settings.plan;
     d->most_micros = plan->num_micro;
-    if (run_trains(o) && (o->ledger || d->train.sources.n > 1)) d->most_documents = o->batch_tokens;
+    if (o->preference || (run_trains(o) && (o->ledger || d->train.sources.n > 1)))
+        d->most_documents = o->batch_tokens;
     must(data_summary(&d->train_summary, &d->train, plan, &err));
     for (int32_t i = 0; d->has_val && i < d->val.sources.n; i++) {
         Error why = {0};

@@ -19,6 +19,9 @@ typedef struct {
     LoaderSettings loader_settings;
     StepData val_steps[MAX_SOURCES];  // the fixed validation set, by source
     ValidationSet val_sets[MAX_SOURCES], val_set;
+    PairSettings val_pairs;  // as in loader_settings, with validation's part of the reference
+    double *reference;       // of --preference dpo: see reference.h; NULL: none
+    size_t reference_bytes;
     int32_t most_micros;     // of a step, or of the validation of a source
     int64_t most_documents;  // likewise, where their losses are told apart; else 0
     Tokenizer tokenizer;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "../base/memory.h"
+#include "../batches/pairs.h"
 #include "../models/weights.h"
 #include "../shards/sources.h"
 #include "out_dir.h"
@@ -101,6 +102,15 @@ const Option run_option_table[] = {
         "ledger", OPTION_STRING, ledger, NULL, "", 0, 0,
         "write the loss of every document of every step and validation into ledger.bin of --out, "
         "for scripts/ledger.py; --eval --ledger=FILE: those of the documents evaluated"),
+    OPTION_GROUP("preferences"),
+    CHOICE("preference", preference, "off", "off|dpo|simpo",
+           "train on records of a prompt and two answers, chosen and rejected; dpo compares with "
+           "the model that the run starts from, simpo with no model"),
+    NUMBER("beta", beta, NULL, 0, 1e6, "scale of rewards; default: 0.1 for dpo, 2 for simpo"),
+    NUMBER("gamma", gamma, "1", -1e6, 1e6, "simpo: margin that the rewards shall differ by"),
+    NUMBER("label-smoothing", label_smoothing, "0", 0, 0.5,
+           "share of the pairs whose answers are in the wrong order"),
+    NUMBER("sft-weight", sft_weight, "0", 0, 1e6, "add so much of the chosen answer's loss"),
     OPTION_GROUP("optimizer"),
     CHOICE("optimizer", optimizer, "adamw", "adamw|muon",
            "optimizer of the layers' matrices; muon needs half the state and takes the same --lr; "
@@ -110,7 +120,7 @@ const Option run_option_table[] = {
            "rounding, saves 4 bytes a parameter; --resume converts them"),
     NUMBER("lr", lr, NULL, 0, 1e30,
            "peak learning rate; default: 2e-3 for random weights, 2e-5 for those of --model, 2e-4 "
-           "for --lora"),
+           "for --lora; a fortieth of it with --preference"),
     CHOICE("schedule", schedule, "wsd", SCHEDULE_NAMES,
            "wsd: stable, then decay over the last --decay-frac, linear or 1-sqrt"),
     NUMBER("warmup-steps", warmup_steps, "-1", -1, 1e12,
@@ -247,8 +257,9 @@ void run_options_parse(Options *o, int argc, char **argv, const char *version, i
         warning("--warmup-steps %ld, --steps %ld: the run never reaches --lr", o->warmup_steps,
                 o->steps);
     const bool own_buffer = is_given(o, "micro-batch-tokens");
-    if ((o->generate || o->eval || !own_buffer) && o->micro_batch_tokens < o->max_seqlen)
-        o->micro_batch_tokens = o->max_seqlen;
+    const int most = o->preference ? 2 * o->max_seqlen : o->max_seqlen;  // of what must fit
+    if ((o->generate || o->eval || !own_buffer) && o->micro_batch_tokens < most)
+        o->micro_batch_tokens = most;
     if (o->batch_tokens == 0) o->batch_tokens = (int64_t)o->micro_batch_tokens * num_ranks;
 }
 
@@ -317,10 +328,13 @@ typedef struct {
     float lr, weight_decay;
 } Rates;
 
+// Preferences: 5e-7 for given weights, as the code of DPO's authors has it, and 5e-6 for adapters
 static Rates default_rates(const Options *o) {
-    if (o->lora > 0) return (Rates){"adapters", 2e-4f, 0};
-    if (o->from_scratch || model_is_builtin(o)) return (Rates){"random weights", 2e-3f, 0.1f};
-    return (Rates){"given weights", 2e-5f, 0};
+    Rates r = {"given weights", 2e-5f, 0};
+    if (o->from_scratch || model_is_builtin(o)) r = (Rates){"random weights", 2e-3f, 0.1f};
+    if (o->lora > 0) r = (Rates){"adapters", 2e-4f, 0};
+    if (o->preference) r.lr /= 40;
+    return r;
 }
 
 static void choose_rates(Options *o, bool resumes) {
@@ -394,6 +408,23 @@ static void check_lora(const Options *o) {
                   "--lora and --optimizer muon: expected at most one of them");
 }
 
+static void complete_preference(Options *o, bool resumes) {
+    if (!o->preference &&
+        (o->beta > 0 || o->gamma != 1 || o->label_smoothing > 0 || o->sft_weight > 0))
+        exit_with(EXIT_USAGE, "add --preference dpo or simpo",
+                  "--beta, --gamma, --label-smoothing and --sft-weight belong to --preference");
+    if (!o->preference) return;
+    if (o->layout == LAYOUT_ROWS || o->train_on != 0 ||
+        (is_given(o, "long-docs") && o->long_docs != LONG_DROP))
+        exit_with(EXIT_USAGE, "leave the others out",
+                  "--preference: expected no --layout rows, --train-on all or --long-docs other "
+                  "than drop: a pair is trained whole, on its answers, or not at all");
+    o->long_docs = LONG_DROP;
+    if (resumes) return;
+    if (o->beta == 0) o->beta = o->preference == PREFERENCE_DPO ? 0.1f : 2;
+    if (!is_given(o, "steps") && !is_given(o, "epochs")) o->epochs = 1;
+}
+
 // Before texts are made to shards
 static void check_no_weights(const char *spec) {
     Sources sources;
@@ -414,10 +445,11 @@ static void check_training(const Options *o, int num_ranks, bool resumes) {
     if (o->ledger && o->ledger[0])
         exit_with(EXIT_USAGE, "give --ledger alone, or --eval too",
                   "--ledger=%s: a run writes ledger.bin into --out", o->ledger);
-    if (o->micro_batch_tokens < o->max_seqlen)
+    if (o->micro_batch_tokens < (o->preference ? 2 : 1) * o->max_seqlen)
         exit_with(EXIT_USAGE, "raise it, or lower --max-seqlen",
-                  "--micro-batch-tokens %d: expected at least --max-seqlen %d: a document must fit",
-                  o->micro_batch_tokens, o->max_seqlen);
+                  "--micro-batch-tokens %d: expected at least %s--max-seqlen %d: a %s must fit",
+                  o->micro_batch_tokens, o->preference ? "twice " : "", o->max_seqlen,
+                  o->preference ? "pair" : "document");
     if (o->batch_tokens % o->micro_batch_tokens != 0)
         exit_with(resumes ? EXIT_CHECKPOINT_MISFIT : EXIT_USAGE,
                   resumes ? "leave both out: a resumed run keeps the size of its steps"
@@ -473,6 +505,7 @@ void run_options_complete(Options *o, Options *was, const char *checkpoint, int 
     if (o->lora > 0)
         must(lora_config_make(&o->adapters, o->lora, o->lora_alpha, o->lora_targets, &err));
     o->adapters.nf4 = o->base == BASE_NF4;
+    complete_preference(o, resumes);
     choose_rates(o, resumes);
     check_training(o, num_ranks, resumes);
 }

@@ -28,12 +28,12 @@ typedef struct {
     bool from_scratch, overwrite, deterministic, bf16_matmul, generate, chat, eval, dry_run,
         allow_other_tokenizer, lora_merge;
     int train_on, invalid_utf8, layout, pad_to, optimizer, moments, schedule, long_docs, recompute,
-        final_dtype, compare, lora, base;
+        final_dtype, compare, lora, base, preference;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, sample_tokens, num_samples;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         log_every, replay_every, seed;
     float lr, decay_frac, min_lr_frac, weight_decay, fill, grad_clip, temperature, top_p,
-        heartbeat_seconds, lora_alpha, memory_gib, epochs;
+        heartbeat_seconds, lora_alpha, memory_gib, epochs, beta, gamma, label_smoothing, sft_weight;
     LoraConfig adapters;  // of --lora or --adapter, once the options are checked
     RunLength length;
 } Options;

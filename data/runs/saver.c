@@ -21,6 +21,9 @@ bool save_checkpoint(const SaveJob *job, const char *name, Parameters p, Error *
                                                   lora_config_text(&o->adapters, o->model), err));
     ok = model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ok ? &ck : NULL, err);
     if (!name) ok = model_files_write_moments(p, (ModelDtype)o->moments, ok ? &ck : NULL, err);
+    if (!name && d->reference)
+        ok = ok &&
+             checkpoint_write_file(&ck, "reference.bin", d->reference, d->reference_bytes, err);
     ok = ok &&
          (name || (checkpoint_write_text(&ck, "options", run_options_file(o, true), err) &&
                    state_write(&ck, &job->state, &d->loader_settings.plan, &d->train, job->version,

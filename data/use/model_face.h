@@ -1,7 +1,7 @@
 // The functions of a model that data/use calls. llama.h, which stands above, provides them.
 #pragma once
 
-#include "../batches/batch.h"
+#include "../batches/loader.h"
 #include "../models/config.h"
 
 typedef struct LlamaModel LlamaModel;  // nothing here looks inside
@@ -24,6 +24,8 @@ typedef struct {
     // losses (T) =, 0 where there is no target, and logits (T, V) =, if not NULL. train: adds the
     // batch's gradients to the model's
     void (*pass)(LlamaModel *model, const Batch *batch, bool train, float *losses, float *logits);
+    // the sums of losses (plan.num_segments) of the documents of a step, on every rank
+    const double *(*document_losses)(LlamaModel *model, const StepData *data);
     // grads (n) =  those from `first` on
     void (*get_grads)(LlamaModel *model, float *grads, size_t first, size_t n);
     // out (num_ranks, bytes) =  the data (bytes) of every rank

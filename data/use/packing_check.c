@@ -17,17 +17,28 @@ static void compare(double *largest, const float *a, const float *b, int64_t n) 
     for (int64_t i = 0; i < n; i++) keep_larger(largest, (double)a[i] - (double)b[i]);
 }
 
-// Document d of the packed batch as a batch of its own. Its targets are the next tokens, not those
-// of the packed batch, which may be wrong; a mask and weights are taken over.
+// Documents that are trained as one
+static int32_t group_of(const Batch *packed) { return packed->num_pairs > 0 ? 2 : 1; }
+
+// Document d of the packed batch, or the pair from it on, as a batch of its own. Its targets are
+// the next tokens, not those of the packed batch, which may be wrong; a mask and weights are taken
+// over.
 static void batch_alone(Batch *alone, const Batch *packed, int32_t d) {
-    const int32_t first = packed->cu_seqlens[d], n = packed->cu_seqlens[d + 1] - first;
-    const DocView doc = {.tokens = packed->tokens + first,
-                         .length = n,
-                         .next_token = n ? packed->targets[first + n - 1] : -1,
-                         .weights = packed->weights + first};
-    batch_pack(alone, &doc, 1);
-    for (int32_t t = 0; packed->masked && t < n; t++)
+    const int32_t first = packed->cu_seqlens[d], group = group_of(packed);
+    DocView docs[2];
+    for (int32_t i = 0; i < group; i++) {
+        const int32_t at = packed->cu_seqlens[d + i], n = packed->cu_seqlens[d + i + 1] - at;
+        docs[i] = (DocView){.tokens = packed->tokens + at,
+                            .length = n,
+                            .next_token = n ? packed->targets[at + n - 1] : -1,
+                            .weights = packed->weights + at};
+    }
+    batch_pack(alone, docs, group);
+    for (int32_t t = 0; packed->masked && t < alone->total_tokens; t++)
         if (packed->targets[first + t] < 0) alone->targets[t] = -1;
+    alone->num_pairs = group - 1;
+    array_grow(alone->pairs, &alone->pair_capacity, 1, "a batch");
+    if (group == 2) alone->pairs[0] = packed->pairs[d / 2];
 }
 
 static void compare_grads(PackingDelta *delta, const float *packed, const float *alone, size_t n) {
@@ -44,7 +55,8 @@ static void compare_grads(PackingDelta *delta, const float *packed, const float 
 
 PackingDelta packing_check(ModelFace m, const Batch *batch, const Batch *docs,
                            float *losses_alone) {
-    const size_t T = (size_t)batch->total_tokens, most = T + (size_t)docs->max_seqlen;
+    const int32_t group = group_of(docs), most_alone = group * docs->max_seqlen;
+    const size_t T = (size_t)batch->total_tokens, most = T + (size_t)most_alone;
     const int64_t V = m.vocab_size;
     AUTO_FREE float *logits = host_calloc(most * (size_t)V, sizeof(float), "logits"),
                     *losses = host_calloc(T, sizeof(float), "losses");
@@ -52,24 +64,27 @@ PackingDelta packing_check(ModelFace m, const Batch *batch, const Batch *docs,
     AUTO_FREE float *grads = host_calloc(2 * m.num_grads, sizeof(float), "gradients");
     Batch alone;
     PackingDelta delta = {0};
-    batch_init(&alone, docs->max_seqlen, 1);
+    batch_init(&alone, most_alone, group);
     m.begin_step(m.model, docs->num_targets);
     m.pass(m.model, batch, true, losses, logits);
     m.get_grads(m.model, grads, 0, m.num_grads);
     m.begin_step(m.model, docs->num_targets);
     for (int32_t d = 0; d < docs->num_segments; d++) {
         const int32_t first = docs->cu_seqlens[d], rows = docs->cu_seqlens[d + 1] - first,
-                      shared = batch->shared_len[d];
+                      shared = batch->shared_len[d],
+                      at = first - docs->cu_seqlens[d - d % group];  // in alone
         if (rows == 0) continue;
-        batch_alone(&alone, docs, d);
-        m.pass(m.model, &alone, true, losses_alone + first, logits_alone);
+        if (d % group == 0) {
+            batch_alone(&alone, docs, d);
+            m.pass(m.model, &alone, true, losses_alone + first, logits_alone);
+        }
         for (int32_t t = 0; t < rows; t++) {
             const int64_t row =
                 t < shared ? batch->shared_first[d] + t : batch->cu_seqlens[d] + t - shared;
             // else it may be the target of another document: the gradient shows a wrong one
-            if (alone.targets[t] >= 0)
+            if (alone.targets[at + t] >= 0)
                 compare(&delta.loss, losses + row, losses_alone + first + t, 1);
-            compare(&delta.logit, logits + row * V, logits_alone + t * V, V);
+            compare(&delta.logit, logits + row * V, logits_alone + (at + t) * V, V);
         }
     }
     m.get_grads(m.model, grads + m.num_grads, 0, m.num_grads);
