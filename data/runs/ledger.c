@@ -86,7 +86,7 @@ static bool cut(RunLog *log, int64_t keep_step, Error *err) {
 
 bool ledger_open(Ledger *l, const char *dir, int64_t keep_step, Error *err) {
     return log_open_file(&l->file, dir, "ledger.bin", keep_step < 0, err) &&
-           (keep_step < 0 || cut(&l->file, keep_step, err)) && dir_sync(dir, err);
+           (keep_step < 0 || cut(&l->file, keep_step, err));
 }
 
 const double *ledger_add(Ledger *l, LedgerKind kind, int64_t step, const Dataset *ds,
