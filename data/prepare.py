@@ -42,7 +42,7 @@ MAX_NAMED = 10  # left-out records named in warnings
 RECORDS = (("messages", "messages"), ("conversations", "conversations"),
            ("instruction", "instruction output"), ("completions", "prompt completions"),
            ("prompt", "prompt completion"), ("prompt", "prompt response"), ("parts", "parts"),
-           ("text", "text"))  # kinds, with their keys
+           ("preference", "chosen rejected"), ("text", "text"))  # kinds, with their keys
 # as in texts/records.c: s string, n number, t true, f false, l list, x left out unless rendered
 KEYS = {
     "text": "text:s",
@@ -51,6 +51,7 @@ KEYS = {
     "conversations": "conversations:l",
     "prompt": "prompt:sl completion:sl response:sl",
     "completions": "prompt:sl completions:l",
+    "preference": "prompt:sl chosen:sl rejected:sl",
     "instruction": "instruction:sn input:sn output:sn",
     "record": "weight:n images:x",
     "chat": "system:sn label:t kto_tag:t tools:x functions:x history:x image:x videos:x audios:x",
@@ -258,6 +259,9 @@ def messages_of(record):
         return [{"role": role, "content": value}] if isinstance(value, str) else value
 
     kind = kind_of(record)
+    if kind == "preference":
+        raise LeftOut("expected a chat, found chosen and rejected: leave --chat out, because "
+                      "train_llama --preference renders both")
     if kind in (None, "parts", "completions", "text"):
         raise LeftOut("expected messages, conversations, prompt and completion, or instruction and "
                       "output, found " + (", ".join(sorted(record)[:8]) or "an empty object"))
@@ -542,8 +546,10 @@ def known(record, text_key, unknown):
                 ", ".join(sorted(record)[:8]) or "null"))
         others = {k: v for k, v in record.items() if k not in ("text", key)}
         record = {"text": record[key], **others}
-    unknown.update(key for key in record if key not in TYPES[kind])
-    return {k: v for k, v in record.items() if k in TYPES[kind]}
+    pair = not text_key and {"chosen", "rejected"} <= set(record)  # --preference decides
+    keys = {*TYPES[kind], *(TYPES["preference"] if pair else ())}
+    unknown.update(set(record) - keys)
+    return {k: v for k, v in record.items() if k in keys}
 
 
 def documents(args, left_out, unknown):

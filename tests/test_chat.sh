@@ -267,6 +267,9 @@ check good_lines test "$(wc -l < good.jsonl)" -eq 3
 check rewriting run openai.jsonl --chat-template rewrites.jinja --out r.jsonl
 has rewriting_is_left_out 'left out: openai.jsonl:2: message 3: the template renders it and later' out.txt
 expect strict 3 'bad.jsonl:3: expected JSON' run bad.jsonl --strict --out none.jsonl
+echo '{"prompt": "Q", "chosen": "A", "rejected": "B"}' > pairs.jsonl
+expect pairs_are_no_parts 3 'error: pairs.jsonl: expected documents, found none' run pairs.jsonl --out none.jsonl
+has who_renders_pairs '^hint: left out: pairs.jsonl:1: expected a chat, found chosen and rejected: leave --chat out' out.txt
 while read -r template pattern; do
     expect "template_$template" 3 "$pattern" run openai.jsonl --chat-template $template.jinja --strict --out none.jsonl
 done << 'TEMPLATES'

@@ -90,6 +90,25 @@ like hub_config_and_split hf:lines.jsonl:part:test
 refused no_such_data_set 3 "hf:no/such: cannot read: Dataset 'no/such' doesn't exist on the Hub" hf:no/such
 refused hub_other_column 3 'hf:lines.jsonl:1: expected a string "body", found id, text' hf:lines.jsonl --text-key body
 PYTHONPATH=$work/missing refused without_datasets 2 'the Python package datasets is not installed' hf:lines.jsonl
+# ---- preference pairs: --preference says later whether they are trained, or keys of another kind -----------
+python << 'PY'
+turn = lambda role, text: {"role": role, "content": text}
+question, good, bad = turn("user", "Q"), turn("assistant", "A"), turn("assistant", "B")
+rows = [{"prompt": "Q", "chosen": "A", "rejected": "B"}, {"chosen": [question, good], "rejected": [question, bad]},
+        {"prompt": "Q", "messages": [question, good], "chosen": [good], "rejected": [bad]}]
+open("pairs.expected.jsonl", "w").writelines(json.dumps(row) + "\n" for row in rows)
+more = [{"id": 1, "score": None}, {"id": 2, "prompt": None, "rejected": [question, dict(bad, name=None)]}, {"weight": float("nan")}]
+open("pairs.jsonl", "w").writelines(json.dumps({**row, **m}) + "\n" for row, m in zip(rows, more))
+PY
+printf 'score,prompt,chosen,rejected\n7.5,Q,A,B\n' > pairs.csv
+for from in pairs.csv hf:pairs.jsonl pairs.jsonl; do
+    check "pairs_of_$from" run $from --out pairs.out.jsonl
+    same "pairs_of_${from}_stay_pairs" pairs.out.jsonl <(head -n "$(wc -l < pairs.out.jsonl)" pairs.expected.jsonl)
+done
+has other_keys_of_pairs_are_named '^unknown keys: id .2 records.$' out.txt
+outcome prepared_pairs_are_trained 0 '^records 3 of preference' "$release" --train pairs.out.jsonl --preference dpo --dry-run
+outcome or_messages 0 '^records 1 of messages' "$release" --train pairs.out.jsonl --dry-run
+refused a_text_key_reads_no_pairs 3 'expected a string "body", found chosen, prompt, rejected' pairs.csv --text-key body
 # ---- benchmarks: rows with the columns of the hub ----------------------------------------------------------
 python << 'PY'
 rows = {
