@@ -38,7 +38,7 @@ td:first-child { color: var(--muted); white-space: nowrap; }
 # The log
 
 def is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18
 
 
 def is_loss(value):  # null: it was not finite
@@ -58,7 +58,7 @@ def parse_record(line):
     """The record of a line of log.jsonl; None: it is not one."""
     try:
         entry = json.loads(line)
-        good = isinstance(entry["step"], int) and is_number(entry["step"]) and all(
+        good = type(entry["step"]) is int and 0 <= entry["step"] < 1e18 and all(
             test(entry.get(name, ()))
             for name, test in FIELDS.get(str(entry.get("event")), {}).items())
     except (ValueError, RecursionError, TypeError, KeyError):
@@ -175,8 +175,8 @@ def chart_svg(lines, low, high, marks=()):
 
 def figure(run, title, key, low=None, high=None, note=""):
     """A chart of a key of the steps, smoothed but for the learning rate; the scale leaves out the
-    highest twentieth, of the start and of spikes. The loss comes with validation and unusual
-    steps."""
+    highest twentieth, of the start and of spikes. Validation comes as dots, the loss also with
+    unusual steps."""
     points = [(s["step"], s[key] if is_number(s.get(key)) else None) for s in run.steps]
     shown, drawn = sorted(y for _, y in points if y is not None), thin(points)
     lines, marks = [("c0", key, drawn)], ()
@@ -184,13 +184,14 @@ def figure(run, title, key, low=None, high=None, note=""):
         smoothed = zip([x for x, _ in drawn], smooth([y for _, y in drawn]))
         lines = [("c0 faint", "", drawn), ("c0", key, list(smoothed))]
         shown = shown[:len(shown) - len(shown) // 20]
+    lines.append(("c1 dots", "validation",
+                  [(v["step"], v[key]) for v in run.vals if is_number(v.get(key))]))
     if key == "loss":
-        lines.append(("c1 dots", "validation", [(v["step"], v["loss"]) for v in run.vals]))
         marks = [(s["step"], "\u00d7" if s.get("skipped") else "\u25be") for s in run.steps
                  if s.get("skipped") or s.get("spike")]
-    svg = chart_svg([line for line in lines if line[2]],
-                    min(shown, default=0) if low is None else low,
-                    max(shown, default=1) if high is None else high, marks)
+    low = min(shown, default=0) if low is None else low
+    svg = chart_svg([line for line in lines if line[2]], low,
+                    max([*shown, low]) if high is None else high, marks)
     return f"<figure><h3>{title}</h3>{svg}<figcaption>{note}</figcaption></figure>"
 
 
@@ -198,6 +199,10 @@ def charts(run):
     for s in run.steps:
         s["percent"], s["pairs"] = 100 * s["fill"], 100 * s["attention_pairs"] / s["padded_pairs"]
     wanted = (("Loss", "loss", None, None, "Dots: validation; \u00d7 skipped, \u25be spike"),
+              ("Pairs with the larger reward on the chosen answer", "accuracy", 0, 1),
+              ("Reward of the chosen answer above the other's", "margin"),
+              ("Reward of the chosen answer", "reward_chosen"),
+              ("Reward of the rejected answer", "reward_rejected"),
               ("Real tokens/s", "tokens_per_s", 0), ("Gradient norm", "grad_norm", 0),
               ("Learning rate", "lr", 0),
               ("Real tokens, % of the buffer", "percent", 0, 100),
@@ -239,7 +244,7 @@ def table(rows):
 
 def text_of(key, value):
     if key == "time" and is_number(value):
-        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(value, 1e11)))
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(abs(value), 1e11)))
     if isinstance(value, list):
         return shlex.join(map(str, value))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

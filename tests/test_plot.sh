@@ -26,7 +26,7 @@ if __name__ == "__main__":
     lines[3:3] = ["garbage", '{"step": 3}', "[1]"]      # lines 4 to 6
     open(sys.argv[1], "w").write("\n".join(lines) + '\n{"step": 31, "lo')
 PY
-mkdir odd none diverged && python3 log.py odd/log.jsonl
+mkdir odd none diverged pairs && python3 log.py odd/log.jsonl
 head -n 1 odd/log.jsonl > none/log.jsonl
 lines_of() { python3 -c 'import json, log; print("\n".join(json.dumps(r) for r in '"$1"'))'; }
 # ---- the report -----------------------------------------------------------------------------------
@@ -44,7 +44,15 @@ figures = page.split("<figure>")[1:]
 assert len(figures) == 7 and all("<title>step 30: " in figure for figure in figures)
 assert "<title>step 14: loss " in figures[0] and "&lt;b&gt;1</td>" in page and "&lt;b&gt;2</td>" in page
 PY
-lines_of '[log.start("start", 0), dict(log.step(1), loss=None, grad_norm=None)]' > diverged/log.jsonl
+lines_of '[log.start("start", 0), dict(log.step(1, imbalance_measured=-1), loss=None, grad_norm=None)]' > diverged/log.jsonl
+pair='accuracy=s / 8, margin=s / 10 - .3, reward_chosen=-s / 100, reward_rejected=.2 - s / 8'
+lines_of "[log.start('start', 0)] + [log.step(s, $pair) for s in range(1, 9)] + [dict(log.step(s, $pair), event='val') for s in (0, 8)]" > pairs/log.jsonl
+outcome a_run_of_pairs 0 '^wrote pairs/report.html' report pairs
+check_python pairs_have_charts <<'PY'
+for figure, last, first in zip(open("pairs/report.html").read().split("<figure>")[2:6],
+                               ("accuracy 1", "margin 0.5", "reward_chosen -0.08", "reward_rejected -0.8"), (0, -0.3, 0, 0.2)):
+    assert "<title>step 8: %s<" % last in figure and "<title>step 0: validation %g<" % first in figure, last
+PY
 outcome diverged_at_once 0 '1 steps, loss not finite' report diverged
 expect no_run_given 2 'the following arguments are required' report
 expect before_the_first_step 3 'expected at least one step' report none
@@ -75,12 +83,12 @@ PY
 export PYTHONPATH=$work/stand_in
 follow=(python3 -u "$scripts/follow_run.py")
 timeout "$limit_s" "${follow[@]}" live --wandb project > followed.txt 2>&1 & pid=$!
-lines_of '[log.start("start", 0), log.step(1), log.step(2), {"event": "val", "step": 2, "loss": 4.5}]' \
+lines_of '[log.start("start", 0), log.step(1), log.step(2), {"event": "val", "step": 2, "loss": 4.5, "margin": -0.5}]' \
     > live/log.jsonl
 check follows await_line $pid '^copied .* step 2$' followed.txt
 has w_and_b_run '^init project live 40$' followed.txt
 has w_and_b_step "^log 1 .*'train/loss', 4.99" followed.txt
-has w_and_b_validation "^log 2 \[\('val/loss', 4.5\)\]" followed.txt
+has w_and_b_validation "^log 2 \[\('val/loss', 4.5\), \('val/margin', -0.5\)\]" followed.txt
 lines_of '[log.step(3)]' > third
 tr -d '\n' < third | head -c 30 >> live/log.jsonl
 sleep 1.2
@@ -105,7 +113,7 @@ mkdir others && python > others/log.jsonl <<'PY'
 import log
 full = {"time": 1, "host": "h", "command": ["a"], "device_mib": 1, "parameters": 5, "data": {"train": {}}}
 start = log.start("start", 0)
-for record in (log.step(1, read_ms=1.5, imbalance_measured=1), start, {**start, **full},
+for record in (log.step(1, read_ms=1.5, imbalance_measured=1, margin=-1, accuracy=0), start, {**start, **full},
                {**start["options"], "warmup-steps": 1}, {"event": "val", "step": 1, "loss": 3}):
     for key in [*record, "event"]:
         for value in (None, True, -1, 0, 10**400, 1e308, float("nan"), "x", "\ud800<b>", [], {}, [1], [[]], {"a": 1},
