@@ -938,9 +938,7 @@ TEST(rounding_at_random_is_unbiased) {
 TEST(nf4_has_the_bits_of_bitsandbytes) {
     enum { N = 24 * 64, FIRST = 5 * 64 };
     static struct {  // in the file's order
-        float absmax[N / 64], codes[N / 2];
-        uint32_t fp32[N];
-        float values[N];
+        float absmax[N / 64], codes[N / 2], fp32[N], values[N];
         uint16_t bf16[N];
     } want;
     static float out[N], scales[N / 64];
@@ -961,8 +959,8 @@ TEST(nf4_has_the_bits_of_bitsandbytes) {
     EACH(i, N / 2) CHECK_MSG(bytes[i] == want.codes[i], "byte %ld: %d", (long)i, bytes[i]);
     CHECK(memcmp(scales, want.absmax, sizeof scales) == 0);
     EACH(i, N) {
-        const uint32_t bits = sizeof(floatX) == 2 ? (uint32_t)want.bf16[i] << 16 : want.fp32[i];
-        CHECK_MSG(memcmp(out + i, &bits, sizeof bits) == 0, "%ld: %g", (long)i, (double)out[i]);
+        const float to = sizeof(floatX) == 2 ? moment_widen(want.bf16[i]) : want.fp32[i];
+        CHECK_MSG(memcmp(out + i, &to, sizeof to) == 0, "%ld: %g", (long)i, (double)out[i]);
     }
     device_free(q.codes), device_free(q.absmax), device_free(q.values);
 }
