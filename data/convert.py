@@ -9,7 +9,6 @@ labels_mask_X.npy is the mask of token_ids_X.npy. Files without an index need --
 which ends documents (--starts: begins them). File k becomes DIR/train_0000k_00000.bin and .idx,
 if it has a loss mask .mask, and further shards of 1e8 tokens. Files listed in DIR/convert.json are
 not converted again; shards of files that you no longer pass are deleted from DIR. Needs numpy.
-Exit codes: 2 usage, 3 bad input, 4 disk.
 """
 import csv
 import gzip
@@ -19,13 +18,12 @@ import re
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../scripts"))
-from command import BAD_INPUT, DISK, USAGE, Parser, fail, load, warn  # noqa: E402
+from command import (  # noqa: E402
+    BAD_INPUT, CRC32C, DISK, USAGE, Parser, crc32c, fail, load, run_main, warn)
 
 (np,) = load("numpy")
 SHARD_TOKENS, BLOCK = 10**8, 4096
-TABLE = np.arange(256, dtype="<u4")
-for _ in range(8):
-    TABLE = TABLE >> 1 ^ np.where(TABLE & 1, 0x82f63b78, 0).astype("<u4")
+TABLE = np.array(CRC32C, "<u4")
 
 
 def check(ok, what, hint="the file is damaged or cut short: copy it again", code=BAD_INPUT):
@@ -39,13 +37,6 @@ def crc32c_rows(data):
     for column in np.ascontiguousarray(data.T):
         crc = crc >> 8 ^ TABLE[(crc ^ column) & 255]
     return ~crc
-
-
-def crc32c(data):
-    crc, table = 0xffffffff, TABLE.tolist()
-    for byte in data:
-        crc = crc >> 8 ^ table[(crc ^ byte) & 255]
-    return np.array([crc ^ 0xffffffff], "<u4").tobytes()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -312,4 +303,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

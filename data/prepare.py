@@ -15,7 +15,6 @@ what is trained on, and which chats are left out. With --bench, rows of a benchm
 {"context", "choices", "answer"} for train_llama --bench, with lm-evaluation-harness's prompts:
 zero-shot, or after the questions that --shots has about the subject. A row without an answer, as
 in test splits, is an error.
-Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
 import argparse
 import collections
@@ -36,7 +35,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../scripts"))
 from command import (  # noqa: E402
-    BAD_INPUT, DISK, USAGE, Parser, fail, load, printable, warn)
+    BAD_INPUT, USAGE, Parser, fail, load, printable, run_main, warn, write)
 
 MAX_NAMED = 10  # left-out records named in warnings
 RECORDS = (("messages", "messages"), ("conversations", "conversations"),
@@ -581,29 +580,17 @@ def documents(args, left_out, unknown):
             yield found, line
 
 
-def write(args, left_out, unknown):
-    """Writes under a temporary name first."""
-    count, temporary = 0, args.out + ".tmp"
-    try:
-        os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
-        with open(temporary, "w", encoding="ascii", newline="\n") as f:
-            for count, (_, line) in enumerate(documents(args, left_out, unknown), 1):
-                f.write(line + "\n")
-        if count == 0:
-            fail(BAD_INPUT, "%s: expected documents, found none" % " ".join(args.input),
-                 "left out: %s" % "; ".join(left_out[:3]))
-        os.replace(temporary, args.out)
-    except OSError as e:
-        fail(DISK, "%s: %s" % (e.filename or args.out, e.strerror),
-             "check the space and the permissions of --out")
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-    print("wrote %s: %d documents" % (printable(args.out), count))
+def lines(args, left_out, unknown):
+    line = None
+    for _, line in documents(args, left_out, unknown):
+        yield line + "\n"
+    if line is None:
+        fail(BAD_INPUT, "%s: expected documents, found none" % " ".join(args.input),
+             "left out: %s" % ("; ".join(left_out[:3]) or "nothing; are the files empty?"))
 
 
-def prepare(args):
-    left_out, unknown = [], collections.Counter()
+def main():
+    args, left_out, unknown = parse_args(), [], collections.Counter()
     if args.show:
         for found, _ in itertools.islice(documents(args, left_out, unknown), args.show):
             parts = found.get("parts") or [[found.get("text") or str(found), False]]
@@ -612,7 +599,9 @@ def prepare(args):
                 print("[[%s]]" % text if trained else text, end="")
             print("\n")
     else:
-        write(args, left_out, unknown)
+        os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
+        print("wrote %s: %d documents" % (
+            printable(args.out), write(args.out, lines(args, left_out, unknown))))
     for why in left_out[:MAX_NAMED]:
         warn("left out: " + why)
     if len(left_out) > MAX_NAMED:
@@ -639,7 +628,7 @@ def parse_args():
     p.add_argument("--strict", action="store_true",
                    help="stop at the first record that would be left out")
     args = p.parse_args()
-    if not args.out and not args.show:
+    if not args.out and not args.show or (args.show or 0) < 0:
         p.error("expected --out FILE.jsonl, or --show N")
     if args.shots and args.bench != "mmlu":  # there each question of a subject has the same ones
         p.error("expected --bench mmlu with --shots: other benchmarks draw them for each question")
@@ -647,7 +636,4 @@ def parse_args():
 
 
 if __name__ == "__main__":
-    try:
-        prepare(parse_args())
-    except KeyboardInterrupt:
-        fail(130, "interrupted; nothing was changed in --out", "run the same command again")
+    run_main(main)

@@ -2,9 +2,22 @@
 import argparse
 import importlib
 import os
+import struct
 import sys
 
 USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7  # exit codes
+
+CRC32C = list(range(256))
+for _ in range(8):
+    CRC32C = [crc >> 1 ^ (0x82f63b78 if crc & 1 else 0) for crc in CRC32C]
+
+
+def crc32c(data):
+    """The checksum that seals our files, as 4 bytes"""
+    crc = 0xffffffff
+    for byte in data:
+        crc = crc >> 8 ^ CRC32C[(crc ^ byte) & 255]
+    return struct.pack("<I", crc ^ 0xffffffff)
 
 
 def printable(text):
@@ -21,14 +34,38 @@ def fail(code, what, hint):
     sys.exit(code)
 
 
-def write(path, text):
-    """A whole file, or the old one"""
+def write(path, lines):
+    """A whole file, or the old one; how many lines. A link stays one, and what is no file is kept."""
+    real, count = os.path.realpath(path), 0
+    partial = f"{real}.tmp-{os.getpid()}"
     try:
-        with open(f"{path}.tmp-{os.getpid()}", "x", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        os.replace(file.name, path)
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OSError(0, "expected a regular file")
+        with open(partial, "x", encoding="utf-8", errors="replace", newline="\n") as file:
+            for count, line in enumerate(lines, 1):
+                file.write(line)
+        os.replace(partial, real)
     except OSError as e:
-        fail(DISK, f"{path}: cannot write: {e.strerror}", "give --out FILE elsewhere")
+        fail(DISK, f"{path}: cannot write: {e.strerror}",
+             "check the space and the permissions, or give another file")
+    finally:
+        if os.path.exists(partial):
+            os.remove(partial)
+    return count
+
+
+def run_main(main):
+    """Runs a program, whose other errors are caught where they happen."""
+    try:
+        main()
+        print(end="", flush=True)
+    except KeyboardInterrupt:
+        fail(130, "interrupted", "run the same command again")
+    except OSError as e:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes again
+        if isinstance(e, BrokenPipeError):  # of head or less, as if by its signal
+            sys.exit(141)
+        fail(DISK, f"{e.filename or 'standard output'}: {e.strerror}", "check it, and the space")
 
 
 class Parser(argparse.ArgumentParser):

@@ -6,15 +6,13 @@ For the models that the trainer reads and writes (Llama, Mistral, Qwen2, Qwen3, 
 byte-level BPE. --type (default bf16) applies to matrices; vectors are f32. q8_0 uses 8 bits per
 element and an f16 scale per 32; matrices whose rows are not multiples of 32 become f16. Needs the
 Python package gguf (and its numpy). MODEL.gguf must not exist; it appears when it is complete.
-
-Exit codes: 0 done, 2 usage, 3 bad input, 4 disk, 7 NaN or Inf in the weights.
 """
 import glob
 import json
 import math
 import os
 
-from command import BAD_INPUT, DISK, DIVERGED, USAGE, Parser, fail, load, warn
+from command import BAD_INPUT, DISK, DIVERGED, USAGE, Parser, fail, load, run_main, warn
 
 gguf, numpy = load("gguf", "numpy")
 # model_type: llama.cpp's architecture, and the tensors of a layer
@@ -317,4 +315,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

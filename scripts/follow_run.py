@@ -3,7 +3,7 @@
 import os
 import time
 
-from command import BAD_INPUT, Parser, fail, load, warn
+from command import BAD_INPUT, Parser, fail, load, run_main, warn
 from report import is_number, parse_record
 
 
@@ -110,4 +110,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -4,8 +4,6 @@
 Quantized weights become bf16; llama.cpp's row order of Q and K becomes Hugging Face's. The
 tokenizer must be byte-level BPE like SmolLM2's. Needs the Python package gguf (and its numpy).
 DIR must not exist; it appears when it is complete.
-
-Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
 import json
 import os

@@ -18,19 +18,8 @@ from functools import lru_cache
 from html import escape
 from operator import add
 
-from command import BAD_INPUT, Parser, fail, write
-from report import chart_svg, short, table, whole_page
-
-TABLE = list(range(256))
-for _ in range(8):
-    TABLE = [crc >> 1 ^ (0x82f63b78 if crc & 1 else 0) for crc in TABLE]
-
-
-def is_sealed(data, end):
-    crc = 0xffffffff
-    for byte in data[:end]:
-        crc = crc >> 8 ^ TABLE[(crc ^ byte) & 255]
-    return struct.pack("<I", crc ^ 0xffffffff) == data[end:end + 4]
+from command import BAD_INPUT, Parser, crc32c, fail, run_main, write
+from report import chart_svg, parse_record, short, table, whole_page
 
 
 def blocks(path):
@@ -42,9 +31,9 @@ def blocks(path):
     with file:
         while head := file.read(32):
             magic, version, kind, step, n = struct.unpack("<8sIIqQ", head.ljust(32))
-            known = magic == b"UNPADLGR" and version == 1 and n < 1 << 32
+            known = magic == b"UNPADLGR" and version == 1 and 48 * n < os.path.getsize(path)
             data = head + file.read(48 * n + 4) if known else head
-            if not known or not is_sealed(data, 32 + 48 * n):
+            if not known or crc32c(data[:-4]) != data[-4:]:
                 fail(BAD_INPUT, f"{path}: expected whole blocks, found another after step {step}",
                      "--resume keeps what is before it")
             yield kind, step, struct.iter_unpack("<qqddIIII", data[32:-4])
@@ -133,9 +122,10 @@ def drop(documents, found, share, out):
             if {(path, number), (path, 0) if len(records) == 1 else None} & dropped:
                 line = json.dumps({**json.loads(line), "weight": 0}, ensure_ascii=False)
             lines.append(line + "\n" if line.strip() else "")
-    write(out, "".join(lines))
-    print(f"wrote {out}: {sum(map(bool, lines))} records, {len(dropped)} with weight 0, whose loss was "
-          f"{score(documents[worst[-1]]):.3f} or more above that of their steps" if worst else "")
+    write(out, lines)
+    print(f"wrote {out}: {sum(map(bool, lines))} records, {len(dropped)} with weight 0" + (
+        f", whose loss was {score(documents[worst[-1]]):.3f} or more above that of their steps"
+        if worst else ""))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -179,22 +169,25 @@ def main():
     parser.add_argument("--drop", type=float, metavar="SHARE", help="of the documents, such as 0.05")
     parser.add_argument("--out", help="the page, or with --drop the records")
     args = parser.parse_args()
+    if not 0 <= (args.drop or 0) <= 1:
+        parser.error(f"--drop: expected a share from 0 to 1, found {args.drop}")
     run = args.run if os.path.isdir(args.run) else os.path.dirname(args.run) or "."
     documents, curve = read(os.path.join(run, "ledger.bin") if run == args.run else args.run)
     spec = "tokens"
-    for line in open(os.path.join(run, "log.jsonl")) if run == args.run else ():
-        spec = json.loads(line).get("options", {}).get("train", spec)
+    log = os.path.join(run, "log.jsonl" if run == args.run else "")
+    for line in open(log, errors="replace") if os.path.isfile(log) else ():
+        spec = (parse_record(line) or {}).get("options", {}).get("train", spec)
     sources = re.sub(r":[0-9.e+-]+(,|$)", r"\1", spec).split(",")
     found = origins(run, sources)
-    if args.drop:
+    if args.drop is not None:
         return drop(documents, found, args.drop, args.out or os.path.join(run, "weights.jsonl"))
     shown = list(sections(documents, sources, found, args.top))
     for title, rows in shown:
         print(f"== {title}", *(f"{name:>8}  {text}" for name, text in rows), sep="\n")
     out = args.out or os.path.join(run, "ledger.html")
-    write(out, page(os.path.basename(os.path.abspath(run)), curve, shown))
+    write(out, [page(os.path.basename(os.path.abspath(run)), curve, shown)])
     print(f"wrote {out}: {len(documents)} documents of {len(curve)} steps")
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

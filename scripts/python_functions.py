@@ -10,8 +10,9 @@ import glob
 import hashlib
 import json
 import os
-import sys
 import warnings
+
+from command import BAD_INPUT, Parser, fail, run_main, write
 
 VAL_SHARE = 0.03
 
@@ -35,22 +36,25 @@ def is_validation(text):
     return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 2.0**64 < VAL_SHARE
 
 
-def main(directories, out):
+def main():
+    parser, lines = Parser(), ([], [])
+    parser.add_argument("sources", nargs="+", metavar="SOURCES")
+    parser.add_argument("out", metavar="DIR")
+    args = parser.parse_args()
     warnings.simplefilter("ignore")  # about the sources, such as "\\d" in a plain string
-    os.makedirs(out, exist_ok=True)
-    train, val = (open(os.path.join(out, name), "w") for name in ("train.jsonl", "val.jsonl"))
-    for directory in directories:  # without hidden files
+    for directory in args.sources:  # without hidden files
         found = glob.glob(glob.escape(directory) + "/**/*.py", recursive=True)
         for path in sorted(found, key=os.fsencode):
             with open(path, "rb") as f:
                 for text in functions(f.read()):
-                    (val if is_validation(text) else train).write(json.dumps({"text": text}) + "\n")
-    train.close()
-    val.close()
+                    lines[is_validation(text)].append(json.dumps({"text": text}) + "\n")
+    if not any(lines):
+        fail(BAD_INPUT, "%s: expected Python files with functions, found none" % args.sources[0],
+             "python_functions.py /usr/lib/python3 data/demo")
+    os.makedirs(args.out, exist_ok=True)
+    for name, found in zip(("train", "val"), lines):
+        write(os.path.join(args.out, name + ".jsonl"), found)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        sys.exit("error: expected SOURCES... DIR\n"
-                 "hint: python_functions.py /usr/lib/python3 data/demo")
-    main(sys.argv[1:-1], sys.argv[-1])
+    run_main(main)

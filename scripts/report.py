@@ -8,7 +8,7 @@ import time
 from html import escape
 from types import SimpleNamespace
 
-from command import BAD_INPUT, Parser, fail, warn, write
+from command import BAD_INPUT, Parser, fail, run_main, warn, write
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 230, 46, 8, 10, 34  # of a chart
 # Okabe and Ito's colours, which colour-blind readers can tell apart; on light and on dark pages
@@ -277,11 +277,11 @@ def main():
     path = os.path.join(args.run, "log.jsonl") if os.path.isdir(args.run) else args.run
     run = read_log(path)
     out = args.out or os.path.join(os.path.dirname(path), "report.html")
-    write(out, page(run))
+    write(out, [page(run)])
     found = facts(run)
     print(f"wrote {out}: {path}: {len(run.steps)} steps, loss {found['loss']}, validation "
           + found["validation loss"])
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -12,7 +12,7 @@ import os
 import random
 import re
 
-from command import BAD_INPUT, Parser, fail
+from command import BAD_INPUT, Parser, fail, run_main, write
 
 PARTS = {"noun": "noun", "verb": "verb", "adj": "adjective", "adv": "adverb"}
 MAX_WORDS, MAX_MEANINGS = 4000, 8
@@ -62,12 +62,9 @@ def main():
              "apt-get install wordnet-base, and give /usr/share/wordnet")
     chosen = sorted(set(words) - set(args.leave_out.split(",")))
     random.Random(1).shuffle(chosen)
-    with open(args.out + ".partial", "w", encoding="utf-8") as out:
-        for word in chosen[:MAX_WORDS]:
-            out.write(json.dumps(chat(word, words[word], files)) + "\n")
-    os.replace(args.out + ".partial", args.out)
-    print("wrote %s: %d chats" % (args.out, len(chosen[:MAX_WORDS])))
+    lines = (json.dumps(chat(word, words[word], files)) + "\n" for word in chosen[:MAX_WORDS])
+    print("wrote %s: %d chats" % (args.out, write(args.out, lines)))
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -4,10 +4,10 @@
 . "$(dirname "$0")/lib.sh"
 python=$(python3 -c 'import sys; print(sys.executable)')
 run() { "$python" "$root/data/prepare.py" "$@"; }
-# like NAME ARGUMENTS...: the documents of lines.jsonl
+# like NAME ARGUMENTS...: the documents of lines.jsonl, or of $expected
 like() {
     check "$1" run "${@:2}" --out out.jsonl
-    same "$1_as_lines" out.jsonl expected.jsonl
+    same "$1_as_lines" out.jsonl "${expected:-expected.jsonl}"
     rm -f out.jsonl
 }
 # refused NAME CODE PATTERN ARGUMENTS...: and nothing is written
@@ -37,8 +37,7 @@ like lines lines.jsonl
 like packed_lines lines.ndjson.gz
 like csv lines.csv
 like tsv lines.tsv
-check chats_of_a_table run alpaca.csv --out chats.jsonl
-same chats_of_a_table_stay_chats chats.jsonl alpaca.expected
+expected=alpaca.expected like chats_of_a_table alpaca.csv
 like other_key other.jsonl --text-key body
 refused other_column 3 'lines.csv:1: expected a string "body", found id, text' lines.csv --text-key body
 printf 'id\n1,more\n' > longer.csv
@@ -48,10 +47,15 @@ refused no_such_file 3 'absent.jsonl: cannot read: No such file' absent.jsonl
 touch notes.txt
 refused text 3 'notes.txt: expected JSONL, CSV or Parquet' notes.txt
 refused strict 3 'bad.jsonl:3: expected JSON' bad.jsonl --strict
-check bad_lines run bad.jsonl --out bad.out.jsonl
+expected=<(echo '{"text": "good"}') like bad_lines_are_left_out bad.jsonl
 has bad_line 'left out: bad.jsonl:4: expected a string "text", found a number' out.txt
-check good_line test "$(cat bad.out.jsonl)" = '{"text": "good"}'
 expect no_out 2 'expected --out' run lines.jsonl
+refused a_negative_number 2 'expected --out' lines.jsonl --show -1
+mkfifo pipe && ln -s linked.jsonl link
+expect what_is_no_file_stays 4 'pipe: cannot write: expected a regular file' run lines.jsonl --out pipe
+check a_link_stays eval 'run lines.jsonl --out link && cmp linked.jsonl expected.jsonl && [ -L link ] && [ -p pipe ]'
+expect a_full_standard_output 4 '^error: standard output' eval 'run lines.jsonl --show 1 > /dev/full'
+outcome a_reader_that_ends 141 'text 0' eval 'run lines.jsonl --show 3000 | head -n 1; (exit ${PIPESTATUS[0]})'
 expect no_such_option 2 unrecognized run lines.jsonl --frobnicate
 expect full_disk 4 'none.jsonl' bash -c 'ulimit -f 1; trap "" XFSZ; exec "$@"' - "$python" "$root/data/prepare.py" \
     lines.jsonl --out none.jsonl
@@ -64,15 +68,14 @@ fi
 expect without_zstd 2 'lines.jsonl.zst: needs the program zstd' env PATH=/nowhere \
     "$python" "$root/data/prepare.py" lines.jsonl.zst --out none.jsonl
 printf 'prompt,completion,weight,id\nQ,A,-0.5,1\nQ,B,,2\n' > weights.csv
-check weights_of_a_table run weights.csv --out weights.jsonl
-same weights_are_numbers weights.jsonl <(printf '%s\n' '{"prompt": "Q", "completion": "A", "weight": -0.5}' '{"prompt": "Q", "completion": "B"}')
+printf '%s\n' '{"prompt": "Q", "completion": "A", "weight": -0.5}' '{"prompt": "Q", "completion": "B"}' > weights
+expected=weights like weights_of_a_table weights.csv
 has unknown_keys_are_named '^unknown keys: id .2 records.$' out.txt
 printf 'text\ngr\374n\n' > latin.csv
 refused a_latin_table 3 "latin.csv: cannot read: 'utf-8' codec" latin.csv
 has how_to_convert_it '^hint: iconv -f WINDOWS-1252 -t UTF-8 latin.csv > NEW' out.txt
 printf '{"text": NaN, "prompt": "Q", "completion": "A", "weight": NaN}\n' > nan.jsonl
-check nan run nan.jsonl --out nan.out.jsonl
-check nan_is_absent test "$(cat nan.out.jsonl)" = '{"prompt": "Q", "completion": "A"}'
+expected=<(echo '{"prompt": "Q", "completion": "A"}') like nan_is_absent nan.jsonl
 # ---- data sets of a hub: a stand-in for the package -------------------------------------------------------
 mkdir hub missing
 cat > hub/datasets.py << 'PY'
@@ -136,9 +139,8 @@ for name in hellaswag arc piqa winogrande mmlu; do
 done
 same questions_of_benchmarks questions.jsonl questions.expected
 cat mmlu.jsonl mmlu.jsonl > shots.jsonl
-check bench_with_shots run mmlu.jsonl --bench mmlu --shots shots.jsonl --out question.jsonl
-same shots_come_before_the_question question.jsonl <(tail -n 1 questions.expected |
-    sed -E 's/(2 [+] 2.*Answer:)",/\1 D\\n\\n\1 D\\n\\n\1",/')
+expected=<(tail -n 1 questions.expected | sed -E 's/(2 [+] 2.*Answer:)",/\1 D\\n\\n\1 D\\n\\n\1",/') \
+    like shots_come_before_the_question mmlu.jsonl --bench mmlu --shots shots.jsonl
 sed s/algebra/art/ mmlu.jsonl > other.jsonl
 sed s/answer/x/ mmlu.jsonl > unanswered.jsonl
 refused shots_of_another_subject 3 '--shots has no question with this beginning: The following' \
@@ -157,6 +159,7 @@ printf 'import os\nX = "\\d"\n@cache\ndef f(x):\n    return x  # \xc3\xa9\nclass
 printf '    def g(self):\n        def inner(): pass\n\nasync def h(): pass' >> code/a.py
 printf 'def broken(:\n' > code/b.py
 check functions python3 "$root/scripts/python_functions.py" code functions
+expect no_functions 3 'empty: expected Python files' python3 "$root/scripts/python_functions.py" empty none
 sort functions/*.jsonl > functions.sorted
 same functions_are_documents functions.sorted <(sort << 'JSONL'
 {"text": "@cache\ndef f(x):\n    return x  # \u00e9\n"}
