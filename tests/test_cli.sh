@@ -138,6 +138,7 @@ for more in 1.01 0.99; do
     expect "start_with_${more}_times_half" 5 "^hint: $hint" "${huge[@]}" "${card[@]}"
 done
 expect help 0 '^  --micro-batch-tokens' "$train" --help
+check help_for_a_reader_that_has_ended eval 'mkfifo p && (exec 9<> p 8> p 9>&-; "$train" --help >&8); [ $? -eq 141 ]'
 expect version 0 '^unpad.c [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?[a-z]+ backend\)$' "$train" --version
 # ---- damaged and foreign checkpoints ----------------------------------------------------------------------
 expect resume_with_another_micro_batch 9 'hint: leave both out' "$train" --resume --out a --micro-batch-tokens 768

@@ -39,8 +39,8 @@ says() { expect "$1" 0 "on cpu, $2, " "${@:3}"; }       # says NAME TEXT COMMAND
 says OMP_NUM_THREADS "3 threads of $all cores \(OMP_NUM_THREADS\)" env OMP_NUM_THREADS=3,2 "${dry[@]}"
 says option_before_OMP_NUM_THREADS "1 thread of $all cores \(--threads\)" env OMP_NUM_THREADS=3 "${dry[@]}" --threads 1
 says OMP_THREAD_LIMIT "1 thread of $all cores \(OMP_THREAD_LIMIT\)" env OMP_THREAD_LIMIT=1 "${dry[@]}"
-says option_beyond_OMP_THREAD_LIMIT "1 thread of $all cores \(OMP_THREAD_LIMIT\)" \
-    env OMP_THREAD_LIMIT=1 "${dry[@]}" --threads 2
+says option_beyond_OMP_THREAD_LIMIT "1 thread of $all cores \(OMP_THREAD_LIMIT\)" env OMP_THREAD_LIMIT=1 "${dry[@]}" --threads 2
+says more_than_OpenMP_can_start "4096 threads of $all cores \(OMP_NUM_THREADS\)" env OMP_NUM_THREADS=100000 "${dry[@]}"
 says no_number "$all threads of $all cores" env OMP_NUM_THREADS=0 OMP_THREAD_LIMIT=99 "${dry[@]}"
 # Three threads tokenize, and the main one waits for them.
 yes '{"text": "as many lines as three threads and four"}' | head -n 100000 > many.jsonl

@@ -160,6 +160,7 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--any-float 1e39", "expected a number from", ""},
         {"--layout pading", "expected one of packed|padded|rows|repad, found \"pading\"",
          "--help layout"},
+        {"--train-data _", "--train-data: expected a path, found \"\"", "--help train-data"},
         {"--deterministic=1", "expected no value, found =1", "--no-"},
     };
     static const char *const wrong_steps[] = {"1e-3", "1.2345e3", "1.5", "1.2345k", "",

@@ -85,7 +85,7 @@ int machine_threads(int asked, int share, int ranks, const char **limit) {
     int n = share;
     *limit = share < cores_allowed() ? "shared by ranks" : "CPU affinity";
     if (quota < (size_t)n) n = (int)quota, *limit = "CPU quota";
-    if (usual > 0) n = usual, *limit = "OMP_NUM_THREADS";
+    if (usual > 0) n = usual < 4096 ? usual : 4096, *limit = "OMP_NUM_THREADS";
     if (asked > 0) n = asked, *limit = "--threads";
     if (most > 0 && most < n) n = most, *limit = "OMP_THREAD_LIMIT";
     return n;

@@ -9,11 +9,11 @@
 #include "file.h"
 #include "json.h"
 #include "memory.h"
+#include "signals.h"
 
 // ---- Lists of words -----------------------------------------------------------------------------
 
-enum { WORD_MAX = OPTION_TEXT_MAX };
-enum { FILE_MAX_BYTES = 1 << 26 };  // of a file of options: more than any command line gives
+enum { WORD_MAX = OPTION_TEXT_MAX, FILE_MAX_BYTES = 1 << 26 };  // more than a command line gives
 
 // Copies the next word of "a|b|c" or "a, b, c", cut off if it is too long, and moves *list past it;
 // false at the end.
@@ -105,6 +105,7 @@ static bool set_number(const Option *o, const char *text, void *at, Error *err) 
 static bool set_option(const OptionSet *set, const Option *o, const char *text, Error *err) {
     void *at = value_of(set, o);
     char expected[200];
+    if (o->kind == OPTION_DIRECTORY && !*text) return bad_value(o, text, "a path", err);
     if (is_text(o)) return *(const char **)at = text, true;
     if (o->kind == OPTION_FLAG) return *(bool *)at = strcmp(text, "true") == 0, true;
     if (o->kind != OPTION_CHOICE) return set_number(o, text, at, err);
@@ -203,8 +204,7 @@ static bool parse_one(OptionSet *set, int argc, char **argv, int *i, OptionGiver
                          "the shell leaves it as it is",
                          "%.100s: unexpected argument", argument);
     if (argument[1] != '-') return unknown_option(set->table, argument, err);
-    size_t length = equals ? (size_t)(equals - argument) : strlen(argument);
-    snprintf(name, sizeof name, "%.*s", (int)(length - 2), argument + 2);
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(argument + 2, "="), argument + 2);
     const bool off = !find_option(set->table, name) && strncmp(name, "no-", 3) == 0;
     const Option *o = find_option(set->table, name + (off ? 3 : 0));
     if (!o && giver == GIVEN_BY_RUN) return warning("--%s no longer exists", name), true;
@@ -261,8 +261,7 @@ bool options_read(OptionSet *set, const char *path, OptionGiver giver, const cha
         }
         at += strlen(at) + 1;
         snprintf(where, sizeof where, "%s:%d", path, number);
-        if (err->code) error_prefix(err, where);
-        if (err->code) err->code = EXIT_BAD_INPUT;
+        if (err->code) error_prefix(err, where), err->code = EXIT_BAD_INPUT;
     }
     return !err->code;
 }
@@ -369,6 +368,7 @@ void options_parse_or_exit(OptionSet *set, int argc, char **argv, const char *us
     const char *topic = NULL;
     must(options_parse(set, argc, argv, &topic, &err));
     if (!topic) return;
+    signals_release();  // head and less may end before we have
     if (strcmp(topic, "version") == 0)
         printf("%s\n", version);
     else

@@ -19,7 +19,7 @@ typedef enum {
     OPTION_INT64,       // int64_t
     OPTION_FLOAT,       // float
     OPTION_STRING,      // const char *, into argv, the table or the memory of the set
-    OPTION_DIRECTORY,   // the same, shown as DIR in --help
+    OPTION_DIRECTORY,   // the same, not empty, shown as DIR in --help
     OPTION_CHOICE,      // int: index into choices
 } OptionKind;
 
