@@ -154,8 +154,8 @@ PY
 outcome trains_without_them 0 '[34] documents without a target' "${run[@]}" --train weights.jsonl --out rest --steps 1
 expect no_ledger 3 'cannot read' "$root/scripts/ledger.py" tiny
 expect a_share_above_1 2 'a share from 0 to 1, found 7' "$root/scripts/ledger.py" learnt --drop 7
-rm packed/log.jsonl && printf 'UNPADLGR\1\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\377\377\377\377\0\0\0\0' > damaged/ledger.bin
-expect a_block_that_ends_beyond_its_file 3 'expected whole blocks' "$root/scripts/ledger.py" damaged
+printf 'UNPADLGR\1\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\377\377\377\377\0\0\0\0' > beyond.bin && rm packed/log.jsonl
+expect a_block_that_ends_beyond_its_file 3 'expected whole blocks' "$root/scripts/ledger.py" beyond.bin
 outcome without_a_log 0 '^wrote .*: 39 documents of 4 steps' "$root/scripts/ledger.py" packed
 expect eval_ledger_too 0 '^wrote .*: 40 documents' "$root/scripts/ledger.py" eval.bin --out eval.html
 finish
