@@ -72,7 +72,7 @@ static void must_run(const char *command) {
 // numbers in it counts by its name alone, of checkpoints only the newest, no lock. Leftovers of an
 // interrupted save, which the next start removes, count only where `strict`.
 static uint64_t tree_hash(const char *path, const char *name, bool strict, uint64_t hash) {
-    static const char *const vary[] = {"log.jsonl", "ledger.bin", "options", "trainer_state.json",
+    static const char *const vary[] = {"log.jsonl", "options", "trainer_state.json",
                                        "manifest.json", "texts.key"};
     struct dirent **list;
     const int n = scandir(path, &list, NULL, alphasort);
