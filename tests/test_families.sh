@@ -65,11 +65,12 @@ while read -r name tokenizer template bos eos exported changes; do
     family "$name" "$tokenizer" "$template" "$bos" "$eos" "$exported" "$changes"
 done << 'FAMILIES'
 llama2 llama2 llama2 <s> </s> no {}
+tinyllama llama2 tinyllama <s> </s> no {}
 llama3 llama3 llama3.2 <|begin_of_text|> <|eot_id|> yes {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}}
 smollm3 llama3 smollm3 <|endoftext|> <|im_end|> yes {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "pad_token_id": null, "num_hidden_layers": 4}
 mistral mistral mistral-7b-v3 <s> </s> no {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": null}
 qwen2 qwen qwen2.5 <|endoftext|> <|im_end|> yes {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 qwen3 qwen qwen3 <|endoftext|> <|im_end|> yes {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
-granite llama3 - <|endoftext|> <|endoftext|> yes {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12, "residual_multiplier": 0.22, "attention_multiplier": 0.0625, "logits_scaling": 8}
+granite llama3 granite3.3 <|end_of_text|> <|end_of_text|> yes {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12, "residual_multiplier": 0.22, "attention_multiplier": 0.0625, "logits_scaling": 8}
 FAMILIES
 finish

@@ -27,10 +27,13 @@ void parts_add(Parts *p, const char *text, size_t n, float weight) {
 
 // ---- Which template is it? ----------------------------------------------------------------------
 
+#define CUTOFF "Knowledge Cutoff Date: April 2024."
+#define TODAY "Today's Date: %B %d, %Y."
+#define GRANITE "You are Granite, developed by IBM. You are a helpful AI assistant."
 static const struct {
     uint64_t fingerprint;
     ChatStyle style;
-    const char *name, *heading;
+    const char *name, *heading;  // Granite: its own system message
 } known_templates[] = {
     {0x153280e3ff55d19d, CHAT_CHATML, "ChatML", ""},
     {0xbf0c34b1af07f37d, CHAT_CHATML, "SmolLM2 and Qwen2", ""},
@@ -40,6 +43,12 @@ static const struct {
     {0xedcd73b0e30a780c, CHAT_QWEN3, "Qwen3", ""},
     {0x3c8c057e28a9be07, CHAT_SMOLLM3, "SmolLM3",
      "## Metadata\n\nKnowledge Cutoff Date: June 2025\nToday Date: %d %B %Y\nReasoning Mode: /"},
+    {0x09d68eeb5c0eaa55, CHAT_GRANITE, "Granite 3.0", ""},
+    {0x08962c2f15d56767, CHAT_GRANITE, "Granite 3.1", CUTOFF "\n" TODAY "\n" GRANITE},
+    {0x2216d3c3e5056029, CHAT_GRANITE, "Granite 3.2", CUTOFF "\n" TODAY "\n" GRANITE},
+    {0x8a58e18acd9ca00a, CHAT_GRANITE, "Granite 3.3", " " CUTOFF "\n " TODAY " " GRANITE},
+    {0xd0657ba05651bd21, CHAT_GRANITE, "Granite 3.3", CUTOFF " " TODAY " " GRANITE},
+    {0x66291cf0045c2425, CHAT_ZEPHYR, "TinyLlama", ""},
     {0xba03a121d097859c, CHAT_LLAMA, "Llama 3", ""},
     {0x99799a835a31e1d3, CHAT_LLAMA, "Llama 3.1",
      "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"},
@@ -53,15 +62,21 @@ static const struct {
     {0x9780fae5bfea3cfd, CHAT_LLAMA_2, "Llama 2", ""},
 };
 
-// The texts around questions and answers in [INST], and the gap after any answer
+// The texts around turns, and the gap after any answer
 static const struct {
-    const char *gap, *open[2], *close[2];  // close: after a question, before an answer's last token
+    const char *gap;
+    const char *open[2];   // around the role; in [INST] before a question, and before an answer
+    const char *close[2];  // after a question in [INST], before an answer's last token
     bool strips[2];
     const char *system[2];  // around the system message in the first question
     bool keeps_system;      // else the template loses it in chats that end with an answer
+    const char *end;        // the token after an answer; NULL: the tokenizer's
 } turns[NUM_CHAT_STYLES] = {
-    [CHAT_CHATML... CHAT_SMOLLM3] = {.gap = "\n"},
-    [CHAT_LLAMA] = {.strips = {true, true}},
+    [CHAT_CHATML... CHAT_SMOLLM3] = {"\n", {"<|im_start|>", "\n"}, .end = "<|im_end|>"},
+    [CHAT_GRANITE] = {"\n", {"<|start_of_role|>", "<|end_of_role|>"}, .end = "<|end_of_text|>"},
+    [CHAT_ZEPHYR] = {"\n", {"<|", "|>\n"}},
+    [CHAT_LLAMA] =
+        {"", {"<|start_header_id|>", "<|end_header_id|>\n\n"}, {0}, {1, 1}, .end = "<|eot_id|>"},
     [CHAT_MISTRAL] = {"", {"[INST]", ""}, {"[/INST]", ""}, {0, 0}, {"", "\n\n"}, false},
     [CHAT_MISTRAL_0_3] = {"", {"[INST] ", " "}, {"[/INST]", ""}, {0, 1}, {"", "\n\n"}, false},
     [CHAT_MISTRAL_0_1] = {"", {" [INST] ", " "}, {" [/INST]", ""}, {0, 0}, {"", "\n\n"}, true},
@@ -127,7 +142,8 @@ static bool read_template(ChatTemplate *t, char *text) {
         t->style = known_templates[i].style;
         t->name = known_templates[i].name;
         if (localtime_r(&now, &day))
-            strftime(t->heading, sizeof t->heading, known_templates[i].heading, &day);
+            strftime(t->style == CHAT_GRANITE ? t->system : t->heading, sizeof t->heading,
+                     known_templates[i].heading, &day);
         return true;
     }
     return false;
@@ -151,20 +167,21 @@ static char *find_template(const char *dir, char *path, Error *err) {
 
 bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *tokenizer, Error *err) {
     char path[IO_PATH_MAX], hint[512];
-    *t = (ChatTemplate){.name = "ChatML", .end = "<|im_end|>"};
+    *t = (ChatTemplate){.name = "ChatML"};
+    text_copy(t->end, sizeof t->end, turns[t->style].end);
     if (!dir) return true;
     AUTO_FREE char *text = find_template(dir, path, err);
     const bool found = text, known = found && read_template(t, text);
     tokenizer_name(t->bos, sizeof t->bos, tokenizer, tokenizer->bos);
-    if (t->style == CHAT_LLAMA) text_copy(t->end, sizeof t->end, "<|eot_id|>");
-    if (t->style > CHAT_LLAMA) tokenizer_name(t->end, sizeof t->end, tokenizer, tokenizer->eos);
+    tokenizer_name(t->end, sizeof t->end, tokenizer, tokenizer->eos);
+    if (turns[t->style].end) text_copy(t->end, sizeof t->end, turns[t->style].end);
     snprintf(hint, sizeof hint,
              "python3 data/prepare.py --chat FILE%s%.300s --out parts.jsonl renders it; then "
              "--train parts.jsonl; --prompt takes a text written out",
              found ? " --model " : "", found ? dir : "");
     return known || error_set(err, EXIT_BAD_INPUT, hint,
                               "%s: expected the chat template of SmolLM2 (ChatML), SmolLM3, Llama "
-                              "2 or 3, Qwen2 to 3 or Mistral, found %s",
+                              "2 or 3, TinyLlama, Qwen2 to 3, Mistral or Granite 3, found %s",
                               path, found ? "another one" : "none");
 }
 
@@ -188,13 +205,13 @@ static void add(Parts *out, const char *text, float weight) {
 }
 
 static void open_turn(Parts *out, const ChatTemplate *t, const char *role, float weight) {
-    const bool llama = t->style == CHAT_LLAMA, question = role[0] == 'u';
+    const char *const *open = turns[t->style].open;
+    const bool question = role[0] == 'u';
     if (t->style == CHAT_LLAMA_2 && question) add(out, t->bos, false);
-    if (t->style > CHAT_LLAMA)
-        return add(out, turns[t->style].open[!question], question ? 0 : weight);
-    add(out, llama ? "<|start_header_id|>" : "<|im_start|>", weight);
+    if (t->style > CHAT_LLAMA) return add(out, open[!question], question ? 0 : weight);
+    add(out, open[0], weight);
     add(out, role, weight);
-    add(out, llama ? "<|end_header_id|>\n\n" : "\n", weight);
+    add(out, open[1], weight);
 }
 
 // The gap after a turn. Like a turn's beginning, only SmolLM3's own marks train it.

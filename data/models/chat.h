@@ -37,7 +37,9 @@ typedef struct {
 typedef enum {
     CHAT_CHATML,  // SmolLM2, Qwen2, Qwen2.5
     CHAT_QWEN3,
-    CHAT_SMOLLM3,  // up to here lines end turns; from here on a token begins the text
+    CHAT_SMOLLM3,
+    CHAT_GRANITE,  // 3.0 to 3.3
+    CHAT_ZEPHYR,   // TinyLlama; up to here lines end turns; from here on a token begins the text
     CHAT_LLAMA,    // 3 to 3.3; below, questions stand in [INST]
     CHAT_MISTRAL,  // Nemo
     CHAT_MISTRAL_0_3,
@@ -51,8 +53,8 @@ typedef enum {
 typedef struct {
     ChatStyle style;
     const char *name;       // of a model that uses it
-    char system[512];       // ChatML's, for chats without a system message; empty: none
-    char heading[128];      // with a date, before the system message
+    char system[512];       // the template's own, for chats without a system message; empty: none
+    char heading[192];      // with a date, before the system message
     char bos[64], end[64];  // texts of the tokens at the beginning and after an answer
 } ChatTemplate;
 

@@ -2,7 +2,8 @@
 """Makes tests/golden/chat: which tokens of a chat transformers trains, by its own
 apply_chat_template(..., return_assistant_tokens_mask=True), for data/prepare.py --chat and the trainer to
 agree with; golden.json for templates that prepare.py runs, models.json for those of tests/golden/chat/templates,
-which the trainer itself knows: copies of the models' own, under their licences.
+which the trainer itself knows: copies of the models' own, under their licences. The texts of Granite 3.0 and the
+second of 3.3 are from llama.cpp (llama-cpp-python 0.3.36), those of 3.1 to 3.3 from IBM (granite-common 0.4.1).
 
     pip install transformers tokenizers==0.22.2 jinja2
     python3 dev/reference/make_chat_golden.py [SMOLLM2_DIR]
@@ -41,7 +42,7 @@ SMOLLM2 = prepare.CHATML.replace(
     + SMOLLM2_SYSTEM + "<|im_end|>\n' }}{% endif %}{{", 1)
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 OF_MODELS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<think>", "</think>",
-             "<s>", "</s>", "[INST]", "[/INST]"]
+             "<s>", "</s>", "[INST]", "[/INST]", "<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"]
 # each with {% generation %}; the test also takes it out
 MARKED = {
     "smollm2": "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -177,6 +178,9 @@ QWEN3 = END + [("{%- if loop.index0 > ns.last_query_index %}",
                ("{{- '<|im_start|>' + message.role + '\\n' + content }}", "{{- content }}")]
 INSTRUCT = END + [("{{- '<|im_start|>' + message.role + '\\n' + content }}",
                    "{{- '<|im_start|>' + message.role + '\\n' }}{% generation %}{{ content }}")]
+GRANITE = [("<|end_of_role|>' + message['content'] + '<|end_of_text|>",
+            "<|end_of_role|>' }}{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|end_of_text|>' }}"
+            "{% endgeneration %}{% else %}{{ message['content'] + '<|end_of_text|>' }}{% endif %}{{ '")]
 MODELS = {  # bos, eos, what is put in place of what
     "llama3": ("<|begin_of_text|>", "<|eot_id|>", [(
         "{{ content }}", "{% if message['role'] == 'assistant' %}{{ bos_token if loop.first else '' }}"
@@ -199,6 +203,10 @@ MODELS = {  # bos, eos, what is put in place of what
                             ("-v3", '{{- " " + message["content"]|trim + eos_token}}'))},
     "llama2": ("<s>", "</s>", [("{{ ' '  + content.strip() + ' ' + eos_token }}",
                                 "{% generation %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endgeneration %}")]),
+    "tinyllama": ("<s>", "</s>", [("{{ '<|assistant|>\n'  + message['content'] + eos_token }}\n{% endif", (
+        "{{ '<|assistant|>\n' }}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{{ '\n' }}{% endif"))]),
+    "granite3.0": ("<|end_of_text|>", "<|end_of_text|>", [("'  + message['content']", "' + message['content']")] + GRANITE),
+    **{"granite3." + kind: ("<|end_of_text|>", "<|end_of_text|>", GRANITE) for kind in ("1", "2", "3", "3-line")},
     "chatml": ("<|endoftext|>", "<|im_end|>", None),
     "smollm2": ("<|endoftext|>", "<|im_end|>", None),
 }
@@ -249,24 +257,22 @@ def make_models():
             for old, new in marks:
                 assert old in marked, (name, old)
                 marked = marked.replace(old, new)
-        digests = {}
-        for kind, tokenizer in tokenizers.items():
-            own = name.replace("-7b", " ").split(" ")[0] if name[:10] in ("llama2", "mistral-7b") else "bpe"
-            if kind != ("byte" if name == "chatml" else own):
+        own = {"chatml": "byte", "tinyllama": "llama2"}.get(name, "bpe")
+        if name[:10] in ("llama2", "mistral-7b"):
+            own = name.replace("-7b", " ").split(" ")[0]
+        digests, tokenizer = [], tokenizers[own]
+        tokenizer.bos_token, tokenizer.eos_token = bos, eos
+        for messages in samples:
+            system = [i for i, m in enumerate(messages) if m["role"] == "system"]
+            lost = system if name in LOSES else [i for i in system if i > 0]
+            try:
+                assert not (name in REFUSED and lost)
+                ids, mask, straddling = expected(tokenizer, messages, marked)
+            except (AssertionError, jinja2.TemplateError):
+                digests.append("")
                 continue
-            tokenizer.bos_token, tokenizer.eos_token = bos, eos
-            digests = []
-            for messages in samples:
-                system = [i for i, m in enumerate(messages) if m["role"] == "system"]
-                lost = system if name in LOSES else [i for i in system if i > 0]
-                try:
-                    assert not (name in REFUSED and lost)
-                    ids, mask, straddling = expected(tokenizer, messages, marked)
-                except (AssertionError, jinja2.TemplateError):
-                    digests.append("")
-                    continue
-                assert ids == tokenizer.apply_chat_template(messages, chat_template=original)["input_ids"], name
-                digests.append(digest(ids, [0 if i in straddling else bit for i, bit in enumerate(mask)]))
+            assert ids == tokenizer.apply_chat_template(messages, chat_template=original)["input_ids"], name
+            digests.append(digest(ids, [0 if i in straddling else bit for i, bit in enumerate(mask)]))
         asked = tokenizers[own].apply_chat_template(
             [{"role": "user", "content": QUESTION}], chat_template=original, add_generation_prompt=True)
         golden[name] = {"tokenizer": own, "bos": bos, "eos": eos, "template": None if marks is not None else original,
