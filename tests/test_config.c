@@ -40,6 +40,7 @@ static const char *const foreign_keys[][6] = {
     [MODEL_QWEN2] = {"attention_bias", "mlp_bias", "pretraining_tp", "no_rope"},
     [MODEL_QWEN3] = {"mlp_bias", "pretraining_tp", "no_rope"},
     [MODEL_SMOLLM3] = {"pretraining_tp"},
+    [MODEL_GRANITE] = {"scale_", "auto_map", "dim_model_base"},
 };
 
 static void check_written(const LlamaConfig *c) {
@@ -101,6 +102,12 @@ TEST(built_in_configs_have_their_sizes_and_come_back) {
     CHECK(!llama_config_builtin(&c, "llama") && !llama_config_builtin(&c, ""));
 }
 
+static LlamaConfig small(const char *type, const char *more) {
+    return must_parse(printed(
+        "{'model_type':'%s',%s'vocab_size':100,'hidden_size':512,'intermediate_size':7,"
+        "'num_hidden_layers':8,'num_attention_heads':32}", type, more));
+}
+
 TEST(missing_keys_have_the_defaults_of_their_type) {
     static const struct {
         const char *type, *more;
@@ -114,10 +121,7 @@ TEST(missing_keys_have_the_defaults_of_their_type) {
                  {"smollm3", "", 4, 16, 32768, -1, -1, 2e6, true},  // 128001: not in its vocabulary
                  {"granite", "", 32, 16, 2048, 1, 2, 1e4, false}};
     for (int i = 0; i < 6; i++) {
-        const LlamaConfig c = must_parse(
-            printed("{'model_type':'%s',%s'vocab_size':100,'hidden_size':512,'intermediate_size':7,"
-                    "'num_hidden_layers':8,'num_attention_heads':32}",
-                    cases[i].type, cases[i].more));
+        const LlamaConfig c = small(cases[i].type, cases[i].more);
         CHECK(c.num_kv_heads == cases[i].kv_heads && c.head_dim == cases[i].head_dim);
         CHECK(c.max_position_embeddings == cases[i].positions);
         CHECK((c.bos.n ? c.bos.ids[0] : -1) == cases[i].bos);
@@ -128,6 +132,16 @@ TEST(missing_keys_have_the_defaults_of_their_type) {
         CHECK(llama_norm_eps(&c) == c.rms_norm_eps && c.logits_scaling == (i == 5));
         CHECK(llama_residual_scale(&c) == 0 && llama_logit_scale(&c) == 0);
     }
+}
+
+TEST(minicpm_is_granite_under_other_names) {
+    const LlamaConfig c = small("minicpm", "'scale_emb':12,'scale_depth':1.4,'dim_model_base':256,"
+                                           "'auto_map':{'A':'b'},'initializer_range':0.02,"),
+                      same = small("granite", "'embedding_multiplier':12,'logits_scaling':2,"
+                                   "'residual_multiplier':0.49497474683058323,"
+                                   "'attention_multiplier':0.25,'tie_word_embeddings':true,");
+    CHECK(memcmp(&c, &same, sizeof c) == 0);
+    check_written(&c);
 }
 
 // ---- Wrong configs: a good one with other members, or without one -------------------------------
@@ -163,7 +177,7 @@ static const struct {
     const char *base, *change, *expected;
 } bad_configs[] = {
     {NULL, "{'model_type': 'gemma'}",
-     "model_type: expected llama, mistral, qwen2, qwen3, smollm3 or granite"},
+     "model_type: expected one of llama, mistral, qwen2, qwen3, smollm3, granite, minicpm"},
     {NULL, "{'vocab_size': 1.5}", "found 1.5"},
     {NULL, "{'vocab_size': 257}", "eos_token_id"},
     {NULL, "{'num_key_value_heads': 2}", "multiple of num_key_value_heads"},

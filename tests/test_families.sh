@@ -71,6 +71,7 @@ smollm3 llama3 smollm3 <|endoftext|> <|im_end|> yes {"model_type": "smollm3", "a
 mistral mistral mistral-7b-v3 <s> </s> no {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": null}
 qwen2 qwen qwen2.5 <|endoftext|> <|im_end|> yes {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 qwen3 qwen qwen3 <|endoftext|> <|im_end|> yes {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+minicpm llama2 - <s> </s> no {"model_type": "minicpm", "architectures": ["MiniCPMForCausalLM"], "auto_map": {"AutoModel": "modeling_minicpm.MiniCPMModel"}, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16}
 granite llama3 granite3.3 <|end_of_text|> <|end_of_text|> yes {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12, "residual_multiplier": 0.22, "attention_multiplier": 0.0625, "logits_scaling": 8}
 FAMILIES
 finish

@@ -74,16 +74,16 @@ static const struct {
 } turns[NUM_CHAT_STYLES] = {
     [CHAT_CHATML... CHAT_SMOLLM3] = {"\n", {"<|im_start|>", "\n"}, .end = "<|im_end|>"},
     [CHAT_GRANITE] = {"\n", {"<|start_of_role|>", "<|end_of_role|>"}, .end = "<|end_of_text|>"},
-    [CHAT_ZEPHYR] = {"\n", {"<|", "|>\n"}},
+    [CHAT_ZEPHYR] = {"\n", .open = {"<|", "|>\n"}},
     [CHAT_LLAMA] =
         {"", {"<|start_header_id|>", "<|end_header_id|>\n\n"}, {0}, {1, 1}, .end = "<|eot_id|>"},
-    [CHAT_MISTRAL] = {"", {"[INST]", ""}, {"[/INST]", ""}, {0, 0}, {"", "\n\n"}, false},
-    [CHAT_MISTRAL_0_3] = {"", {"[INST] ", " "}, {"[/INST]", ""}, {0, 1}, {"", "\n\n"}, false},
-    [CHAT_MISTRAL_0_1] = {"", {" [INST] ", " "}, {" [/INST]", ""}, {0, 0}, {"", "\n\n"}, true},
-    [CHAT_MISTRAL_FIRST] = {" ", {"[INST] ", ""}, {" [/INST]", ""}, {0, 0}, {"", "\n\n"}, false},
-    [CHAT_MISTRAL_SECOND] = {"", {"[INST] ", ""}, {" [/INST]", ""}, {0, 0}, {"", "\n\n"}, false},
+    [CHAT_MISTRAL] = {"", {"[INST]", ""}, {"[/INST]", ""}, {0}, {"", "\n\n"}, 0, NULL},
+    [CHAT_MISTRAL_0_3] = {"", {"[INST] ", " "}, {"[/INST]", ""}, {0, 1}, {"", "\n\n"}, 0, NULL},
+    [CHAT_MISTRAL_0_1] = {"", {" [INST] ", " "}, {" [/INST]", ""}, {0}, {"", "\n\n"}, 1, NULL},
+    [CHAT_MISTRAL_FIRST] = {" ", {"[INST] ", ""}, {" [/INST]", ""}, {0}, {"", "\n\n"}, 0, NULL},
+    [CHAT_MISTRAL_SECOND] = {"", {"[INST] ", ""}, {" [/INST]", ""}, {0}, {"", "\n\n"}, 0, NULL},
     [CHAT_LLAMA_2] =
-        {"", {"[INST] ", " "}, {" [/INST]", " "}, {1, 1}, {"<<SYS>>\n", "\n<</SYS>>\n\n"}, true},
+        {"", {"[INST] ", " "}, {" [/INST]", " "}, {1, 1}, {"<<SYS>>\n", "\n<</SYS>>\n\n"}, 1, NULL},
 };
 
 // The first 8 bytes of the SHA-256 of a template, without a final newline, which Jinja removes.

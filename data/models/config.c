@@ -63,8 +63,8 @@ bool llama_config_builtin(LlamaConfig *c, const char *name) {
 
 // ---- Types of models, and keys of config.json ---------------------------------------------------
 
-static const char *const model_types[] = {"llama",   "mistral", "qwen2", "qwen3",
-                                          "smollm3", "granite", NULL},
+static const char *const model_types[] = {"llama",   "mistral", "qwen2",   "qwen3",
+                                          "smollm3", "granite", "minicpm", NULL},
                          *const rope_types[] = {"default", "linear", "llama3", "yarn", NULL};
 
 // The differences between types, and the defaults of transformers for missing keys.
@@ -95,6 +95,9 @@ static const struct {
      {SIZES(0, 0, 0, 0, 0, 0, 0, 2048), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2),
       .model_type = MODEL_GRANITE, .embedding_multiplier = 1, .residual_multiplier = 1,
       .attention_multiplier = 1, .logits_scaling = 1}},
+    {"MiniCPMForCausalLM", "auto_map scale_emb scale_depth",
+     {SIZES(0, 0, 0, 0, 0, 0, 0, 2048), REALS(1e-6f, 1e4, 0.1f), IDS(1, 2),
+      .tie_word_embeddings = true, .model_type = MODEL_MINICPM}},
     // clang-format on
 };
 
@@ -167,13 +170,9 @@ static bool refuse(const char *key, const char *expected, const json_t *item, Er
 static bool read_name(const char *const *names, const char *key, const json_t *item, void *out,
                       Error *err) {
     char expected[128] = "";
-    for (int i = 0, n = 0; names[i]; i++) {
+    for (int i = 0; names[i]; i++) {
         if (json_string_is(item, names[i])) return memcpy(out, &i, sizeof i) != NULL;
-        n += snprintf(expected + n, sizeof expected - (size_t)n, "%s%s",
-                      i == 0         ? ""
-                      : names[i + 1] ? ", "
-                                     : " or ",
-                      names[i]);
+        text_list(expected, sizeof expected, i == 0 ? "one of %s" : "%s", names[i]);
     }
     return refuse(key, expected, item, err);
 }
@@ -378,6 +377,20 @@ static bool read_own_ids(const json_t *root, const char *key, int vocab_size, To
     return true;
 }
 
+// MiniCPM is Granite under other names, and is written as Granite.
+static bool read_minicpm(LlamaConfig *c, const json_t *root, Error *err) {
+    double embedding = 1, depth = 1, base = 1;
+    const bool ok = json_get_double(root, "scale_emb", 1e-6, 1e6, &embedding, false, err) &&
+                    json_get_double(root, "scale_depth", 1e-6, 1e6, &depth, false, err) &&
+                    json_get_double(root, "dim_model_base", 1e-6, 1e6, &base, false, err);
+    c->model_type = MODEL_GRANITE;
+    c->embedding_multiplier = (float)embedding;
+    c->residual_multiplier = (float)(depth / sqrt(c->num_layers));
+    c->attention_multiplier = (float)(1 / sqrt(c->head_dim));
+    c->logits_scaling = (float)(c->hidden_size / base);
+    return ok;
+}
+
 static bool read_sizes(LlamaConfig *c, const json_t *root, Error *err) {
     if (json_is_null(json_object_get(root, "num_key_value_heads"))) c->num_kv_heads = 0;
     if (json_is_null(json_object_get(root, window->key))) c->sliding_window = 0;
@@ -394,7 +407,7 @@ static bool read_sizes(LlamaConfig *c, const json_t *root, Error *err) {
                          "hidden_size %d: expected a multiple of num_attention_heads %d",
                          c->hidden_size, c->num_heads);
     if (c->head_dim == 0) c->head_dim = c->hidden_size / c->num_heads;
-    return true;
+    return c->model_type != MODEL_MINICPM || read_minicpm(c, root, err);
 }
 
 static bool read_scaling(LlamaConfig *c, RopeType type, const json_t *rope, Error *err) {

@@ -25,7 +25,8 @@ typedef enum {
     MODEL_QWEN2,
     MODEL_QWEN3,
     MODEL_SMOLLM3,
-    MODEL_GRANITE
+    MODEL_GRANITE,
+    MODEL_MINICPM  // in a file; read as Granite
 } ModelType;
 
 // Ids that begin or end texts: of config.json, then ids that only generation_config.json has.
