@@ -73,9 +73,8 @@ static void add_candidate(BpeEncoder *e, int32_t at) {
     if (after < 0) return;
     const Merge *m = tokenizer_merge(e->tokenizer, e->pieces[at].id, e->pieces[after].id);
     if (m->pair == NO_PAIR) return;
-    Heap *h = &e->heap;
-    array_grow(h->items, &e->heap_capacity, (size_t)h->n + 1, "merges");
-    heap_push(h, m->rank, at);
+    array_grow(e->heap.items, &e->heap_capacity, (size_t)e->heap.n + 1, "merges");
+    heap_push(&e->heap, m->rank, at);
 }
 
 static void bpe_merge_pieces(BpeEncoder *e) {

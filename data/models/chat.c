@@ -167,8 +167,7 @@ static char *find_template(const char *dir, char *path, Error *err) {
 
 bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *tokenizer, Error *err) {
     char path[IO_PATH_MAX], hint[512];
-    *t = (ChatTemplate){.name = "ChatML"};
-    text_copy(t->end, sizeof t->end, turns[t->style].end);
+    *t = (ChatTemplate){.name = "ChatML", .end = "<|im_end|>"};
     if (!dir) return true;
     AUTO_FREE char *text = find_template(dir, path, err);
     const bool found = text, known = found && read_template(t, text);
@@ -214,18 +213,15 @@ static void open_turn(Parts *out, const ChatTemplate *t, const char *role, float
     add(out, open[1], weight);
 }
 
-// The gap after a turn. Like a turn's beginning, only SmolLM3's own marks train it.
-static void add_gap(Parts *out, const ChatTemplate *t, float weight) {
-    add(out, turns[t->style].gap, t->style == CHAT_SMOLLM3 ? weight : 0);
-}
-
 // The rest of a turn that is open
 static void end_turn(Parts *out, const ChatTemplate *t, const char *role, const char *text,
                      float weight) {
     const bool question = t->style > CHAT_LLAMA && role[0] == 'u';
     add(out, text, weight);
     add(out, turns[t->style].close[!question], weight);
-    if (!question) add(out, t->end, weight), add_gap(out, t, weight);
+    if (question) return;
+    add(out, t->end, weight);
+    add(out, turns[t->style].gap, t->style == CHAT_SMOLLM3 ? weight : 0);  // by its own marks
 }
 
 #define NO_THOUGHTS "<think>\n\n</think>\n"
@@ -336,19 +332,18 @@ static bool check_order(const ChatTemplate *t, const Messages *m, Error *bad) {
 static void ask_first(const ChatTemplate *t, const char *system, char **text) {
     if (t->style <= CHAT_LLAMA) return;
     const char *const *around = turns[t->style].system;
-    char *joined = NULL;
-    size_t size;
-    FILE *to = host_stream(&joined, &size, "a chat");
-    fprintf(to, "%s%s%s%s", around[0], system, around[1], *text);
-    fclose(to);
+    const char *const all[] = {around[0], system, around[1], *text};
+    Parts joined = {0};
+    for (int i = 0; i < 4; i++) add(&joined, all[i], 0);
+    free(joined.parts);
     free(*text);
-    *text = joined;
+    *text = (char *)joined.bytes;
 }
 
 // Nothing but white space
 static bool is_blank(const char *text) {
     size_t start;
-    return !text || utf8_strip(text, &start) == 0;
+    return utf8_strip(text, &start) == 0;
 }
 
 bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts *out, Error *bad) {
@@ -367,7 +362,6 @@ bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts 
         if (i == 1 && system) ask_first(t, system, &message->text);
         strip_turn(t, message->role, message->text);
         const char *text = message->text;
-        bool empty = is_blank(text) && is_blank(message->reasoning);
         open_turn(out, t, message->role,
                   t->style == CHAT_SMOLLM3 || t->style > CHAT_LLAMA ? message->weight : 0);
         if (answer && t->style == CHAT_QWEN3)
@@ -376,8 +370,7 @@ bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts 
             add(out, silent ? NO_THOUGHTS : "", message->weight);
             text += strspn(text, "\n");
         }
-        empty |= is_blank(text);
-        if (answer && empty && message->weight != 0)
+        if (answer && is_blank(text) && message->weight != 0)
             return bad_input(bad, "message %zu: expected an answer, found an empty text", i + 1);
         end_turn(out, t, message->role, text, message->weight);
     }
@@ -395,7 +388,7 @@ void chat_ask(const ChatTemplate *t, const char *system, const char *message, bo
     if (begins && system) ask_first(t, system, &text);
     if (begins) begin_chat(out, t, system);
     if (!begins && !ended) add(out, t->end, false);
-    if (!begins) add_gap(out, t, false);
+    if (!begins) add(out, turns[t->style].gap, false);
     open_turn(out, t, "user", false);
     end_turn(out, t, "user", strip_turn(t, "user", text), false);
     if (t->style <= CHAT_LLAMA) open_turn(out, t, "assistant", false);  // else the answer begins it

@@ -476,9 +476,7 @@ bool llama_config_add_ids(LlamaConfig *c, const char *config, Error *err) {
 bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     char file[IO_PATH_MAX];
     if (!path_inside(file, path, "config.json", err)) return false;
-    json_auto_t *root =
-        json_read(file, JSON_MAX_CONFIG,
-                  "expected a Hugging Face model: a directory with a config.json", err);
+    json_auto_t *root = json_read(file, JSON_MAX_CONFIG, "give a Hugging Face directory", err);
     return root && llama_config_parse(c, root, file, err) && llama_config_add_ids(c, file, err);
 }
 
