@@ -45,8 +45,7 @@ class WeightsAndBiases:
 
 
 def new_records(path):
-    """Yields the new records in lists, for ever; all of them if the log was cut, as by a resumed
-    run."""
+    """Yields the new records in lists, for ever; all of them if a resumed run has cut the log."""
     at, last = 0, b""
     while True:
         lines = []
@@ -65,8 +64,7 @@ def new_records(path):
 
 
 def copy(record, sink, last_step, wall_time):
-    """Copies the numbers of a record that comes after one of last_step at wall_time. Returns both
-    of this one."""
+    """Copies the numbers of a record after one of last_step, at wall_time; returns both of it."""
     step, event = record["step"], record.get("event")
     values = {("val/" if event else "train/") + key: value for key, value in record.items()
               if event in (None, "val") and key not in ("step", "time") and is_number(value)}

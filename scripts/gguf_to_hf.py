@@ -85,8 +85,7 @@ def tokenizer_files(model):
     if not len(set(tokens)) == len(tokens) == len(types) or min(token_ids(model).values()) < 0:
         fail(BAD_INPUT, "expected different tokens, each with a type, and ids of them", ONLY)
     special = [i for i, t in enumerate(types) if t == CONTROL]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
-                  "use_regex": True}
+    byte_level = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
     tokenizer = {
         "version": "1.0",
         "added_tokens": [{"id": i, "content": tokens[i], "single_word": False, "lstrip": False,

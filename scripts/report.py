@@ -45,8 +45,7 @@ def is_loss(value):  # null: it was not finite
     return value is None or is_number(value)
 
 
-# The fields that the report reads from each event; step records have none. Later versions may add
-# events.
+# The fields that the report reads from each event; step records have none. There may be others.
 NUMBERS = "ms lr tokens_per_s real_tokens fill attention_pairs".split()
 FIELDS = {**dict.fromkeys(("start", "resume"), {"options": lambda v: isinstance(v, dict)}),
           "val": {"loss": is_loss}, "sample": {"text": lambda v: isinstance(v, str)},
@@ -102,8 +101,7 @@ def read_log(path):
 # Charts
 
 def smooth(values):
-    """At each point the mean of as many before it as after it, fewer near the ends: no lag. None
-    (not finite) is skipped."""
+    """The mean of a point and of as many before it as after it. None (not finite) is skipped."""
     out, most = [], max(2, min(25, len(values) // 30))
     for i in range(len(values)):
         reach = min(most, i, len(values) - 1 - i)
