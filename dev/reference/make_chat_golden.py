@@ -257,9 +257,7 @@ def make_models():
             for old, new in marks:
                 assert old in marked, (name, old)
                 marked = marked.replace(old, new)
-        own = {"chatml": "byte", "tinyllama": "llama2"}.get(name, "bpe")
-        if name[:10] in ("llama2", "mistral-7b"):
-            own = name.replace("-7b", " ").split(" ")[0]
+        own = {"chatml": "byte", "tinyllama": "llama2", "llama2": "llama2", "mistral-7b": "mistral"}.get(name[:10], "bpe")
         digests, tokenizer = [], tokenizers[own]
         tokenizer.bos_token, tokenizer.eos_token = bos, eos
         for messages in samples:

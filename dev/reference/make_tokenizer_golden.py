@@ -48,9 +48,7 @@ def corpus():
 
 def tokenizer(pre, specials, ignore_merges, normalizer=None):
     t = Tokenizer(models.BPE(ignore_merges=ignore_merges))
-    if normalizer:
-        t.normalizer = normalizer
-    t.pre_tokenizer = pre
+    t.normalizer, t.pre_tokenizer = normalizer, pre
     t.decoder = decoders.ByteLevel()
     t.train_from_iterator(corpus(), trainers.BpeTrainer(
         vocab_size=400, special_tokens=specials, show_progress=False,
@@ -80,6 +78,9 @@ def characters(words, normalizer, pre, added=(), bytes_of=BYTES, **options):
         vocab_size=900, special_tokens=ends + bytes_of, limit_alphabet=120, show_progress=False))
     tree = json.loads(t.to_str())
     tree["added_tokens"] = [x for x in tree["added_tokens"] if x["content"] in ends]
+    model, made = tree["model"], dict.fromkeys("".join(merge) for merge in tree["model"]["merges"])
+    if not model["ignore_merges"]:  # all pairs that make a token, as of SentencePiece's scores
+        model["merges"] = [(x[:i], x[i:]) for x in made for i in range(1, len(x)) if {x[:i], x[i:]} <= model["vocab"].keys()]
     t = Tokenizer.from_str(json.dumps(tree))
     t.pre_tokenizer = pre
     t.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
