@@ -30,8 +30,7 @@ ROOMS = {
 }
 # A unit of one backend calls no function of the other.
 BACKENDS = {"kernels/cpu": "cpu", "kernels/comm/cpu": "cpu", "kernels/cuda": "cuda", "kernels/comm/nccl": "cuda"}
-NOT_CODE = re.compile(
-    r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|__attribute__\(\((?:[^()]|\([^()]*\))*\)\)\s*', re.S)
+NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|__attribute__\(\((?:[^()]|\([^()]*\))*\)\)\s*', re.S)
 # In column 0: a declaration, which ends with ";", or a definition, whose body begins with "{"
 FUNCTION = re.compile(r"^(?!static\b|typedef\b|#)\w[^;{}#]*?\b(\w+)\([^;{}]*?([;{])", re.M)
 # The functions of the contract belong to no unit of a backend. The units of cuda count as one.

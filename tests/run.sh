@@ -54,8 +54,7 @@ start() {
     case $suite in *.sh) files=$dir ;; esac
     printf '%s' "$began" > "$dir/began"
     { UNPAD_TEST_RUN=$dir TMPDIR=$files OMPI_MCA_btl_vader_backing_directory=$memory \
-          OMPI_MCA_btl_sm_backing_directory=$memory \
-          timeout -k 10 "$limit_s" "$suite" > "$dir/log" 2>&1 < /dev/null
+          OMPI_MCA_btl_sm_backing_directory=$memory timeout -k 10 "$limit_s" "$suite" > "$dir/log" 2>&1 < /dev/null
       echo "$? $((SECONDS - began))" > "$dir/status.new"
       mv "$dir/status.new" "$dir/status"; } &
     pids[$1]=$!

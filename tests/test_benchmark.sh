@@ -32,8 +32,7 @@ for key in list(golden)[1:]:
             assert abs(float(number) - expected) <= 1e-6 + 1e-6 * abs(expected), (key, line, expected)
             compared += 1
     total = next(l for l in lines if l.startswith("bench | " + name))
-    acc, error, acc_norm, error_norm = re.search(
-        r"acc (\S+) \+- (\S+) \| acc_norm (\S+) \+- (\S+) \|", total).groups()
+    acc, error, acc_norm, error_norm = re.search(r"acc (\S+) \+- (\S+) \| acc_norm (\S+) \+- (\S+) \|", total).groups()
     same(acc, want["acc"], 4), same(error, want["acc_stderr"], 4)
     if name != "contexts":  # there it divides by the length of the contexts
         same(acc_norm, want["acc_norm"], 4), same(error_norm, want["acc_norm_stderr"], 4)

@@ -26,8 +26,7 @@ targets() {     # targets NAME EXPECTED ARGUMENTS...
         grep -m 1 -- '-c kernels' | grep -o 'code=[a-z0-9_]*' | tr '\n' ' ')" = "$2 "
 }
 targets ptx_with_one_architecture 'code=sm_100 code=compute_80' CUDA_ARCHS=100
-targets nvcc_without_blackwell 'code=sm_80 code=sm_86 code=sm_89 code=sm_90a code=compute_80' \
-    KNOWN='70 75 80 86 87 89 90'
+targets nvcc_without_blackwell 'code=sm_80 code=sm_86 code=sm_89 code=sm_90a code=compute_80' KNOWN='70 75 80 86 87 89 90'
 targets nvcc_with_blackwell \
     'code=sm_80 code=sm_86 code=sm_89 code=sm_90a code=sm_100 code=sm_120 code=compute_80' \
     KNOWN='80 86 87 88 89 90 100 103 110 120 121'
@@ -44,6 +43,5 @@ CU
 libraries=$(grep -oE -- ' -(l|L|Xlinker )[^ ]+' <<< "$link" | tr '\n' ' ')
 check link "$nvcc" library.c -o library $libraries
 loader=$(readelf -l library | sed -n 's/.*interpreter: \(.*\)]/\1/p')
-outcome libraries_are_found_at_run_time 0 'cuBLASLt [0-9]' \
-    env -u LD_LIBRARY_PATH "$loader" --inhibit-cache ./library
+outcome libraries_are_found_at_run_time 0 'cuBLASLt [0-9]' env -u LD_LIBRARY_PATH "$loader" --inhibit-cache ./library
 finish

@@ -19,15 +19,12 @@ exact=("${run[@]}" --deterministic)
 end=step-00000002
 # ---- NCCL's calls ------------------------------------------------------------------------------------
 calls() {       # calls NAME N [CASES]
-    expect "$1" 0 '^[1-9][0-9]* passed, 0 failed, 0 skipped$' \
-        "${mpi[@]}" -n "$2" "$bin/test_cuda_nccl" --filter "${3:-}"
+    expect "$1" 0 '^[1-9][0-9]* passed, 0 failed, 0 skipped$' "${mpi[@]}" -n "$2" "$bin/test_cuda_nccl" --filter "${3:-}"
 }
 for n in "${counts[@]}"; do calls "calls_of_${n}_ranks" "$n"; done
 # NCCL's log, also of ranks without standard output
-NCCL_DEBUG=INFO expect log_of_rank_1 0 'NCCL INFO .*rank 1 ' "${mpi[@]}" -n 2 \
-    "$bin/test_cuda_nccl" --filter collected_rows
-expect a_part_beyond_the_buffer 8 'rank 0 in .*: MPI_ERR_TRUNCATE' \
-    "${mpi[@]}" -n 2 "$bin/test_cuda_nccl" --beyond
+NCCL_DEBUG=INFO expect log_of_rank_1 0 'NCCL INFO .*rank 1 ' "${mpi[@]}" -n 2 "$bin/test_cuda_nccl" --filter collected_rows
+expect a_part_beyond_the_buffer 8 'rank 0 in .*: MPI_ERR_TRUNCATE' "${mpi[@]}" -n 2 "$bin/test_cuda_nccl" --beyond
 # ---- the same bits: 6 micro-batches, divided evenly among 2 ranks but not among 4 --------------------
 within "${exact[@]}" --out d1 --steps 2 --save-every 1 || bad one_rank "exit code $?"
 for n in "${counts[@]}"; do

@@ -38,8 +38,7 @@ tsan() {        # tsan CASE EXPECTED: yes, races, or no, neither these nor wrong
     local sign='WARNING: ThreadSanitizer'
     [ "$2" = yes ] || sign+='|WRONG|FATAL'
     if [ -n "$no_tsan" ]; then skip "${1}_tsan" "$no_tsan" && return; fi
-    TSAN_OPTIONS='halt_on_error=0 report_signal_unsafe=0 history_size=4' \
-        $run build/tsan/bugs "$1" > "$out" 2>&1
+    TSAN_OPTIONS='halt_on_error=0 report_signal_unsafe=0 history_size=4' $run build/tsan/bugs "$1" > "$out" 2>&1
     judge "${1}_tsan" "$([ "$(yes_no grep -qE "$sign" "$out")" = "$2" ] ||
         grep -m 3 -E "$sign" "$out" || echo 'no race is reported')"
 }

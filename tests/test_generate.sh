@@ -264,8 +264,7 @@ for option in num_train_epochs max_steps num-iterations learning_rate lr_schedul
     done
 done > unknown.txt
 check options_of_other_trainers_have_a_hint test ! -s unknown.txt
-outcome low_fill_is_reported 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro-batch-tokens' \
-    "${quiet[@]}" --dry-run
+outcome low_fill_is_reported 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro-batch-tokens' "${quiet[@]}" --dry-run
 has epochs_are_reported '^epochs  [0-9.]+ in [0-9]+ steps$' out.txt
 # ---- the report of a real log ------------------------------------------------------------------------------
 outcome report 0 '^wrote every/report.html: every/log.jsonl: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}, lowest [0-9.]{6}$' \

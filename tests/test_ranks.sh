@@ -127,8 +127,7 @@ expect different_weights 9 'found differences in weights \(rank 1\)$' \
 check nothing_is_written_before_ranks_agree test ! -e m
 # ---- errors are said once ---------------------------------------------------------------------------------
 expect unknown_flag 2 'layot: unknown option' "${mpi[@]}" -n 4 "$train" --layot packed
-expect more_ranks_than_micro_batches 2 'start at most 2' \
-    "${mpi[@]}" -n 4 "${run[@]}" --batch-tokens 512 --out m
+expect more_ranks_than_micro_batches 2 'start at most 2' "${mpi[@]}" -n 4 "${run[@]}" --batch-tokens 512 --out m
 expect one_micro_batch_a_rank 0 '^done' "${mpi[@]}" -n 2 "${run[@]}" --batch-tokens 0 --out two --steps 1
 expect a_full_segment_a_rank 0 'fill 100.0 % \| 4 docs ' "${mpi[@]}" -n 4 "${run[@]}" --train giant.bin --val text.bin \
     --micro-batch-tokens 128 --batch-tokens 0 --out four --steps 1
@@ -139,15 +138,12 @@ expect resume_on_more_ranks_than_micro_batches 2 'hint: start at most 2' \
 expect resume_on_one_rank 0 '^done' "$train" --resume --out two --steps 2
 expect compare_on_several_ranks 2 'one rank only' "${mpi[@]}" -n 2 "${run[@]}" --compare
 # ---- one of several that MPI has not started must not train alone -----------------------------------
-expect mpi_finds_no_others 2 'started as one of 2, but MPI finds 1' \
-    env OMPI_COMM_WORLD_SIZE=2 "${run[@]}" --out m
-expect torchrun_is_refused 2 "found torchrun's WORLD_SIZE 8" \
-    env WORLD_SIZE=8 RANK=0 LOCAL_RANK=0 "${run[@]}" --out m
+expect mpi_finds_no_others 2 'started as one of 2, but MPI finds 1' env OMPI_COMM_WORLD_SIZE=2 "${run[@]}" --out m
+expect torchrun_is_refused 2 "found torchrun's WORLD_SIZE 8" env WORLD_SIZE=8 RANK=0 LOCAL_RANK=0 "${run[@]}" --out m
 has torchrun_gets_the_right_line '^hint: mpirun -n 8 ./train_llama' out.txt
 asan=$root/build/asan/train_llama
 # alone, since each of two ranks may say it
-[ ! -x "$asan" ] || expect built_without_mpi 2 'built without MPI' \
-    env OMPI_COMM_WORLD_SIZE=2 "$asan" "${common[@]}" --out m
+[ ! -x "$asan" ] || expect built_without_mpi 2 'built without MPI' env OMPI_COMM_WORLD_SIZE=2 "$asan" "${common[@]}" --out m
 # a single process starts no MPI: without its configuration MPI_Init could not
 expect a_single_process_starts_no_mpi 0 '^done' \
     env OMPI_MCA_ess=nothing OMPI_MCA_btl=nothing "${run[@]}" --out alone --steps 1

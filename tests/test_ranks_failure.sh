@@ -14,8 +14,7 @@ flags=(--model "$work/tiny" --from-scratch --train "$work/corpus" --max-seqlen 1
        --num-samples 0 --schedule constant --warmup-steps 0 --lr 1e-3 --keep 0 --threads 1
        --deterministic --steps 6 --save-every 2 --heartbeat-seconds 5)
 three=("${mpi[@]}" -n 3 "$faulty" "${flags[@]}")
-timeout -k 5 "$limit_s" "$train" "${flags[@]}" --out "$work/reference" > reference.txt 2>&1 ||
-    bad reference "exit code $?"
+timeout -k 5 "$limit_s" "$train" "${flags[@]}" --out "$work/reference" > reference.txt 2>&1 || bad reference "exit code $?"
 # ---- several jobs at a time, most of which wait; then each is checked -------------------------------
 start() { FAULT=$2 beside "$1" "${three[@]}" --out "$work/$1" "${@:3}"; }     # start NAME FAULT FLAGS...
 # ends NAME CODE PATTERN: with one error or none, no process is left, and the newest checkpoint is intact

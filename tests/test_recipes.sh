@@ -180,8 +180,7 @@ PATH=$work/bin:$PATH HF_ENDPOINT=http://127.0.0.1:9 outcome get_model_without_a_
 check it_leaves_nothing test -z "$(ls -A none)"
 expect get_model_refuses_other_names 2 'expected the name of a model' get_model gpt5
 mkdir -p there
-expect get_model_refuses_a_directory_that_is_there 2 'there: exists already' \
-    get_model smollm2-135m-instruct there
+expect get_model_refuses_a_directory_that_is_there 2 'there: exists already' get_model smollm2-135m-instruct there
 [ -z "${server:-}" ] || kill $server
 # ---- the README's commands, as printed, on a small model ------------------------------------------------
 mkdir -p readme/bin && cd readme && uneven_texts my_texts 9 && tiny_model small 24 40 8
