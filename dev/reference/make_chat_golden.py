@@ -2,8 +2,9 @@
 """Makes tests/golden/chat: which tokens of a chat transformers trains, by its own
 apply_chat_template(..., return_assistant_tokens_mask=True), for data/prepare.py --chat and the trainer to
 agree with; golden.json for templates that prepare.py runs, models.json for those of tests/golden/chat/templates,
-which the trainer itself knows: copies of the models' own, under their licences. The texts of Granite 3.0 and the
-second of 3.3 are from llama.cpp (llama-cpp-python 0.3.36), those of 3.1 to 3.3 from IBM (granite-common 0.4.1).
+which the trainer itself knows: copies of the models' own, under their licences. Granite 3.0 and the second
+of 3.3 are from llama.cpp (llama-cpp-python 0.3.36), 3.3 from IBM (granite-common 0.4.1, whose 3.2 is wrapped: unwrapped
+here, and 3.1 is it without thoughts), TinyLlama's is zephyr's; all but that second have the SHA-256 of Ollama's GGUF files.
 
     pip install transformers tokenizers==0.22.2 jinja2
     python3 dev/reference/make_chat_golden.py [SMOLLM2_DIR]
