@@ -2,15 +2,16 @@
 """Converts a Hugging Face directory to llama.cpp's file format:
 export_gguf.py DIR MODEL.gguf [--type bf16|f16|f32|q8_0]
 
-For the models that the trainer reads and writes (Llama, Mistral, Qwen2, Qwen3, SmolLM3, Granite) with
-byte-level BPE. --type (default bf16) applies to matrices; vectors are f32. q8_0 uses 8 bits per
-element and an f16 scale per 32; matrices whose rows are not multiples of 32 become f16. Needs the
-Python package gguf (and its numpy). MODEL.gguf must not exist; it appears when it is complete.
+For the models that the trainer writes (Llama, Mistral, Qwen2, Qwen3, SmolLM3, Granite), with BPE,
+byte-level or SentencePiece's. --type (default bf16) applies to matrices; vectors are f32. q8_0 uses
+8 bits per element and an f16 scale per 32; matrices whose rows are not multiples of 32 become f16.
+Needs the Python package gguf. MODEL.gguf must not exist; it appears when it is complete.
 """
 import glob
 import json
 import math
 import os
+from itertools import groupby
 
 from command import BAD_INPUT, DISK, DIVERGED, USAGE, Parser, fail, load, run_main, warn
 
@@ -40,7 +41,12 @@ LLAMA3_WORDS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{
 # How text is cut into words before ByteLevel, and the normalizer: llama.cpp's name
 PRE_TOKENIZERS = {(None, None): "gpt-2", ("Digits", None): "smollm",
                   (LLAMA3_WORDS % "{1,3}", None): "llama-bpe", (LLAMA3_WORDS % "", "NFC"): "qwen2"}
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
+# SentencePiece's spaces: the normalizers of Llama 2, or the pre_tokenizer of Mistral 0.3
+SPACES = [{"type": "Prepend", "prepend": "\u2581"},
+          {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "split": False}
+BYTES = {"<0x%02X>" % i for i in range(256)}
+NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # types of tokens
 
 
 def bad(path, what, hint="llama.cpp's convert_hf_to_gguf.py knows more of them"):
@@ -131,25 +137,47 @@ def pre_tokenizer_name(tokenizer, path):
     return PRE_TOKENIZERS[cut, normalizer.get("type")]
 
 
+def put_sentencepiece(w, tokenizer, texts, path):
+    """llama.cpp joins any two tokens that make one, those of the highest score first."""
+    model, pre, normal = (tokenizer.get(k) or {} for k in ("model", "pre_tokenizer", "normalizer"))
+    vocab, never = model["vocab"], pre.get("prepend_scheme") == "never"
+    pairs = [tuple(m.split(" ") if isinstance(m, str) else m) for m in model["merges"]]
+    made = ["".join(pair) for pair in pairs]
+    words = [text for text, _ in groupby(made) if text.strip("\u2581")]  # spaces alternate
+    scores = {text: -float(rank) for rank, text in reversed([*enumerate(made)])}  # the first rank
+    every = {p for t in vocab for i in range(len(t)) if {*(p := (t[:i], t[i:]))} <= vocab.keys()}
+    spaced = pre == {**pre, **METASPACE} if pre else normal.get("normalizers") == SPACES
+    if not spaced or pre and normal or model.get("ignore_merges"):
+        bad(path, "expected BPE that splits text as Llama 2 or Mistral do, found another")
+    if {*pairs} != every or len(words) > len({*words}) or not BYTES <= vocab.keys():
+        bad(path, "expected SentencePiece's merges and bytes, found others")
+    if pre and not never:
+        warn("%s: llama.cpp adds a space to text that begins with one or follows a special token" % path)
+    w.add_token_scores([scores.get(text, 0.0) for text in texts])
+    w.add_add_space_prefix(not never)
+
+
 def put_tokenizer(w, source, c):
     path, vocab_size = os.path.join(source, "tokenizer.json"), c["vocab_size"]
     tokenizer = read_json(path)
+    model, own = tokenizer["model"], BYTES if tokenizer["model"].get("byte_fallback") else ()
     texts, types = ["[PAD%d]" % i for i in range(vocab_size)], [UNUSED] * vocab_size
-    for i, text, kind in [(i, text, NORMAL) for text, i in tokenizer["model"]["vocab"].items()] + [
+    for i, text, kind in [(i, t, BYTE if t in own else NORMAL) for t, i in model["vocab"].items()] + [
             (t["id"], t["content"], CONTROL if t["special"] else USER_DEFINED)
             for t in tokenizer["added_tokens"]]:
         if i >= vocab_size:
-            bad(path, "expected at most the %d tokens of config.json, found id %d"
-                % (vocab_size, i))
+            bad(path, "expected at most the %d tokens of config.json, found id %d" % (vocab_size, i))
         texts[i], types[i] = text, kind
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre(pre_tokenizer_name(tokenizer, path))
+    w.add_tokenizer_model("llama" if own else "gpt2")
+    w.add_tokenizer_pre("default" if own else pre_tokenizer_name(tokenizer, path))
     w.add_token_list(texts)
     w.add_token_types(types)
-    # llama.cpp needs merges, and the package writes no empty list: add one that never applies
-    w.add_token_merges([m if isinstance(m, str) else " ".join(m)
-                        for m in tokenizer["model"]["merges"]] or ["<none> <none>"])
-    if tokenizer.get("normalizer"):
+    if own:
+        put_sentencepiece(w, tokenizer, texts, path)
+    else:  # llama.cpp needs merges, and the package writes no empty list: one that never applies
+        w.add_token_merges([m if isinstance(m, str) else " ".join(m)
+                            for m in model["merges"]] or ["<none> <none>"])
+    if tokenizer.get("normalizer") and not own:
         warn("%s: llama.cpp does not normalise texts (NFC): decomposed characters give other "
              "tokens there" % path)
     special = gguf.SpecialVocab(source, n_vocab=vocab_size)
