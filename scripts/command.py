@@ -1,4 +1,4 @@
-"""How the Python programs end on an error, what they import if it is installed, and checksums."""
+"""How the Python programs end on an error, and what they import only where it is installed."""
 import argparse
 import importlib
 import os
@@ -6,16 +6,6 @@ import struct
 import sys
 
 USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7  # exit codes
-TABLE = list(range(256))
-for _ in range(8):
-    TABLE = [crc >> 1 ^ (0x82f63b78 if crc & 1 else 0) for crc in TABLE]
-
-
-def crc32c(data):
-    crc = 0xffffffff
-    for byte in data:
-        crc = crc >> 8 ^ TABLE[(crc ^ byte) & 255]
-    return (crc ^ 0xffffffff).to_bytes(4, "little")
 
 CRC32C = list(range(256))
 for _ in range(8):

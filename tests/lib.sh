@@ -118,8 +118,7 @@ same() { judge "$1" "$(cmp "$2" "$3" 2>&1)"; }  # same NAME FILE FILE
 differ() { judge "$1" "$(cmp -s "$2" "$3"; [ $? -eq 1 ] || echo "$2 and $3 are the same, or cannot be read")"; }
 # has NAME PATTERN FILE: a line matches
 has() {         # the file becomes out.txt, for the evidence
-    judge "$1" "$(grep -aqE -e "$2" "$3" ||
-        { echo "no line of $3 matches $2" && cp "$3" "$work/out.txt" 2> /dev/null; })"
+    judge "$1" "$(grep -aqE -e "$2" "$3" || { echo "no line of $3 matches $2" && cp "$3" "$work/out.txt" 2> /dev/null; })"
 }
 # lacks NAME PATTERN FILE...: no file is empty, and no line matches
 lacks() {

@@ -15,8 +15,7 @@ with open("records.jsonl", "w") as f, open("more.jsonl", "w") as g:
         answer = "it is blue. " * random.randint(1, 9)
         if i % 10 == 9: answer = "".join(random.choice("qxzjkvw0789#%&") for _ in range(60))
         print(json.dumps({"prompt": prefix + "What is %d?" % i, "completion": answer}), file=f)
-        print(json.dumps({"text": "some words " * random.randint(1, 60), "weight": random.choice([1, 0.5, -0.25])}),
-              file=g)
+        print(json.dumps({"text": "some words " * random.randint(1, 60), "weight": random.choice([1, 0.5, -0.25])}), file=g)
     print(json.dumps({"prompt": prefix + "Twice?", "completions": ["yes", {"completion": "no", "weight": 2}]}), file=g)
 PY
 "$release" --train records.jsonl --out boot --steps 0 --val-every 0 --num-samples 0 > /dev/null 2>&1
