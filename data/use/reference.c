@@ -1,8 +1,10 @@
 #include "reference.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "../base/memory.h"
+#include "../base/signals.h"
 
 // In reference.bin, before the documents of training and of validation
 enum { FINGERPRINTS = 2 };
@@ -25,9 +27,8 @@ static bool compute(double *reference, Data *d, ModelFace m, Error *err) {
         PlanState at = {0};
         const SourceCursor *c = at.sources;
         while (ok && c->epoch == 0 && c->doc_pos < source->num_docs) {
-            if (m.rank == 0)
-                line_show(stderr, "the reference: %ld of %ld documents ...", c->doc_pos,
-                          source->num_docs);
+            line_show(stderr, "reference: %ld of %ld ...", c->doc_pos, source->num_docs);
+            if (stop_signal) exit(128 + (int)stop_signal);  // nothing is trained yet
             ok = loader_load_step(&step, &d->train, &s, at, err);
             if (ok) keep(reference, &step.plan, m.document_losses(m.model, &step));
             at = step.plan.cursor_after;
