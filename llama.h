@@ -142,6 +142,7 @@ struct LlamaModel {
     // trained parameters first; with adapters, the frozen model follows
     Parameter *tensors;
     int num_tensors, num_trained;
+    int layer_matrices;   // a layer's trained matrices, or its A and B
     size_t num_elements;  // trained, gaps between parameters included
     size_t num_weights;   // trained and frozen
     size_t num_nf4;       // frozen in NF4, not among num_weights
@@ -668,37 +669,42 @@ static inline void llama_tensor(LlamaModel *m, floatX **weight, real **grad, int
     llama_place(m, matrix && m->settings.lora.nf4, weight, grad);
 }
 
-// Adds rows to a linear layer, which is empty at first: k_proj extends the layer of q_proj.
-static inline void llama_matrix(LlamaModel *m, Linear *linear, int layer, const char *name,
-                                int64_t rows, int64_t cols, float init_std) {
-    const bool first = linear->N == 0;
-    if (first && m->nf4.codes) linear->nf4 = nf4_at(m->nf4, m->num_nf4);
-    llama_tensor(m, first ? &linear->weight : NULL, &linear->dweight, layer, name, rows, cols,
-                 init_std);
-    linear->K = cols;
-    linear->N += rows;
+// Layer l's Linear of a LINEAR_
+static inline Linear *llama_linear(LlamaModel *m, int l, int linear) {
+    LlamaLayer *w = &m->layers[l];
+    Linear *const all[NUM_LINEARS] = {&w->qkv_proj, &w->o_proj, &w->gate_up_proj, &w->down_proj};
+    return all[linear];
 }
 
-// Places the adapters of layer l: for each group of projections that share an input, all A, then
-// all B.
+// Adds rows to a Linear, which is empty at first: k_proj extends q_proj's.
+static inline void llama_matrix(LlamaModel *m, int l, const LayerMatrix *x, float init_std) {
+    Linear *linear = llama_linear(m, l, x->linear);
+    const bool first = linear->N == 0;
+    if (first && m->nf4.codes) linear->nf4 = nf4_at(m->nf4, m->num_nf4);
+    llama_tensor(m, first ? &linear->weight : NULL, &linear->dweight, l, x->name, x->rows, x->cols,
+                 init_std);
+    linear->K = x->cols;
+    linear->N += x->rows;
+}
+
+// Places the adapters of layer l: for each Linear all A, then all B.
 static inline void llama_add_adapters(LlamaModel *m, int l) {
     const LoraConfig *c = &m->settings.lora;
-    LlamaLayer *w = &m->layers[l];
-    Linear *const groups[LORA_GROUPS] = {&w->qkv_proj, &w->o_proj, &w->gate_up_proj, &w->down_proj};
-    for (int g = 0; g < LORA_GROUPS; g++) {
-        Lora *a = &groups[g]->lora;
+    for (int i = 0; i < NUM_LINEARS; i++) {
+        Linear *linear = llama_linear(m, l, i);
+        Lora *a = &linear->lora;
         *a = (Lora){.rank = lora_padded_rank(c),
-                    .scale = lora_scale(c) * (groups[g]->scale ? groups[g]->scale : 1),
+                    .scale = lora_scale(c) * (linear->scale ? linear->scale : 1),
                     .h = m->scratch.lora_h,
                     .dh = m->scratch.lora_dh};
-        a->num = lora_group_parameters(m->tensors + m->num_tensors, a->column, a->rows, c,
-                                       &m->config, l, g);
+        a->num = lora_linear_parameters(m->tensors + m->num_tensors, a->column, a->rows, c,
+                                        &m->config, l, i);
         for (int i = 0; i < a->num; i++) llama_place(m, false, i == 0 ? &a->A : NULL, &a->dA);
         for (int i = 0; i < a->num; i++) llama_place(m, false, i == 0 ? &a->B : NULL, &a->dB);
     }
 }
 
-enum { LLAMA_LAYER_MATRICES = 7, LLAMA_LAYER_VECTORS = 7 };  // vectors: at most
+enum { LLAMA_LAYER_VECTORS = 7 };  // at most
 
 // Fills the table in arena order: adapters, if any (then nothing else is trained); matrices layer
 // by layer; then all vectors, so that weight decay is one range. Residual projections start
@@ -706,11 +712,12 @@ enum { LLAMA_LAYER_MATRICES = 7, LLAMA_LAYER_VECTORS = 7 };  // vectors: at most
 // fills the table; after the allocation a second call sets the views.
 static inline void llama_build_tensors(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
-    const int64_t C = c->hidden_size, F = c->intermediate_size, V = c->vocab_size;
-    const int64_t q_dim = llama_q_dim(c), D = c->head_dim, kv_dim = c->num_kv_heads * D;
+    const int64_t C = c->hidden_size, D = c->head_dim, V = c->vocab_size;
     const float std = c->initializer_range, resid_std = std / sqrtf(2.0f * (float)c->num_layers);
     const bool lora = m->settings.lora.rank > 0;
     const size_t padding = (size_t)((padded_vocab(V) - V) * C);  // rows of the head: always zeros
+    LayerMatrix matrices[LAYER_MATRICES];
+    llama_layer_matrices(matrices, c);
     memset(m->layers, 0, (size_t)c->num_layers * sizeof(LlamaLayer));
     for (LlamaLayer *w = m->layers; w < m->layers + c->num_layers; w++)
         w->o_proj.scale = w->down_proj.scale = llama_residual_scale(c);
@@ -721,16 +728,12 @@ static inline void llama_build_tensors(LlamaModel *m) {
     const size_t adapter_elements = m->num_weights;
     llama_tensor(m, &m->embed_tokens, &m->dembed_tokens, NO_LAYER, "model.embed_tokens", V, C, std);
     m->num_weights += padding;
-    for (int l = 0; l < c->num_layers; l++) {
-        LlamaLayer *w = &m->layers[l];
-        llama_matrix(m, &w->qkv_proj, l, "self_attn.q_proj", q_dim, C, std);
-        llama_matrix(m, &w->qkv_proj, l, "self_attn.k_proj", kv_dim, C, std);
-        llama_matrix(m, &w->qkv_proj, l, "self_attn.v_proj", kv_dim, C, std);
-        llama_matrix(m, &w->o_proj, l, "self_attn.o_proj", C, q_dim, resid_std);
-        llama_matrix(m, &w->gate_up_proj, l, "mlp.gate_proj", F, C, std);
-        llama_matrix(m, &w->gate_up_proj, l, "mlp.up_proj", F, C, std);
-        llama_matrix(m, &w->down_proj, l, "mlp.down_proj", C, F, resid_std);
-    }
+    for (int l = 0; l < c->num_layers; l++)
+        for (const LayerMatrix *x = matrices; x < matrices + LAYER_MATRICES; x++)
+            if (x->name)
+                llama_matrix(m, l, x,
+                             x->linear == LINEAR_O || x->linear == LINEAR_DOWN ? resid_std : std);
+    m->layer_matrices = (lora ? adapters : m->num_tensors - 1) / c->num_layers;
     m->lm_head = (Linear){.K = C, .N = padded_vocab(V), .scale = llama_logit_scale(c)};
     m->lm_head.weight = m->embed_tokens;  // tied: both gradients are summed into one
     m->lm_head.dweight = m->dembed_tokens;
@@ -750,11 +753,9 @@ static inline void llama_build_tensors(LlamaModel *m) {
             llama_tensor(m, &w->qk_norm, &w->dqk_norm, l, "self_attn.q_norm", D, 0, INIT_ONES);
             llama_tensor(m, NULL, NULL, l, "self_attn.k_norm", D, 0, INIT_ONES);
         }
-        if (!c->qkv_bias) continue;
-        llama_tensor(m, &w->qkv_proj.bias, &w->qkv_proj.dbias, l, "self_attn.q_proj", q_dim, 0,
-                     INIT_ZEROS);
-        llama_tensor(m, NULL, NULL, l, "self_attn.k_proj", kv_dim, 0, INIT_ZEROS);
-        llama_tensor(m, NULL, NULL, l, "self_attn.v_proj", kv_dim, 0, INIT_ZEROS);
+        for (const LayerMatrix *x = matrices; c->qkv_bias && x->linear == LINEAR_QKV; x++)
+            llama_tensor(m, x == matrices ? &w->qkv_proj.bias : NULL, &w->qkv_proj.dbias, l,
+                         x->name, x->rows, 0, INIT_ZEROS);
     }
     llama_tensor(m, &m->norm, &m->dnorm, NO_LAYER, "model.norm", C, 0, INIT_ONES);
     llama_align(m);
@@ -857,8 +858,8 @@ static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSettings
 // The offset of the first trained matrix of layer l. For l = num_layers: where the head begins
 // (empty if tied or frozen).
 static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
-    const int tensors = m->num_trained / m->config.num_layers;  // of a layer's adapters
-    return m->tensors[m->settings.lora.rank ? tensors * l : 1 + LLAMA_LAYER_MATRICES * l].offset;
+    const int first = m->settings.lora.rank ? 0 : 1;  // after the embedding
+    return m->tensors[first + m->layer_matrices * l].offset;
 }
 
 // How ranks divide the elements: the matrices that Muon updates, and the buckets that are sent.
@@ -870,7 +871,7 @@ static inline ZeroShape llama_zero_shape(const LlamaModel *m) {
                    .num_elements = m->num_elements,
                    .num_decayed = m->num_decayed,
                    .num_added = separate ? m->tensors[0].count : 0,
-                   .num_kinds = m->settings.muon ? LLAMA_LAYER_MATRICES : 0,
+                   .num_kinds = m->settings.muon ? m->layer_matrices : 0,
                    .num_buckets = LLAMA_LAYERS + L + 1};
     s.matrices = host_calloc((size_t)m->num_tensors, sizeof(ZeroMatrix), "matrices");
     s.buckets = host_calloc((size_t)s.num_buckets, sizeof(ZeroBucket), "buckets");
@@ -903,9 +904,8 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
                       (settings.pairs ? T / 2 * sizeof(PairTerms) / 4 + 1 : 0);
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");
-    m->tensors =
-        host_calloc((LLAMA_LAYER_MATRICES + LLAMA_LAYER_VECTORS + 2 * LORA_TARGETS) * layers + 3,
-                    sizeof(Parameter), "tensors");
+    m->tensors = host_calloc((LAYER_MATRICES + LLAMA_LAYER_VECTORS + 2 * LORA_TARGETS) * layers + 3,
+                             sizeof(Parameter), "tensors");
     llama_build_tensors(m);
     zero_plan(&m->zero, settings.ranks, llama_zero_shape(m));
     llama_carve(m);

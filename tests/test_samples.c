@@ -94,7 +94,7 @@ static void check_greedy(const char *name, const TokenIds *ends, bool tight) {
 TEST(greedy_texts_of_unequal_prompts_are_those_of_transformers) {
     static const char *const names[] = {
         "gqa3_tied", "mha_untied",          "llama3_rope",       "odd_sizes", "qwen2",
-        "qwen3",     "mistral_linear_rope", "smollm3_yarn_rope", "granite"};
+        "qwen3",     "mistral_linear_rope", "smollm3_yarn_rope", "granite",   "granite4"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) check_greedy(names[i], NULL, i % 2);
 }
 

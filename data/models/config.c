@@ -63,9 +63,10 @@ bool llama_config_builtin(LlamaConfig *c, const char *name) {
 
 // ---- Types of models, and keys of config.json ---------------------------------------------------
 
-static const char *const model_types[] = {"llama",   "mistral", "qwen2",   "qwen3",
-                                          "smollm3", "granite", "minicpm", NULL},
-                         *const rope_types[] = {"default", "linear", "llama3", "yarn", NULL};
+static const char *const model_types[] = {
+    "llama",   "mistral",          "qwen2",   "qwen3", "smollm3",
+    "granite", "granitemoehybrid", "minicpm", NULL};
+static const char *const rope_types[] = {"default", "linear", "llama3", "yarn", NULL};
 
 // The differences between types, and the defaults of transformers for missing keys.
 // kv heads 0: as many as heads. head_dim 0: hidden / heads.
@@ -90,11 +91,14 @@ static const struct {
      {SIZES(0, 0, 0, 0, 0, 4, 0, 32768), REALS(1e-6f, 2e6, 0.02f), IDS(128000, 128001),
       .pad = ID(128004), .tie_word_embeddings = true, .model_type = MODEL_SMOLLM3,
       .no_rope_interval = 4}},
-    {"GraniteForCausalLM",
-     "embedding_multiplier residual_multiplier attention_multiplier logits_scaling",
-     {SIZES(0, 0, 0, 0, 0, 0, 0, 2048), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2),
-      .model_type = MODEL_GRANITE, .embedding_multiplier = 1, .residual_multiplier = 1,
-      .attention_multiplier = 1, .logits_scaling = 1}},
+#define GRANITE_KEYS "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
+#define GRANITE(type_)                                                                            \
+    {SIZES(0, 0, 0, 0, 0, 0, 0, 2048), REALS(1e-6f, 1e4, 0.02f), IDS(1, 2), .model_type = type_,  \
+     .embedding_multiplier = 1, .residual_multiplier = 1, .attention_multiplier = 1,              \
+     .logits_scaling = 1}
+    {"GraniteForCausalLM", GRANITE_KEYS, GRANITE(MODEL_GRANITE)},
+    {"GraniteMoeHybridForCausalLM", GRANITE_KEYS " layer_types num_local_experts",
+     GRANITE(MODEL_GRANITE4)},
     {"MiniCPMForCausalLM", "auto_map scale_emb scale_depth",
      {SIZES(0, 0, 0, 0, 0, 0, 0, 2048), REALS(1e-6f, 1e4, 0.1f), IDS(1, 2),
       .tie_word_embeddings = true, .model_type = MODEL_MINICPM}},
@@ -163,7 +167,7 @@ static const Field rope_fields[][6] = {
 static bool refuse(const char *key, const char *expected, const json_t *item, Error *err) {
     AUTO_FREE char *found = json_dumps(item, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
     return error_set(err, EXIT_BAD_INPUT, "this trainer does not implement it",
-                     "%s: expected %s, found %.60s", key, expected, found);
+                     "%s: expected %s, found %.60s", key, expected, found ? found : "none");
 }
 
 // *out: the enum value of this name
@@ -214,6 +218,21 @@ static void write_fields(const LlamaConfig *c, const Field *f, json_t *object) {
 }
 
 // ---- Sizes --------------------------------------------------------------------------------------
+
+void llama_layer_matrices(LayerMatrix list[LAYER_MATRICES], const LlamaConfig *c) {
+    const int64_t C = c->hidden_size, F = c->intermediate_size, q_dim = llama_q_dim(c),
+                  kv_dim = (int64_t)c->num_kv_heads * c->head_dim;
+    const LayerMatrix all[LAYER_MATRICES] = {
+        {"self_attn.q_proj", LINEAR_QKV, q_dim, C},  {"self_attn.k_proj", LINEAR_QKV, kv_dim, C},
+        {"self_attn.v_proj", LINEAR_QKV, kv_dim, C}, {"self_attn.o_proj", LINEAR_O, C, q_dim},
+        {"mlp.gate_proj", LINEAR_GATE_UP, F, C},     {"mlp.up_proj", LINEAR_GATE_UP, F, C},
+        {"mlp.down_proj", LINEAR_DOWN, C, F}};
+    memcpy(list, all, sizeof all);
+    if (c->model_type != MODEL_GRANITE4) return;
+    list[GATE_PROJ] = (LayerMatrix){"shared_mlp.input_linear", LINEAR_GATE_UP, 2 * F, C};
+    list[UP_PROJ] = (LayerMatrix){.linear = LINEAR_GATE_UP};
+    list[DOWN_PROJ].name = "shared_mlp.output_linear";
+}
 
 uint64_t llama_config_num_params(const LlamaConfig *c) {
     const int64_t C = c->hidden_size, qkv = llama_qkv_dim(c),
@@ -391,12 +410,32 @@ static bool read_minicpm(LlamaConfig *c, const json_t *root, Error *err) {
     return ok;
 }
 
+// Without these keys a Granite 4 has Mamba's layers, experts, and attention without RoPE.
+static bool read_granite4(LlamaConfig *c, const json_t *root, Error *err) {
+    const json_t *layers = json_member(root, "layer_types"), *item,
+                 *rope = json_member(root, "position_embedding_type"),
+                 *experts = json_member(root, "num_local_experts");
+    size_t l;
+    if (json_array_size(layers) != (size_t)c->num_layers)
+        return refuse("layer_types", "attention for each layer", layers, err);
+    json_array_foreach(layers, l, item) {
+        if (!json_string_is(item, "attention") && !json_string_is(item, "full_attention"))
+            return refuse("layer_types", "attention", item, err);
+    }
+    if (!json_string_is(rope, "rope")) return refuse("position_embedding_type", "rope", rope, err);
+    if (!json_is_number(experts) || json_number_value(experts) != 0)
+        return refuse("num_local_experts", "0", experts, err);
+    return json_get_int(root, "shared_intermediate_size", 1, MAX_WIDTH, &c->intermediate_size, true,
+                        err);
+}
+
 static bool read_sizes(LlamaConfig *c, const json_t *root, Error *err) {
     if (json_is_null(json_object_get(root, "num_key_value_heads"))) c->num_kv_heads = 0;
     if (json_is_null(json_object_get(root, window->key))) c->sliding_window = 0;
     if (!read_fields(c, fields, root, err) ||
         (c->sliding_window > 0 && !read_fields(c, window, root, err)) ||
-        (c->model_type == MODEL_GRANITE && !read_fields(c, multipliers, root, err)) ||
+        (c->logits_scaling > 0 && !read_fields(c, multipliers, root, err)) ||
+        (c->model_type == MODEL_GRANITE4 && !read_granite4(c, root, err)) ||
         !read_own_ids(root, "bos_token_id", c->vocab_size, &c->bos, err) ||
         !read_own_ids(root, "eos_token_id", c->vocab_size, &c->eos, err) ||
         !read_own_ids(root, "pad_token_id", c->vocab_size, &c->pad, err))
@@ -534,6 +573,16 @@ json_t *token_ids_json(const TokenIds *t) {
     return t->of_config == 0 ? json_null() : json_integer(t->ids[0]);
 }
 
+// transformers checks mamba_n_heads even where no layer has Mamba.
+static void write_granite4(const LlamaConfig *c, json_t *all) {
+    json_t *layers = json_array();
+    for (int l = 0; l < c->num_layers; l++) json_array_append_new(layers, json_string("attention"));
+    json_object_update_new(all, json_pack("{s:o, s:s, s:i, s:i, s:i, s:i}", "layer_types", layers,
+                                          "position_embedding_type", "rope", "num_local_experts", 0,
+                                          "num_experts_per_tok", 0, "mamba_n_heads", 1,
+                                          "shared_intermediate_size", c->intermediate_size));
+}
+
 char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
     json_t *all =
         json_pack("{s:[s], s:f, s:s, s:o, s:o, s:o, s:o, s:s, s:b}", "architectures",
@@ -546,7 +595,8 @@ char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
     if (c->model_type != MODEL_LLAMA)  // without it Mistral has 4096
         json_object_set_new(all, "sliding_window",
                             c->sliding_window ? json_integer(c->sliding_window) : json_null());
-    if (c->model_type == MODEL_GRANITE) write_fields(c, multipliers, all);
+    if (c->logits_scaling > 0) write_fields(c, multipliers, all);
+    if (c->model_type == MODEL_GRANITE4) write_granite4(c, all);
     if (c->model_type == MODEL_SMOLLM3)
         json_object_set_new(
             all, "no_rope_layer_interval",

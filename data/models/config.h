@@ -26,7 +26,8 @@ typedef enum {
     MODEL_QWEN3,
     MODEL_SMOLLM3,
     MODEL_GRANITE,
-    MODEL_MINICPM  // in a file; read as Granite
+    MODEL_GRANITE4,  // without Mamba and experts: Granite with gate_proj and up_proj in one
+    MODEL_MINICPM    // in a file; read as Granite
 } ModelType;
 
 // Ids that begin or end texts: of config.json, then ids that only generation_config.json has.
@@ -78,6 +79,17 @@ static inline float llama_residual_scale(const LlamaConfig *c) {
 static inline float llama_logit_scale(const LlamaConfig *c) {
     return c->logits_scaling > 0 && c->logits_scaling != 1 ? 1 / c->logits_scaling : 0;
 }
+
+// The matrices of a layer in the order of the arena, and the layer of a LlamaLayer that each is a
+// part of: matrices that share an input are one layer.
+enum { LINEAR_QKV, LINEAR_O, LINEAR_GATE_UP, LINEAR_DOWN, NUM_LINEARS };
+enum { GATE_PROJ = 4, UP_PROJ, DOWN_PROJ, LAYER_MATRICES };
+typedef struct {
+    const char *name;  // after "model.layers.N."; NULL: the one before has its rows too
+    int linear;
+    int64_t rows, cols;
+} LayerMatrix;
+void llama_layer_matrices(LayerMatrix list[LAYER_MATRICES], const LlamaConfig *c);
 
 static inline bool llama_has_rope(const LlamaConfig *c, int l) {
     return c->no_rope_interval == 0 || (l + 1) % c->no_rope_interval != 0;

@@ -11,8 +11,11 @@
 const char *const lora_target_names[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                          "gate_proj", "up_proj", "down_proj"};
 
-// Adds the target named by n characters, "q" or "q_proj"
+// Adds the target named by n characters, "q" or "q_proj", or the name in Granite 4.
 static bool add_target(LoraConfig *c, const char *name, size_t n) {
+    if (n == 12 && strncmp(name, "input_linear", n) == 0)
+        return c->target[GATE_PROJ] = c->target[UP_PROJ] = true;
+    if (n == 13 && strncmp(name, "output_linear", n) == 0) return c->target[DOWN_PROJ] = true;
     for (int t = 0; t < LORA_TARGETS && n > 0; t++) {
         const char *known = lora_target_names[t];
         if (strncmp(known, name, n) != 0 || (known[n] != 0 && known[n] != '_')) continue;
@@ -39,6 +42,9 @@ bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets,
 bool lora_config_fits(const LoraConfig *c, const LlamaConfig *model, Error *err) {
     const int64_t k = (int64_t)model->num_kv_heads * model->head_dim * model->hidden_size,
                   up = (int64_t)model->intermediate_size * model->hidden_size;
+    if (model->model_type == MODEL_GRANITE4 && c->target[GATE_PROJ] != c->target[UP_PROJ])
+        return error_set(err, EXIT_USAGE, "they are one matrix of this model",
+                         "--lora-targets: expected gate and up together, found one of them");
     return !c->nf4 || (k % 64 == 0 && up % 64 == 0) ||
            error_set(err, EXIT_BAD_INPUT, "leave --base nf4 out",
                      "--base nf4: expected matrices of whole blocks of 64 numbers, found k_proj of "
@@ -112,11 +118,14 @@ bool lora_config_read(LoraConfig *c, char base_model[IO_PATH_MAX], const char *d
     return root && (read_root(c, base_model, root, err) || error_prefix(err, path));
 }
 
-char *lora_config_text(const LoraConfig *c, const char *base_model) {
+char *lora_config_text(const LoraConfig *c, const LlamaConfig *model, const char *base_model) {
+    LayerMatrix matrices[LAYER_MATRICES];
     AUTO_FREE char *absolute = path_exists(base_model) ? realpath(base_model, NULL) : NULL;
     json_t *targets = json_array();
+    llama_layer_matrices(matrices, model);
     for (int t = 0; t < LORA_TARGETS; t++)
-        if (c->target[t]) json_array_append_new(targets, json_string(lora_target_names[t]));
+        if (c->target[t] && matrices[t].name)
+            json_array_append_new(targets, json_string(strchr(matrices[t].name, '.') + 1));
     json_t *root =
         json_pack("{s:s, s:s, s:o, s:i, s:f, s:f, s:s, s:o, s:{s:s, s:b, s:s, s:b}}", "peft_type",
                   "LORA", "task_type", "CAUSAL_LM", "base_model_name_or_path",
@@ -132,34 +141,32 @@ char *lora_config_text(const LoraConfig *c, const char *base_model) {
 
 #define ADAPTER_OF "base_model.model."  // prefix of the model's tensor names
 
-int lora_group_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
-                          const LlamaConfig *model, int l, int group) {
-    const int64_t C = model->hidden_size, F = model->intermediate_size, D = model->head_dim,
-                  q_dim = model->num_heads * D, kv_dim = model->num_kv_heads * D;
-    const int64_t all_rows[LORA_TARGETS] = {q_dim, kv_dim, kv_dim, C, F, F, C},
-                  all_cols[LORA_TARGETS] = {C, C, C, q_dim, C, C, F};
+int lora_linear_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
+                           const LlamaConfig *model, int l, int linear) {
+    LayerMatrix matrices[LAYER_MATRICES];
     const int padding = lora_padded_rank(c) - c->rank;
     int64_t end = 0;
     int n = 0, targets[LORA_TARGETS];
-    for (int t = lora_group_first[group]; t < lora_group_first[group + 1]; end += all_rows[t++]) {
-        if (!c->target[t]) continue;
+    llama_layer_matrices(matrices, model);
+    for (int t = 0; t < LORA_TARGETS; t++) {
+        if (matrices[t].linear != linear) continue;
         column[n] = end;
-        rows[n] = all_rows[t];
-        targets[n++] = t;
+        rows[n] = matrices[t].rows;
+        end += rows[n];
+        if (c->target[t] && matrices[t].name) targets[n++] = t;
     }
     for (int i = 0; i < 2 * n; i++) {
-        const int t = targets[i % n];
+        const LayerMatrix *t = &matrices[targets[i % n]];
         const bool is_a = i < n;
-        list[i] = (Parameter){.rows = is_a ? c->rank : all_rows[t],
-                              .cols = is_a ? all_cols[t] : c->rank,
+        list[i] = (Parameter){.rows = is_a ? c->rank : t->rows,
+                              .cols = is_a ? t->cols : c->rank,
                               .pad_rows = is_a ? padding : 0,
                               .pad_cols = is_a ? 0 : padding,
                               .moments = 2,
                               .init_std = -1,
-                              .init_bound = is_a ? 1 / sqrtf((float)all_cols[t]) : 0};
-        snprintf(
-            list[i].name, sizeof list[i].name, ADAPTER_OF "model.layers.%d.%s.%s.lora_%c.weight", l,
-            group < LORA_GATE_UP ? "self_attn" : "mlp", lora_target_names[t], is_a ? 'A' : 'B');
+                              .init_bound = is_a ? 1 / sqrtf((float)t->cols) : 0};
+        snprintf(list[i].name, sizeof list[i].name, ADAPTER_OF "model.layers.%d.%s.lora_%c.weight",
+                 l, t->name, is_a ? 'A' : 'B');
     }
     return n;
 }

@@ -5,9 +5,7 @@
 #include "config.h"
 #include "weights.h"
 
-// Groups of linear layers that share an input, in the order of LlamaLayer
-enum { LORA_QKV, LORA_O, LORA_GATE_UP, LORA_DOWN, LORA_GROUPS, LORA_TARGETS = 7 };
-static const int lora_group_first[LORA_GROUPS + 1] = {0, 3, 4, 6, LORA_TARGETS};
+enum { LORA_TARGETS = LAYER_MATRICES };
 extern const char *const lora_target_names[];  // "q_proj" ...
 
 typedef struct {
@@ -31,15 +29,15 @@ bool lora_config_fits(const LoraConfig *c, const LlamaConfig *model, Error *err)
 // a feature that is not supported.
 bool lora_config_read(LoraConfig *c, char base_model[IO_PATH_MAX], const char *dir, Error *err);
 
-// adapter_config.json as PEFT loads it, in memory the caller frees; it names the absolute path of a
-// base_model that is one.
-char *lora_config_text(const LoraConfig *c, const char *base_model);
+// adapter_config.json as PEFT loads it, for a model of this shape, in memory the caller frees; it
+// names the absolute path of a base_model that is one.
+char *lora_config_text(const LoraConfig *c, const LlamaConfig *model, const char *base_model);
 
-// The adapters of a group of layer l, named and initialised as PEFT does. list (2n): the A of its n
-// targets (rank, K), uniform in +-1/sqrt(K), then their B (rows, rank), zero: training starts from
-// the model. column (n): where a target's rows begin in the group's fused output. Returns n.
-int lora_group_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
-                          const LlamaConfig *model, int l, int group);
+// The adapters of one LINEAR_ of layer l, named and initialised as PEFT does. list (2n): the A of
+// its n targets (rank, K), uniform in +-1/sqrt(K), then their B (rows, rank), zero: training starts
+// from the model. column (n): where a target's rows begin in the fused output. Returns n.
+int lora_linear_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
+                           const LlamaConfig *model, int l, int linear);
 
 // The whole model: the frozen parameters, read again from their files so that they are as exact as
 // these, with the adapters added

@@ -18,7 +18,7 @@ bool save_checkpoint(const SaveJob *job, const char *name, Parameters p, Error *
               checkpoint_begin(&ck, o->out, job->state.cursor.step, name, err) &&
               model_files_write(&d->files, job->config, dtype, &ck, err) &&
               (!adapters || checkpoint_write_text(&ck, "adapter_config.json",
-                                                  lora_config_text(&o->adapters, o->model), err));
+                                                  lora_config_text(&o->adapters, job->config, o->model), err));
     ok = model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ok ? &ck : NULL, err);
     if (!name) ok = model_files_write_moments(p, (ModelDtype)o->moments, ok ? &ck : NULL, err);
     if (!name && d->reference)

@@ -243,7 +243,7 @@ static bool fuzz_adapter(Input *in) {
     CHECK(json_string_is(json_object_get(root, "peft_type"), "LORA"));
     CHECK(!memchr(in->part[0].p, 0, in->part[0].n));
     CHECK(strchr(json_string_value(json_array_get(targets, 0)), '_'));
-    char *text = lora_config_text(&c, base);
+    char *text = lora_config_text(&c, &(LlamaConfig){0}, base);
     put("adapter_config.json", text, strlen(text));
     if (in->seen) json_array_append_new(in->seen, json_loads(text, 0, NULL));
     CHECK(lora_config_read(&again, base, scratch("."), &in->err));

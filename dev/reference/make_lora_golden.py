@@ -28,6 +28,7 @@ ADAPTERS = {
     "qwen2": (20, ["q_proj", "v_proj"]),
     "qwen3": (4, ["k_proj", "o_proj", "down_proj"]),
     "smollm3_yarn_rope": (8, ["v_proj", "gate_proj"]),
+    "granite4": (8, ["k_proj", "input_linear", "output_linear"]),
 }
 RANK = 8
 
