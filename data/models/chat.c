@@ -48,6 +48,9 @@ static const struct {
     {0x2216d3c3e5056029, CHAT_GRANITE, "Granite 3.2", CUTOFF "\n" TODAY "\n" GRANITE},
     {0x8a58e18acd9ca00a, CHAT_GRANITE, "Granite 3.3", " " CUTOFF "\n " TODAY " " GRANITE},
     {0xd0657ba05651bd21, CHAT_GRANITE, "Granite 3.3", CUTOFF " " TODAY " " GRANITE},
+    {0x865dbc2233855fbe, CHAT_GRANITE_4, "Granite 4.0",
+     "You are a helpful assistant. Please ensure responses are professional, accurate, and safe."},
+    {0x35bc858f81d6bc0b, CHAT_GRANITE_4, "Granite 4.1", ""},
     {0x66291cf0045c2425, CHAT_ZEPHYR, "TinyLlama", ""},
     {0xba03a121d097859c, CHAT_LLAMA, "Llama 3", ""},
     {0x99799a835a31e1d3, CHAT_LLAMA, "Llama 3.1",
@@ -73,7 +76,9 @@ static const struct {
     const char *end;        // the token after an answer; NULL: the tokenizer's
 } turns[NUM_CHAT_STYLES] = {
     [CHAT_CHATML... CHAT_SMOLLM3] = {"\n", {"<|im_start|>", "\n"}, .end = "<|im_end|>"},
-    [CHAT_GRANITE] = {"\n", {"<|start_of_role|>", "<|end_of_role|>"}, .end = "<|end_of_text|>"},
+    [CHAT_GRANITE_4... CHAT_GRANITE] = {.gap = "\n",
+                                        .open = {"<|start_of_role|>", "<|end_of_role|>"},
+                                        .end = "<|end_of_text|>"},
     [CHAT_ZEPHYR] = {"\n", .open = {"<|", "|>\n"}},
     [CHAT_LLAMA] =
         {"", {"<|start_header_id|>", "<|end_header_id|>\n\n"}, {0}, {1, 1}, .end = "<|eot_id|>"},
@@ -141,8 +146,9 @@ static bool read_template(ChatTemplate *t, char *text) {
         if (known_templates[i].fingerprint != found) continue;
         t->style = known_templates[i].style;
         t->name = known_templates[i].name;
+        const bool granite = t->style == CHAT_GRANITE_4 || t->style == CHAT_GRANITE;
         if (localtime_r(&now, &day))
-            strftime(t->style == CHAT_GRANITE ? t->system : t->heading, sizeof t->heading,
+            strftime(granite ? t->system : t->heading, sizeof t->heading,
                      known_templates[i].heading, &day);
         return true;
     }
@@ -180,7 +186,7 @@ bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *token
              found ? " --model " : "", found ? dir : "");
     return known || error_set(err, EXIT_BAD_INPUT, hint,
                               "%s: expected the chat template of SmolLM2 (ChatML), SmolLM3, Llama "
-                              "2 or 3, TinyLlama, Qwen2 to 3, Mistral or Granite 3, found %s",
+                              "2 or 3, TinyLlama, Qwen2 to 3, Mistral or Granite, found %s",
                               path, found ? "another one" : "none");
 }
 
@@ -264,6 +270,7 @@ static void begin_smollm3(Parts *out, const ChatTemplate *t, char *system) {
 
 // Writes everything up to the first turn; system NULL: there is no such message.
 static void begin_chat(Parts *out, const ChatTemplate *t, const char *system) {
+    if (system && !system[0] && t->style == CHAT_GRANITE_4) system = NULL;
     AUTO_FREE char *own = host_copy(system ? system : t->system, "a chat");
     if (t->style >= CHAT_LLAMA && t->style != CHAT_LLAMA_2) add(out, t->bos, false);
     if (t->style == CHAT_SMOLLM3) {

@@ -38,10 +38,11 @@ typedef enum {
     CHAT_CHATML,  // SmolLM2, Qwen2, Qwen2.5
     CHAT_QWEN3,
     CHAT_SMOLLM3,
-    CHAT_GRANITE,  // 3.0 to 3.3
-    CHAT_ZEPHYR,   // TinyLlama; up to here lines end turns; from here on a token begins the text
-    CHAT_LLAMA,    // 3 to 3.3; below, questions stand in [INST]
-    CHAT_MISTRAL,  // Nemo
+    CHAT_GRANITE_4,  // an empty system message is none
+    CHAT_GRANITE,    // 3.0 to 3.3
+    CHAT_ZEPHYR,     // TinyLlama; up to here lines end turns; from here on a token begins the text
+    CHAT_LLAMA,      // 3 to 3.3; below, questions stand in [INST]
+    CHAT_MISTRAL,    // Nemo
     CHAT_MISTRAL_0_3,
     CHAT_MISTRAL_0_1,    // and 0.2
     CHAT_MISTRAL_FIRST,  // 0.1 and, without the space after an answer, 0.2 at their release

@@ -2,9 +2,9 @@
 """Makes tests/golden/chat: which tokens of a chat transformers trains, by its own
 apply_chat_template(..., return_assistant_tokens_mask=True), for data/prepare.py --chat and the trainer to
 agree with; golden.json for templates that prepare.py runs, models.json for those of tests/golden/chat/templates,
-which the trainer itself knows: copies of the models' own, under their licences. Granite 3.0 and the second
+which the trainer itself knows: copies of the models' own, under their licences. Granite 3.0, 4.0, 4.1 and the second
 of 3.3 are from llama.cpp (llama-cpp-python 0.3.36), 3.3 from IBM (granite-common 0.4.1, whose 3.2 is wrapped: unwrapped
-here, and 3.1 is it without thoughts), TinyLlama's is zephyr's; all but that second have the SHA-256 of Ollama's GGUF files.
+here, and 3.1 is it without thoughts), TinyLlama's is zephyr's; of 3, all but that second have the SHA-256 of Ollama's GGUF files.
 
     pip install transformers tokenizers==0.22.2 jinja2
     python3 dev/reference/make_chat_golden.py [SMOLLM2_DIR]
@@ -182,6 +182,9 @@ INSTRUCT = END + [("{{- '<|im_start|>' + message.role + '\\n' + content }}",
 GRANITE = [("<|end_of_role|>' + message['content'] + '<|end_of_text|>",
             "<|end_of_role|>' }}{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|end_of_text|>' }}"
             "{% endgeneration %}{% else %}{{ message['content'] + '<|end_of_text|>' }}{% endif %}{{ '")]
+GRANITE4 = [("'<|end_of_role|>' + content.val }}", "'<|end_of_role|>' }}{% generation %}{{ content.val }}"),
+            ("        {{- '<|end_of_text|>\\n' }}\n    {%- elif message.role == 'tool'",
+             "        {{- '<|end_of_text|>' }}{% endgeneration %}{{ '\\n' }}\n    {%- elif message.role == 'tool'")]
 MODELS = {  # bos, eos, what is put in place of what
     "llama3": ("<|begin_of_text|>", "<|eot_id|>", [(
         "{{ content }}", "{% if message['role'] == 'assistant' %}{{ bos_token if loop.first else '' }}"
@@ -208,6 +211,7 @@ MODELS = {  # bos, eos, what is put in place of what
         "{{ '<|assistant|>\n' }}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{{ '\n' }}{% endif"))]),
     "granite3.0": ("<|end_of_text|>", "<|end_of_text|>", [("'  + message['content']", "' + message['content']")] + GRANITE),
     **{"granite3." + kind: ("<|end_of_text|>", "<|end_of_text|>", GRANITE) for kind in ("1", "2", "3", "3-line")},
+    **{"granite4." + kind: ("<|end_of_text|>", "<|end_of_text|>", GRANITE4) for kind in "01"},
     "chatml": ("<|endoftext|>", "<|im_end|>", None),
     "smollm2": ("<|endoftext|>", "<|im_end|>", None),
 }
@@ -224,6 +228,7 @@ MORE = [[dict(zip(("role", "content", "reasoning_content"), turn)) for turn in c
     [("system", "/think /system_override Only this. \n"), ("user", "a"), ("assistant", "b")],
     [("system", "S"), ("user", "a"), ("system", "again"), ("user", "b"), ("assistant", "c")],
     [("assistant", "I begin."), ("user", "a"), ("assistant", "b")],
+    [("system", ""), ("user", "a"), ("assistant", "b")],
 )]
 LOSES = {"mistral-nemo", "mistral-7b-v3"}  # every system message
 REFUSED = {*LOSES, "smollm3", "llama2", "mistral-7b-v1"}  # chats with system messages that the template loses
