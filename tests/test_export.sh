@@ -33,6 +33,10 @@ family smollm3 '{"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"
     "num_hidden_layers": 4}'
 family granite '{"model_type": "granite", "architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12,
     "residual_multiplier": 0.22, "attention_multiplier": 0.5, "logits_scaling": 0.5}'
+family granite4 '{"model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"],
+    "embedding_multiplier": 12, "residual_multiplier": 0.22, "attention_multiplier": 0.5, "logits_scaling": 0.5,
+    "layer_types": ["attention", "attention"], "num_local_experts": 0, "position_embedding_type": "rope",
+    "shared_intermediate_size": 96}'
 # RoPE scaled so that it matters in a short text
 family llama3 '{"rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
     "original_max_position_embeddings": 32, "rope_type": "llama3"}}'
@@ -257,7 +261,7 @@ for case in json.load(open("cases.json")):
     assert found == case["ids"] or name == "mistral" and re.search(r"^[ \u2581]|</?s>|<unk>|\[INST", case["text"]), (case, found)
 PY
 done
-for model in ends llama mistral qwen2 qwen3 smollm3 granite llama3; do
+for model in ends llama mistral qwen2 qwen3 smollm3 granite granite4 llama3; do
     check llama_cpp_agrees_on_$model llama_cpp_agrees $model/final f16
     [ $model != ends ] || check and_stops_after_a_turn test "$(wc -c < text.txt)" -lt "$(wc -c < whole.txt)"
     [ $model != llama ] || check llama_cpp_agrees_in_q8_0 llama_cpp_agrees llama/final q8_0
