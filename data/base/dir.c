@@ -11,11 +11,11 @@
 #include "clock.h"
 #include "file.h"
 
-static bool dir_create(const char *path, Error *err) {
+bool dir_create_all(const char *path, Error *err) {
     char parent[IO_PATH_MAX];
-    if (mkdir(path, 0777) == 0)
-        return path_parent(parent, path, err) &&
-               (access(parent, R_OK) != 0 || dir_sync(parent, err));
+    if (!path_parent(parent, path, err)) return false;
+    if (!path_is_dir(parent) && !dir_create_all(parent, err)) return false;
+    if (mkdir(path, 0777) == 0) return access(parent, R_OK) != 0 || dir_sync(parent, err);
     const int why = errno;
     if (why == EEXIST && path_is_dir(path)) return true;
     if (why == EEXIST || why == ENOTDIR)
@@ -23,19 +23,6 @@ static bool dir_create(const char *path, Error *err) {
                          "%s: expected a directory, found a file", path);
     errno = why;
     return disk_error(err, path, "cannot create the directory");
-}
-
-bool dir_create_all(const char *path, Error *err) {
-    char part[IO_PATH_MAX];
-    if (!path_printf(part, err, "%s", path)) return false;
-    for (char *p = part + 1; part[0] && *p; p++) {
-        if (*p != '/') continue;
-        *p = 0;
-        bool ok = path_is_dir(part) || dir_create(part, err);
-        *p = '/';
-        if (!ok) return false;
-    }
-    return dir_create(path, err);
 }
 
 bool dir_sync(const char *path, Error *err) {
