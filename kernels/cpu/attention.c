@@ -35,7 +35,6 @@
 
 #include "../../data/base/error.h"
 #include "common.h"
-#include "features.h"
 
 #define TILE 64     // queries and keys of a tile of scores
 #define KEY_SPAN 4  // key tiles of an item of the dK, dV pass

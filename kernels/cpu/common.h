@@ -1,5 +1,5 @@
 // Shared by the CPU kernels: run-time dispatch of leaf loops, small integer helpers, lane sums, a
-// vectorisable exp, the fatal error.
+// vectorisable exp, the fatal error, and what the files of this folder call in each other.
 #pragma once
 
 #include <math.h>
@@ -67,6 +67,18 @@ static inline __attribute__((always_inline)) real dot_product(const floatX *x, c
 #define kernel_fatal(...)                                                            \
     device_fail("this model or batch has a shape that the backend does not support", \
                 "cpu backend: " __VA_ARGS__)
+
+// features.c: does this CPU have the instruction set "amx_bf16", "avx512_bf16", "avx512", "avx2" or
+// "portable" (always)? "avx512" means F, DQ, VL and BW; "avx2" includes FMA. "amx_bf16" asks Linux
+// for the tile registers, which it grants to threads that start later.
+bool cpu_has(const char *set);
+// A remark about --bf16-matmul on this CPU, from measurements in dev/SPEED.md; "": none
+const char *cpu_bf16_note(bool bf16_matmul);
+// Sets how many threads the kernels use: `asked`, 0: see machine_threads of data/base/machine.h.
+// All ranks call it. text: "2 threads of 64 cores (CPU quota)"
+void cpu_set_threads(int asked, char *text, size_t capacity);
+// That number. omp_get_max_threads is right only in the thread that called cpu_set_threads.
+int cpu_threads(void);
 
 // matmul.c: selects the best instruction set of this CPU, or for tests and benchmarks the one named
 // ("avx512", "avx2", ...); bf16: see DeviceOptions. Returns false, with the selection

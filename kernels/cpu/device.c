@@ -12,7 +12,6 @@
 #include "../../data/base/machine.h"
 #include "../../data/base/memory.h"
 #include "common.h"
-#include "features.h"
 
 enum { HEADER_BYTES = 64 };  // stores the size; keeps the payload aligned for AVX-512
 

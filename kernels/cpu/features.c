@@ -1,5 +1,4 @@
-#include "features.h"
-
+// The instruction sets of this CPU, and the threads that its kernels use.
 #include <omp.h>
 #include <sched.h>
 #include <sys/syscall.h>

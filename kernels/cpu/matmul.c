@@ -29,7 +29,6 @@
 #include <sys/mman.h>
 
 #include "common.h"
-#include "features.h"
 
 enum {
     KC = 640,                 // depth of a block, even: 576 fits in one
