@@ -15,10 +15,6 @@
 #define NEON 1
 #endif
 
-#ifdef __FAST_MATH__
-#error "-ffast-math turns isfinite(NaN) into true; build without it"
-#endif
-
 // A leaf loop compiled for AVX-512, AVX2 and the baseline; the loader picks one when the program
 // starts. Leaves only: the body of an OpenMP region is outlined and would lose the target.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(NO_CLONES)
