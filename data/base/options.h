@@ -7,7 +7,6 @@
 #pragma once
 
 #include <jansson.h>
-#include <stddef.h>
 
 #include "error.h"
 

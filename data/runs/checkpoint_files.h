@@ -3,8 +3,6 @@
 // of the run (saver.c), and trainer_state.json.
 #pragma once
 
-#include <jansson.h>
-
 #include "../batches/plan.h"
 #include "../models/config.h"
 #include "../models/weights.h"

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../base/options.h"
-#include "../base/path.h"
 #include "../models/lora.h"
 
 // Learning rate after warm-up: constant, linear, cosine, or WSD (warm-up, stable, decay; arXiv

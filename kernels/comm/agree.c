@@ -1,9 +1,6 @@
 #include "agree.h"
 
 #include <assert.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

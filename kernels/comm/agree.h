@@ -7,9 +7,6 @@
 //   rank_fields_agree(&own, "the same program", "start every rank with the same program");
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "../../data/base/options.h"
 
 enum { MAX_RANK_FIELDS = 128 };

@@ -13,9 +13,6 @@
 // names it and ends the others; Open MPI's exit code is then 128 + the signal.
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "../kernels.h"
 
 #ifdef __cplusplus

@@ -1,7 +1,5 @@
 // Flat buffers of the CPU backend, over MPI.
 #include <limits.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -7,14 +7,12 @@
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "../../data/base/clock.h"
 #include "../../data/base/error.h"
-#include "../../data/base/memory.h"
 #include "comm.h"
 #include "world.h"
 

@@ -8,10 +8,6 @@
 // that the bits do not depend on the number of ranks. A single rank makes the same calls.
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "../../data/base/sum_tree.h"
 #include "../arena.h"
 #include "../kernels.h"

@@ -3,8 +3,6 @@
 #pragma once
 
 #include <math.h>
-#include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../kernels.h"
