@@ -10,39 +10,34 @@
 
 // ---- One step -----------------------------------------------------------------------------------
 
-static int64_t dataset_index_length(const void *dataset, int64_t doc) {
-    return dataset_doc_length((const Dataset *)dataset, doc);
+// The functions of the index of a data set
+static int64_t length_of(const void *ds, int64_t doc) { return dataset_doc_length(ds, doc); }
+static bool follows(const void *ds, int64_t doc) { return dataset_doc_follows(ds, doc); }
+
+static int64_t targets_of(const void *ds, int64_t doc, int64_t from, int64_t n) {
+    return dataset_count_targets(ds, doc, from, n);
 }
 
-static int64_t dataset_index_targets(const void *dataset, int64_t doc, int64_t from, int64_t n) {
-    return dataset_count_targets((const Dataset *)dataset, doc, from, n);
-}
-
-static bool dataset_index_follows(const void *dataset, int64_t doc) {
-    return dataset_doc_follows((const Dataset *)dataset, doc);
-}
-
-static double dataset_index_weights(const void *dataset, const Segment *c) {
+static double weights_of(const void *ds, const Segment *c) {
     double sum = 0;
     for (int64_t i = 1; i < c->length + c->has_next; i++)
-        sum += fabs((double)dataset_weight((const Dataset *)dataset, c->doc, c->tok_off + i));
+        sum += fabs((double)dataset_weight(ds, c->doc, c->tok_off + i));
     return sum;
 }
 
-static bool dataset_index_read(const void *dataset, const Segment *c, int64_t n, int32_t *tokens,
-                               Error *err) {
-    return dataset_read((Dataset *)dataset, c->doc, c->tok_off, n, tokens, err);
+static bool read_of(const void *ds, const Segment *c, int64_t n, int32_t *tokens, Error *err) {
+    return dataset_read((Dataset *)ds, c->doc, c->tok_off, n, tokens, err);
 }
 
 DocIndex dataset_doc_index(const Dataset *ds) {
     return (DocIndex){.num_docs = ds->num_docs,
-                      .length = dataset_index_length,
+                      .length = length_of,
                       .context = ds,
-                      .targets = ds->masked ? dataset_index_targets : NULL,
-                      .follows = ds->masked ? dataset_index_follows : NULL,
-                      .weights = ds->weighted ? dataset_index_weights : NULL,
+                      .targets = ds->masked ? targets_of : NULL,
+                      .follows = ds->masked ? follows : NULL,
+                      .weights = ds->weighted ? weights_of : NULL,
                       .sources = &ds->sources,
-                      .read = dataset_index_read};
+                      .read = read_of};
 }
 
 void step_data_free(StepData *d) {

@@ -44,14 +44,12 @@ static bool find_in_record(const DocIndex *index, int64_t *doc, int64_t *tok_off
 
 static bool cursor_check(const DocIndex *index, const PlanSettings *s, const SourceCursor *at,
                          Error *err) {
-    bool good =
-        at->epoch >= 0 && at->doc_pos >= 0 && at->tok_off >= 0 && at->doc_pos <= index->num_docs;
-    if (good && at->tok_off > 0) {
-        int64_t doc = 0, rest = at->tok_off;
-        good = at->doc_pos < index->num_docs;
-        if (good) doc = stream_document(index, s->seed, at->epoch, at->doc_pos);
-        good =
-            good && find_in_record(index, &doc, &rest) && (rest == 0 || s->long_docs == LONG_SPLIT);
+    const bool inside = at->tok_off > 0;  // a record, which is not the end of the documents
+    bool good = at->epoch >= 0 && at->doc_pos >= 0 && at->tok_off >= 0 &&
+                at->doc_pos <= index->num_docs - inside;
+    if (good && inside) {
+        int64_t doc = stream_document(index, s->seed, at->epoch, at->doc_pos), rest = at->tok_off;
+        good = find_in_record(index, &doc, &rest) && (rest == 0 || s->long_docs == LONG_SPLIT);
     }
     if (good) return true;
     return error_set(err, EXIT_CHECKPOINT_MISFIT, "resume with the data and flags it was made with",
