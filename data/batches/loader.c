@@ -25,7 +25,7 @@ static double weights_of(const void *ds, const Segment *c) {
     return sum;
 }
 
-static bool read_of(const void *ds, const Segment *c, int64_t n, int32_t *tokens, Error *err) {
+static bool read_tokens(const void *ds, const Segment *c, int64_t n, int32_t *tokens, Error *err) {
     return dataset_read((Dataset *)ds, c->doc, c->tok_off, n, tokens, err);
 }
 
@@ -37,7 +37,7 @@ DocIndex dataset_doc_index(const Dataset *ds) {
                       .follows = ds->masked ? follows : NULL,
                       .weights = ds->weighted ? weights_of : NULL,
                       .sources = &ds->sources,
-                      .read = read_of};
+                      .read = read_tokens};
 }
 
 void step_data_free(StepData *d) {

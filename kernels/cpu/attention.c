@@ -34,6 +34,7 @@
 #include <omp.h>
 
 #include "../../data/base/error.h"
+#include "../arena.h"
 #include "common.h"
 
 #define TILE 64     // queries and keys of a tile of scores
@@ -264,44 +265,35 @@ static AttentionShape make_shape(HeadShape heads, int64_t num_tokens) {
     };
 }
 
-// Carves one thread's scratch from base; returns its size in elements. base may be NULL.
-static size_t carve(Scratch *s, real *base, const AttentionShape *h, int key_span) {
-    size_t tile = (size_t)TILE * h->padded, group = (size_t)h->group, span = tile * key_span, n = 0;
-    struct {
-        real **slot;
-        size_t n;
-    } parts[] = {
-        {&s->q, group * tile},   {&s->dout, group * tile},
-        {&s->q_t, group * tile}, {&s->dout_t, group * tile},
-        {&s->acc, group * tile}, {&s->top, group * TILE},
-        {&s->sum, group * TILE}, {&s->alpha, TILE},
-        {&s->kv, tile},          {&s->p, TILE * TILE},
-        {&s->ds, TILE * TILE},   {&s->dk, span},
-        {&s->dv, span},
-    };
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        *parts[i].slot = base ? base + n : NULL;
-        n += parts[i].n;
-    }
-    return n;
+// Takes one thread's scratch from an arena, or measures it.
+static void carve(Scratch *s, Arena *a, const AttentionShape *h, int key_span) {
+    const size_t tile = (size_t)TILE * h->padded, group = (size_t)h->group, span = tile * key_span;
+    real **const tiles[] = {&s->q, &s->dout, &s->q_t, &s->dout_t, &s->acc};
+    for (int i = 0; i < 5; i++) *tiles[i] = arena_take(a, group * tile, sizeof(real));
+    s->top = arena_take(a, group * TILE, sizeof(real));
+    s->sum = arena_take(a, group * TILE, sizeof(real));
+    s->alpha = arena_take(a, TILE, sizeof(real));
+    s->kv = arena_take(a, tile, sizeof(real));
+    s->p = arena_take(a, TILE * TILE, sizeof(real));
+    s->ds = arena_take(a, TILE * TILE, sizeof(real));
+    s->dk = arena_take(a, span, sizeof(real));
+    s->dv = arena_take(a, span, sizeof(real));
 }
 
-// `size` elements per thread, kept between calls and grown when needed. Call outside parallel
+// The scratch of all threads, kept between calls and grown when needed. Call outside parallel
 // regions.
-static real *scratch_of_all(size_t size) {
-    static real *arena;
-    static size_t arena_bytes;
-    size_t bytes = size * sizeof(real) * (size_t)omp_get_max_threads();
-    if (bytes > arena_bytes) {
-        free(arena);
-        arena = aligned_alloc(ALIGN, bytes);
-        arena_bytes = bytes;
-        if (!arena)
+static char *scratch_of_all(size_t bytes_of_each) {
+    static Arena all;
+    const size_t bytes = bytes_of_each * (size_t)omp_get_max_threads();
+    if (bytes > all.bytes) {
+        free(all.base);
+        all = (Arena){aligned_alloc(ALIGN, bytes), bytes};
+        if (!all.base)
             exit_with(EXIT_HOST_MEMORY, "fewer threads, or shorter documents (--max-seqlen)",
                       "host memory: attention needs %zu bytes of scratch for %d threads", bytes,
                       omp_get_max_threads());
     }
-    return arena;
+    return all.base;
 }
 
 // ---- The same code for several instruction sets; this CPU's best is selected at run time --------
@@ -368,12 +360,13 @@ static void run_items(const Call *c, ItemCode *code, bool backward) {
     const Item *items = (const Item *)(work + 1) + (backward ? work->num_forward : 0);
     const int num_items = backward ? work->num_backward : work->num_forward,
               key_span = backward ? work->max_key_span : 0, kv_heads = (int)c->shape.num_kv_heads;
-    const size_t size = carve(&(Scratch){0}, NULL, &c->shape, key_span);
-    real *arena = scratch_of_all(size);
+    Arena each = {0};
+    carve(&(Scratch){0}, &each, &c->shape, key_span);
+    char *all = scratch_of_all(each.bytes);
 #pragma omp parallel
     {
         Scratch s;
-        carve(&s, arena + size * omp_get_thread_num(), &c->shape, key_span);
+        carve(&s, &(Arena){all + each.bytes * omp_get_thread_num(), 0}, &c->shape, key_span);
 #pragma omp for schedule(dynamic)
         for (int i = 0; i < num_items * kv_heads; i++)
             code(c, &items[i / kv_heads], i % kv_heads, &s);
