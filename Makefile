@@ -75,7 +75,7 @@ endef
 MPI     := $(shell mpicc --showme:compile >/dev/null 2>&1 && \
              echo '\#include <mpi.h>' | mpicc -E -xc - >/dev/null 2>&1 && echo found)
 MPI_LIBS := $(if $(MPI),$(shell mpicc --showme:link))
-WITH_MPI := $(foreach v,cpu cuda emu,$(addprefix build/$(v)/kernels/comm/,cpu.o mpi.o one_rank.o))
+WITH_MPI := $(foreach v,cpu cuda emu,$(addprefix build/$(v)/kernels/comm/,cpu.o mpi.o))
 $(WITH_MPI): CFLAGS += $(if $(MPI),-DWITH_MPI $(shell mpicc --showme:compile))
 
 ON_cpu  := $(CC), $(if $(MPI),MPI found,no MPI: one rank only \

@@ -167,7 +167,7 @@ build/simple: dev/simple/train_llama.c
 ARM64_CC := aarch64-linux-gnu-gcc
 ARM64   := build/arm64/test_ops
 build/arm64/test_%: tests/test_%.c $(wildcard kernels/cpu/*.[ch]) kernels/kernels.h Makefile \
-                    $(addprefix kernels/comm/,cpu.c one_rank.c world.c) \
+                    $(addprefix kernels/comm/,cpu.c mpi.c world.c) \
                     $(addprefix data/base/,clock.c error.c hash.c machine.c memory.c)
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)$(ARM64_CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -static \

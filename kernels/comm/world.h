@@ -1,5 +1,5 @@
 // Private to comm: this rank among the others, how it may end them, and what a backend's buffers
-// (cpu.c, nccl.cu) and the exchange between ranks (mpi.c, or one_rank.c) tell each other.
+// (cpu.c, nccl.cu) and the exchange between ranks (mpi.c) tell each other.
 #pragma once
 
 #include <stdbool.h>
