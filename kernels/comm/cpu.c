@@ -16,11 +16,7 @@ const char *comm_connect(void *stream) {
 
 #ifdef WITH_MPI
 
-#ifdef GRADCHECK
-#define REAL MPI_DOUBLE
-#else
-#define REAL MPI_FLOAT
-#endif
+_Static_assert(sizeof(real) == sizeof(float), "the fp64 build has one rank");
 
 // The part of from .. to - 1 in each rank's shard: (num_ranks) numbers of elements, then where they
 // begin. MPI counts in int.
@@ -43,7 +39,8 @@ static void reduce(real *x, const size_t *first, size_t from, size_t to) {
     AUTO_FREE int *counts = counts_of(first, from, to);
     const ShardPart own = part_of_shard(first, comm_rank(), from, to);
     MPI_Request request;
-    MPI_Ireduce_scatter(MPI_IN_PLACE, x + from, counts, REAL, MPI_SUM, MPI_COMM_WORLD, &request);
+    MPI_Ireduce_scatter(MPI_IN_PLACE, x + from, counts, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
+                        &request);
     rank_wait(&request, false);
     if (own.count) memmove(x + own.at, x + from, own.count * sizeof(real));
 }
@@ -51,7 +48,7 @@ static void reduce(real *x, const size_t *first, size_t from, size_t to) {
 static void gather(real *x, const size_t *first, size_t from, size_t to) {
     AUTO_FREE int *counts = counts_of(first, from, to);
     MPI_Request request;
-    MPI_Iallgatherv(MPI_IN_PLACE, 0, REAL, x, counts, counts + comm_num_ranks(), REAL,
+    MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, x, counts, counts + comm_num_ranks(), MPI_FLOAT,
                     MPI_COMM_WORLD, &request);
     rank_wait(&request, false);
 }
@@ -63,9 +60,9 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
     AUTO_FREE MPI_Request *requests = host_calloc(2 * (size_t)ranks, sizeof *requests, "ranks");
     for (int r = 0; r < ranks; r++) {
         const ShardPart theirs = part_of_shard(first, r, first[r] + at, first[r] + at + block);
-        MPI_Irecv(out + (size_t)r * block, (int)part.count, REAL, r, DATA_TAG, MPI_COMM_WORLD,
+        MPI_Irecv(out + (size_t)r * block, (int)part.count, MPI_FLOAT, r, DATA_TAG, MPI_COMM_WORLD,
                   &requests[2 * r]);
-        MPI_Isend(x + (theirs.count ? theirs.at : 0), (int)theirs.count, REAL, r, DATA_TAG,
+        MPI_Isend(x + (theirs.count ? theirs.at : 0), (int)theirs.count, MPI_FLOAT, r, DATA_TAG,
                   MPI_COMM_WORLD, &requests[2 * r + 1]);
     }
     for (int i = 0; i < 2 * ranks; i++) rank_wait(&requests[i], false);
