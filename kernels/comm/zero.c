@@ -60,15 +60,12 @@ static int batch_size(const ZeroShape *s, const ZeroMatrix *x) {
     return fit < 1 ? 1 : (int)(fit < all ? fit : all);
 }
 
-// On a GPU a round of all ranks fills 32 MiB: it costs launches on every rank, however short it is.
-// On the CPU a block fits the cache. Of a small model it is a quarter of a shard, to save memory.
+// On a GPU a round of all ranks fills 32 MiB, in rows on 16-byte borders: it costs launches on
+// every rank, however short it is. On the CPU a block fits the cache. Of a small model it is a
+// quarter of a shard, to save memory.
 static size_t block_size(size_t num_elements, int32_t num_ranks) {
     const size_t ranks = (size_t)num_ranks, quarter = (num_elements / (16 * ranks) + 1) * 4;
-#ifdef BACKEND_CUDA
-    const size_t most = ((size_t)2 << 20) / ranks * 4;  // rows on 16-byte borders
-#else
-    const size_t most = (size_t)32 << 10;
-#endif
+    const size_t most = sizeof(floatX) == 2 ? ((size_t)2 << 20) / ranks * 4 : (size_t)32 << 10;
     return most < quarter ? most : quarter;
 }
 
