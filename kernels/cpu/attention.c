@@ -44,14 +44,6 @@
 #define LOG2E ((real)1.44269504088896340736)
 #define LN2 ((real)0.69314718055994530942)
 
-#ifdef GRADCHECK
-typedef uint64_t real_bits;
-#define log_real log
-#else
-typedef uint32_t real_bits;
-#define log_real logf
-#endif
-
 static inline int num_tiles(int n) { return (int)ceil_div(n, TILE); }
 
 // ---- Documents, which may borrow a prefix of their leader ---------------------------------------

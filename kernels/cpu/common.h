@@ -32,6 +32,17 @@
 #define SHUFFLE(indices, x, y, ...) __builtin_shuffle(x, y, (indices){__VA_ARGS__})
 #endif
 
+// Functions of a real, and an unsigned integer as wide: masks and indices of vectors
+#ifdef GRADCHECK
+typedef uint64_t real_bits;
+#define log_real log
+#define sqrt_real sqrt
+#else
+typedef uint32_t real_bits;
+#define log_real logf
+#define sqrt_real sqrtf
+#endif
+
 static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

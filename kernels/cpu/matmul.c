@@ -77,12 +77,6 @@ typedef struct {
     void (*configure)(bool on);
 } InstructionSet;
 
-#ifdef GRADCHECK
-typedef int64_t lane_index;
-#else
-typedef int32_t lane_index;
-#endif
-
 // Register tiles: rows, and vectors of columns. NEON has twice the registers of SSE.
 enum { mr_avx512 = 8, nv_avx512 = 3 };
 enum { mr_avx2 = 4, nv_avx2 = 3 };

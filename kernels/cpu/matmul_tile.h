@@ -76,7 +76,7 @@ TARGET static inline __attribute__((always_inline)) void NAME(pack_part)(real *t
                                                                          const real *from,
                                                                          int64_t stride, int rows,
                                                                          const int n) {
-    typedef lane_index indices __attribute__((vector_size(sizeof(vec))));
+    typedef real_bits indices __attribute__((vector_size(sizeof(vec))));
     vec a[LANES], b[LANES];
     unrolled_for (int i = 0; i < n; i++)
         a[i] = i < rows ? *(const vec_anywhere *)(from + i * stride) : (vec){0};

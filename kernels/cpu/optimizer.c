@@ -68,11 +68,7 @@ static CLONES void update_span(floatX *restrict w, real *restrict m, real *restr
         real g = grads[i] * k.grad_scale;
         m[i] = k.beta1 * m[i] + (1 - k.beta1) * g;
         v[i] = k.beta2 * v[i] + (1 - k.beta2) * g * g;
-#ifdef GRADCHECK
-        real root = sqrt(v[i] * k.correct2);
-#else
-        real root = sqrtf(v[i] * k.correct2);
-#endif
+        const real root = sqrt_real(v[i] * k.correct2);
         w[i] = w[i] * k.decay - k.lr * (m[i] * k.correct1) / (root + k.eps);
     }
 }
