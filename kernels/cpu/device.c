@@ -97,13 +97,11 @@ void *device_malloc(size_t bytes) {
     char *block = aligned_alloc(HEADER_BYTES, total);
     if (!block) return NULL;
     *(size_t *)block = bytes;
-#ifdef MADV_HUGEPAGE
     if (bytes >= (4u << 20)) {  // fewer TLB misses in the big arenas; advice only
         size_t page = (size_t)sysconf(_SC_PAGESIZE);
         char *first = (char *)(((uintptr_t)block + page - 1) / page * page);
         madvise(first, (size_t)(block + total - first) / page * page, MADV_HUGEPAGE);
     }
-#endif
 #ifdef POISON
     memset(block + HEADER_BYTES, 0xff, bytes);
 #endif

@@ -359,9 +359,7 @@ static void multiply(real *c, const real *addend, int64_t c_stride, int64_t c_co
 // ---- Selection, and the products ----------------------------------------------------------------
 
 bool matmul_select(const char *name, bool bf16) {
-#ifdef MADV_HUGEPAGE
     madvise(packed_b, sizeof packed_b, MADV_HUGEPAGE);  // fewer TLB misses: 1 % of a product
-#endif
     for (int i = 0; i < NUM_INSTRUCTION_SETS; i++) {
         const InstructionSet *set = &instruction_sets[i];
         if (name && strcmp(name, set->name) != 0) continue;
