@@ -85,8 +85,7 @@ void file_close(File *f) {
 }
 
 bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Error *err) {
-    uint64_t end = 0;
-    if (!checked_add(offset, n, &end) || end > f->size_bytes)
+    if (offset > f->size_bytes || n > f->size_bytes - offset)
         return error_set(err, EXIT_BAD_INPUT, "the file is truncated: make or copy it again",
                          "%s: expected %lu bytes at offset %lu, found a file of %lu bytes", f->path,
                          n, offset, f->size_bytes);

@@ -11,9 +11,6 @@
 static inline bool checked_mul(uint64_t a, uint64_t b, uint64_t *out) {
     return !__builtin_mul_overflow(a, b, out);
 }
-static inline bool checked_add(uint64_t a, uint64_t b, uint64_t *out) {
-    return !__builtin_add_overflow(a, b, out);
-}
 
 // count * size bytes, zeroed; the caller frees them. Never NULL: a refusal exits with code 5 and
 // names what the memory was for.
