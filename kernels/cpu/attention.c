@@ -179,7 +179,7 @@ typedef struct {
     int64_t num_tokens, qkv_row, out_row;  // rows in elements
     int64_t num_heads, num_kv_heads;
     int group, head_dim, padded;  // query heads per kv head; head_dim rounded up to 64 bytes
-    real scale, scale_log2e;
+    real scale;
 } AttentionShape;
 
 typedef struct {
@@ -236,13 +236,11 @@ typedef struct {
 
 static AttentionShape make_shape(HeadShape heads, int64_t num_tokens) {
     if (heads.num_kv_heads <= 0 || heads.num_heads % heads.num_kv_heads || heads.head_dim <= 0 ||
-        heads.head_dim % 2) {
+        heads.head_dim % 2)
         kernel_fatal(
             "attention: %d heads, %d kv heads, head_dim %d; expected heads a multiple of "
             "kv heads, head_dim even",
             heads.num_heads, heads.num_kv_heads, heads.head_dim);
-    }
-    real scale = (real)(1 / sqrt(heads.head_dim));
     return (AttentionShape){
         .num_tokens = num_tokens,
         .qkv_row = (int64_t)(heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim,
@@ -252,8 +250,7 @@ static AttentionShape make_shape(HeadShape heads, int64_t num_tokens) {
         .group = heads.num_heads / heads.num_kv_heads,
         .head_dim = heads.head_dim,
         .padded = round_up(heads.head_dim, ALIGN / sizeof(real)),
-        .scale = scale,
-        .scale_log2e = scale * LOG2E,
+        .scale = (real)(1 / sqrt(heads.head_dim)),
     };
 }
 

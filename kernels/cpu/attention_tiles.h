@@ -249,7 +249,7 @@ static TARGET void forward_item(const Call *f, const Item *item, int kv_head, co
     const int num_queries = at_most(TILE, f->docs->cu_seqlens[item->doc + 1] - row);
     for (int g = 0; g < h->group; g++) {
         const floatX *q = f->qkv + row * h->qkv_row + (kv_head * h->group + g) * h->head_dim;
-        pack(s->q, h->padded, q, h->qkv_row, num_queries, h->head_dim, h->scale_log2e);
+        pack(s->q, h->padded, q, h->qkv_row, num_queries, h->head_dim, h->scale * LOG2E);
         transpose(s->q_t + (size_t)g * TILE * h->padded, s->q, num_queries, h->padded);
     }
     for (int i = 0; i < h->group * TILE; i++) s->top[i] = -INFINITY, s->sum[i] = 0;
@@ -339,7 +339,7 @@ static TARGET void load_queries(const Call *f, const Scratch *s, int64_t row, in
         const int64_t head = kv_head * h->group + g;
         const floatX *q = f->qkv + row * h->qkv_row + head * h->head_dim;
         const floatX *dout = f->dout + row * h->out_row + head * h->head_dim;
-        pack(s->q + at, h->padded, q, h->qkv_row, n, h->head_dim, h->scale_log2e);
+        pack(s->q + at, h->padded, q, h->qkv_row, n, h->head_dim, h->scale * LOG2E);
         pack(s->dout + at, h->padded, dout, h->out_row, n, h->head_dim, 1);
         transpose(s->q_t + at, s->q + at, n, h->padded);
         transpose(s->dout_t + at, s->dout + at, n, h->padded);
