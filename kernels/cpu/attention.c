@@ -122,18 +122,11 @@ static int costlier_first(const void *x, const void *y) {
     return (a->first > b->first) - (a->first < b->first);
 }
 
-static Item *add_forward(Item *item, const VarlenInfo *docs, int doc) {
+// Adds items of `span` of the document's own tiles.
+static Item *add_items(Item *item, const VarlenInfo *docs, int doc, int span, int pass) {
     const int tiles = num_tiles(doc_len(docs, doc));
-    for (int t = num_shared(docs, doc) / TILE; t < tiles; t++)
-        *item++ = make_item(docs, doc, t, t + 1, PASS_FORWARD);
-    return item;
-}
-
-static Item *add_backward(Item *item, const VarlenInfo *docs, int doc) {
-    const int tiles = num_tiles(doc_len(docs, doc)), own = num_shared(docs, doc) / TILE;
-    for (int t = own; t < tiles; t += KEY_SPAN)
-        *item++ = make_item(docs, doc, t, at_most(t + KEY_SPAN, tiles), PASS_DKV);
-    for (int t = own; t < tiles; t++) *item++ = make_item(docs, doc, t, t + 1, PASS_DQ);
+    for (int t = num_shared(docs, doc) / TILE; t < tiles; t += span)
+        *item++ = make_item(docs, doc, t, at_most(t + span, tiles), pass);
     return item;
 }
 
@@ -149,7 +142,7 @@ size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host,
     double share = 0;  // of one thread, in query-key pairs of one kv head
     for (int doc = 0; doc < num_segments; doc++) {
         share += (double)doc_pairs(&docs, doc);
-        item = add_forward(item, &docs, doc);
+        item = add_items(item, &docs, doc, 1, PASS_FORWARD);
     }
     share = share * heads.num_kv_heads / cpu_threads();
     Item *backward = item;
@@ -165,7 +158,10 @@ size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host,
         header->max_key_span =
             at_least(header->max_key_span, whole ? span : at_most(KEY_SPAN, span));
         if (whole) *item++ = make_item(&docs, doc, 0, num_tiles(rows_of_doc), PASS_BOTH);
-        for (int d = doc; d < end && !whole; d++) item = add_backward(item, &docs, d);
+        for (int d = doc; d < end && !whole; d++) {
+            item = add_items(item, &docs, d, KEY_SPAN, PASS_DKV);
+            item = add_items(item, &docs, d, 1, PASS_DQ);
+        }
     }
     header->num_backward = (int32_t)(item - backward);
     qsort(forward, (size_t)header->num_forward, sizeof(Item), costlier_first);
