@@ -187,7 +187,6 @@ static const InstructionSet instruction_sets[] = {
     MODEL_SET,
 #endif
 };
-enum { NUM_INSTRUCTION_SETS = sizeof(instruction_sets) / sizeof(instruction_sets[0]) };
 
 // ---- The loop nest ------------------------------------------------------------------------------
 
@@ -360,7 +359,7 @@ static void multiply(real *c, const real *addend, int64_t c_stride, int64_t c_co
 
 bool matmul_select(const char *name, bool bf16) {
     madvise(packed_b, sizeof packed_b, MADV_HUGEPAGE);  // fewer TLB misses: 1 % of a product
-    for (int i = 0; i < NUM_INSTRUCTION_SETS; i++) {
+    for (size_t i = 0; i < sizeof(instruction_sets) / sizeof(instruction_sets[0]); i++) {
         const InstructionSet *set = &instruction_sets[i];
         if (name && strcmp(name, set->name) != 0) continue;
         if ((set->round_pairs != NULL) != bf16) continue;

@@ -17,9 +17,8 @@ void rmsnorm_forward(floatX *normed, real *rstd, const floatX *resid, const floa
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < T; t++) {
         const floatX *x = resid + t * C;  // (C)
-        const real s = row_rstd(x, eps, C);
-        rstd[t] = s;
-        scale_row(normed + t * C, x, weight, s, C);
+        rstd[t] = row_rstd(x, eps, C);
+        scale_row(normed + t * C, x, weight, rstd[t], C);
     }
 }
 
