@@ -32,11 +32,10 @@ static void share_prefixes(DocView *docs, int n) {
 
 static double sum_of(const Scorer *s, int i) {
     const Batch *b = &s->batch;
-    const DocView *d = &s->docs[i];
     double sum = *s->sums[i];
-    for (int32_t k = 0, n = d->shared_len; k < d->length; k++)
-        if (!d->targets || d->targets[k] >= 0)
-            sum += (double)s->losses[k < n ? b->shared_first[i] + k : b->cu_seqlens[i] + k - n];
+    for (int32_t k = b->doc_runs[i]; k < b->doc_runs[i + 1]; k++)
+        for (int32_t at = b->runs[2 * k], end = at + b->runs[2 * k + 1]; at < end; at++)
+            sum += (double)s->losses[b->head_rows[at]];
     return sum;
 }
 
