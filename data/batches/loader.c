@@ -111,8 +111,7 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
     DocIndex index = dataset_doc_index(ds);
     if (s->source > 0) index = mixture_source(&index, s->source - 1);
     if (!plan_step(&out->plan, &index, &s->plan, s->layout, &state, err)) return false;
-    const size_t most = (size_t)out->plan.num_micro;
-    array_grow(out->own_micros, &out->own_capacity, most, "the step plan");
+    array_grow(out->own_micros, &out->own_capacity, (size_t)out->plan.num_micro, "the step plan");
     const int32_t num_leaves = s->deterministic_reduction ? s->plan.num_micro : 0;
     out->num_micro = plan_rank_micros(&out->plan, num_leaves, s->rank, s->num_ranks,
                                       out->own_micros, &out->imbalance);

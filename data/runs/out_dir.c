@@ -120,7 +120,6 @@ bool out_dir_keeps_model(const char *out, const char *option, const char *model,
                      model);
 }
 
-// A model in a checkpoint or in final/ would be removed with that directory.
 bool out_dir_is_outside_models(const char *out, Error *err) {
     char at[IO_PATH_MAX], parent[IO_PATH_MAX];
     bool found;
