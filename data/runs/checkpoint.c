@@ -175,15 +175,13 @@ bool checkpoint_verify_model(const char *dir, Error *err) {
     return !err->code;
 }
 
-static bool is_link(const char *path) { return readlink(path, (char[1]){0}, 1) >= 0; }
-
 bool checkpoint_is_ours(const char *dir, Error *err) {
     const char *path = PATH_IN(dir, manifest_name), *shards = PATH_IN(dir, shards_manifest_name);
     bool exists, was_read = false;
     size_t i;
     Error why = {0};
     const json_t *found;
-    if (is_link(dir)) return true;
+    if (readlink(dir, (char[1]){0}, 1) >= 0) return true;  // a link
     if (!path_find(path, &exists, err)) return false;
     if (!exists && !path_find(path = shards, &exists, err)) return false;
     json_auto_t *root = exists ? read_manifest(path, &was_read, &why) : NULL;
