@@ -323,7 +323,7 @@ TEST(deterministic_sums_are_the_same_on_any_number_of_ranks) {
             for (int32_t r = 0, first, last; r < ranks; r++) {
                 rank_block(leaves, r, ranks, &first, &last);
                 CHECK(last - first >= leaves / ranks && last - first <= (leaves - 1) / ranks + 1);
-                const int n = sum_block_nodes(first, last, own, &most);
+                const int n = sum_block_nodes(leaves, r, ranks, own, &most);
                 CHECK(most <= SUM_MAX_NODES);
                 check_nodes(own, n, first, last);
                 for (int i = 0; i < n; i++) {

@@ -40,12 +40,14 @@ static inline int sum_add_node(SumNode *nodes, int num_nodes, SumNode node) {
     return num_nodes + 1;
 }
 
-// Joins the leaves [first, last) into nodes (SUM_MAX_NODES); returns how many nodes remain. *most:
-// the largest number of nodes that existed when a leaf was added, that leaf not counted.
-static inline int sum_block_nodes(int32_t first, int32_t last, SumNode *nodes, int *most) {
+// Joins the leaves of a rank's block into nodes (SUM_MAX_NODES); returns how many nodes remain.
+// *most: the largest number of nodes that existed when a leaf was added, that leaf not counted.
+static inline int sum_block_nodes(int32_t num_leaves, int32_t rank, int32_t num_ranks,
+                                  SumNode *nodes, int *most) {
+    int32_t leaf, last;
     int n = 0;
     *most = 0;
-    for (int32_t leaf = first; leaf < last; leaf++) {
+    for (rank_block(num_leaves, rank, num_ranks, &leaf, &last); leaf < last; leaf++) {
         if (n > *most) *most = n;
         n = sum_add_node(nodes, n, (SumNode){leaf, 1});
     }

@@ -74,10 +74,8 @@ static void plan_sum(Zero *z) {
     z->block = block_size(z->shape.num_elements, s->num_ranks);
     for (int32_t r = 0; r < s->num_ranks; r++) {
         SumNode nodes[SUM_MAX_NODES];
-        int32_t first, last;
         int most;
-        rank_block(s->num_leaves, r, s->num_ranks, &first, &last);
-        const int count = sum_block_nodes(first, last, nodes, &most);
+        const int count = sum_block_nodes(s->num_leaves, r, s->num_ranks, nodes, &most);
         if (count > z->num_collected) z->num_collected = count;
         if (r == s->rank) z->num_partial = most;
     }
@@ -261,14 +259,12 @@ static void add_to_left(real **x, int last, int end, size_t n) {
 
 // out (n) =  the sum of the collected partial sums of all ranks
 static void join_collected(const Zero *z, real *out, size_t n) {
-    SumNode nodes[2 * SUM_MAX_NODES];
+    const ZeroSettings *s = &z->settings;
+    SumNode nodes[2 * SUM_MAX_NODES], own[SUM_MAX_NODES];
     real *x[2 * SUM_MAX_NODES];
     int num_nodes = 0, most;
-    for (int32_t r = 0; r < z->settings.num_ranks; r++) {
-        SumNode own[SUM_MAX_NODES];
-        int32_t first, last;
-        rank_block(z->settings.num_leaves, r, z->settings.num_ranks, &first, &last);
-        const int count = sum_block_nodes(first, last, own, &most);
+    for (int32_t r = 0; r < s->num_ranks; r++) {
+        const int count = sum_block_nodes(s->num_leaves, r, s->num_ranks, own, &most);
         for (int i = 0; i < count; i++) {
             const int before = num_nodes;
             x[before] = collected_sum(z, i, r);
