@@ -19,7 +19,6 @@ typedef struct {
 // Freed at the end of its block
 static void free_lengths(Lengths *l) { free(l->lengths); }
 #define LENGTHS __attribute__((cleanup(free_lengths))) Lengths
-#define PLAN __attribute__((cleanup(plan_free))) StepPlan
 #define SOURCES __attribute__((cleanup(sources_free))) Sources
 
 static int64_t length_of(const void *context, int64_t doc) {
@@ -133,7 +132,7 @@ TEST(an_epoch_has_each_token_once_or_counts_it_as_left_out) {
         s.long_docs = (LongDocs)(round % 4);
         l.mask = round / 4 % 2 ? 1 + test_rng_below(9) : 0;
         const DocIndex index = index_of(&l);
-        PLAN p = {0};
+        STEP_PLAN p = {0};
         LongCounts left;
         Error err = {0}, again = {0};
         if (stream_count_left_out(&index, &s, &left, &err)) {
@@ -210,14 +209,14 @@ static void check_step(const StepPlan *p, const Lengths *l, const PlanSettings *
 // Steps from START on, in every layout: they cut the stream, each as late as possible.
 static void check_steps(DocIndex index, const PlanSettings *s, int num_steps) {
     const Lengths *l = (const Lengths *)index.context;
-    PLAN p = {0}, other = {0};
+    STEP_PLAN p = {0}, other = {0};
     PlanState state = START, at = START;
     LongCounts counts = {0};
     Error err = {0};
     Segment next;
     MUST(mixture_draw(&index, s, &at, &next, &counts, &err));
     for (int step = 0; step < num_steps; step++) {
-        PLAN fresh = {0};
+        STEP_PLAN fresh = {0};
         if (!plan_step(&p, &index, s, LAYOUT_PACKED, &state, &err)) {  // chunks of one token only
             for (int64_t i = 0; i < p.num_stream; i++)
                 MUST(mixture_draw(&index, s, &at, &next, &counts, &err));
@@ -343,7 +342,7 @@ TEST(a_fixed_set_is_whole_documents_and_as_many_as_fit) {
         Error err = {0};
         LENGTHS l = make_lengths(1 + (int64_t)test_rng_below(60), 3 * (uint32_t)s.max_seqlen);
         const DocIndex index = (l.mask = round / 2 % 4, index_of(&l));
-        PLAN p = {0};
+        STEP_PLAN p = {0};
         LongCounts counts = {0};
         Segment next;
         int64_t tokens = 0;
@@ -375,7 +374,7 @@ TEST(a_fixed_set_is_whole_documents_and_as_many_as_fit) {
 // ---- Invalid states -----------------------------------------------------------------------------
 
 TEST(states_of_other_data_are_refused) {
-    PLAN p = {0};
+    STEP_PLAN p = {0};
     PlanSettings s = {
         .max_seqlen = 64, .micro_batch_tokens = 256, .num_micro = 4, .fill_ppm = 970000};
     int32_t docs[] = {100, 100, 100};
@@ -571,7 +570,7 @@ TEST(shared_plans_keep_the_step_and_compute_less) {
         LENGTHS l = make_lengths(150, 2000);
         DocIndex index = index_of(&l);
         PlanSettings s = {.seed = test_rng_u64(), .fill_ppm = 970000};
-        PLAN p = {0}, packed = {0}, again = {0};
+        STEP_PLAN p = {0}, packed = {0}, again = {0};
         s.max_seqlen = 100 + (int32_t)test_rng_below(1500);
         s.micro_batch_tokens = s.max_seqlen + (int32_t)test_rng_below(4000);
         s.num_micro = 1 + (int32_t)test_rng_below(12);
@@ -602,7 +601,7 @@ TEST(the_steps_of_epochs_train_each_document_so_often) {
         PlanSettings s = {test_rng_u64(), 64,   64, 1 + round % 2, 970000, 0, LONG_SPLIT,
                           PAD_TO_LONGEST, false};
         SOURCES sources = {0};
-        PLAN p = {0};
+        STEP_PLAN p = {0};
         PlanState at = START;
         int64_t trained[300] = {0}, n = round % 5 ? 300 : 200, steps = 0, again = 0, most = 0,
                 late = 0, wanted = 1 + round % 3;
@@ -684,7 +683,7 @@ TEST(documents_of_a_record_stay_together) {
         for (int64_t i = 0; i < l.n; i++) l.lengths[i] = 310 + (int32_t)test_rng_below(300);
         DocIndex index = index_of(&l);
         PlanSettings s = {.seed = test_rng_u64(), .fill_ppm = 970000, .max_seqlen = 610}, fixed = s;
-        PLAN p = {0};
+        STEP_PLAN p = {0};
         int64_t seen = 0;
         families = round % 2;
         if (round % 3 == 0) s.max_seqlen = 400, s.long_docs = LONG_TRUNCATE;
@@ -763,7 +762,7 @@ TEST(pairs_are_whole_in_one_micro_batch_or_left_out) {
         s.pad_to = (PadTo)test_rng_below(3);
         for (int i = 0; i < 2; i++) l.lengths[i] = l.lengths[2 * half + i] = 20;
         index.follows = is_second, index.read = read_pair;
-        PLAN p = {0};
+        STEP_PLAN p = {0};
         PlanState state = START;
         for (; state.sources[0].epoch == 0; state = p.cursor_after) {
             plan_ok(&p, &index, &s, layouts[round % 4], &state);
@@ -815,7 +814,7 @@ TEST(golden_digests_of_random_plans) {
         if (round % 10 == 9 && !plan_fix_set(&s, &index, 1 + test_rng_below(20000), &none))
             continue;  // its settings are of no use
         for (int layout = LAYOUT_PACKED; layout <= LAYOUT_SHARED; layout++) {
-            PLAN p = {0};
+            STEP_PLAN p = {0};
             uint64_t h = fnv1a(found[layout], &left, sizeof left);
             for (PlanState at = START; at.step < 6; at = p.cursor_after) {
                 Error err = {0};

@@ -420,45 +420,44 @@ bool plan_count_epochs(const DocIndex *index, const PlanSettings *s, PlanState a
                        int64_t *steps, double *epochs, int32_t *source, Error *err) {
     enum { MANY = 1 << 18 };  // segments: they take about a tenth of a second
     DocIndex lengths = *index;
-    StepPlan plan = {0};
+    STEP_PLAN plan = {0};
     int64_t planned = 0;
     lengths.weights = NULL;  // which take longer to read than a step to plan
-    bool ok = mixture_epochs(&lengths, s, &at, epochs, source, err);
-    while (ok &&
-           (wanted > 0 ? *epochs < wanted || at.step == 0 : at.step < *steps && planned < MANY)) {
-        ok = plan_step(&plan, &lengths, s, LAYOUT_PACKED, &at, err) &&
-             mixture_epochs(&lengths, s, &plan.cursor_after, epochs, source, err);
+    if (!mixture_epochs(&lengths, s, &at, epochs, source, err)) return false;
+    while (wanted > 0 ? *epochs < wanted || at.step == 0 : at.step < *steps && planned < MANY) {
+        if (!plan_step(&plan, &lengths, s, LAYOUT_PACKED, &at, err) ||
+            !mixture_epochs(&lengths, s, &plan.cursor_after, epochs, source, err))
+            return false;
         at = plan.cursor_after;
         planned += plan.num_stream;
     }
-    plan_free(&plan);
     if (wanted > 0)
         *steps = at.step;
     else if (at.step > 0)
         *epochs *= (double)*steps / (double)at.step;
-    return ok;
+    return true;
 }
 
 // ---- A fixed set of documents -------------------------------------------------------------------
 
 bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens, Error *err) {
-    StepPlan plan = {0};
+    STEP_PLAN plan = {0};
     const PlanState start = {0};
     s->num_micro = 1;
     s->set_tokens = most_tokens;
-    bool ok = plan_settings_check(s, err) &&
-              plan_take_prefix(&plan, index, s, &start, INT64_MAX, true, err);
+    if (!plan_settings_check(s, err) ||
+        !plan_take_prefix(&plan, index, s, &start, INT64_MAX, true, err))
+        return false;
     s->set_tokens = plan.real_tokens;
     // when a segment finds no room, any two micro-batches together hold more than fits into one, so
     // this ends before twice the least number
     const int64_t least = (s->set_tokens + s->micro_batch_tokens - 1) / s->micro_batch_tokens;
     plan.real_tokens = 0;
-    for (int64_t n = least; ok && plan.real_tokens < s->set_tokens; n += 1 + n / 32) {
+    for (int64_t n = least; plan.real_tokens < s->set_tokens; n += 1 + n / 32) {
         s->num_micro = n < INT32_MAX ? (int32_t)n : INT32_MAX;
-        ok = plan_step(&plan, index, s, LAYOUT_PACKED, &start, err);
+        if (!plan_step(&plan, index, s, LAYOUT_PACKED, &start, err)) return false;
     }
-    plan_free(&plan);
-    return ok;
+    return true;
 }
 
 // ---- Ranks --------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ int64_t plan_goal(const PlanSettings *s);
 bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Layout layout,
                const PlanState *state, Error *err);
 void plan_free(StepPlan *p);
+#define STEP_PLAN __attribute__((cleanup(plan_free))) StepPlan  // freed at the end of its block
 
 // wanted > 0: sets *steps to the number of the first step, at least 1, after which *epochs of the
 // data, as mixture_epochs counts them, are at least `wanted`. It plans all steps from `at` on; a

@@ -52,19 +52,17 @@ bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, 
     const DocIndex index = dataset_doc_index(train->dataset);
     const bool shares = layout == LAYOUT_SHARED, may_share = shares || layout == LAYOUT_PACKED;
     const PlanState start = at;
-    StepPlan p = {0};
+    STEP_PLAN p = {0};
     double tokens = 0, saved = 0;
     int steps = 0;
-    bool ok = true;
-    for (; ok && steps < 8 && tokens < 0x1p24; steps++) {
+    for (; steps < 8 && tokens < 0x1p24; steps++) {
         const bool first = steps == 0 && may_share;
-        ok = plan_step(&p, &index, s, first ? LAYOUT_SHARED : LAYOUT_PACKED, &at, err);
+        if (!plan_step(&p, &index, s, first ? LAYOUT_SHARED : LAYOUT_PACKED, &at, err))
+            return false;
         if (first) saved = 1 - (double)p.computed_tokens / (double)p.real_tokens;
         tokens += (double)p.real_tokens;
         at = p.cursor_after;
     }
-    plan_free(&p);
-    if (!ok) return false;
     const double fill = tokens / ((double)s->num_micro * s->micro_batch_tokens * steps);
     printf(
         "plan    %s, %d micro-batch%s of %d tokens a step, filled to %.1f %%, documents up to %d "
