@@ -153,8 +153,7 @@ static int by_name(const void *a, const void *b) { return strcmp(a, b); }
 static bool check_layout(SafetensorsSet *s, int first, uint64_t data_begin, uint64_t data_bytes,
                          Error *err) {
     uint64_t expected = 0;
-    if (s->num_tensors > first)
-        qsort(s->tensors + first, (size_t)(s->num_tensors - first), sizeof *s->tensors, by_offset);
+    qsort(s->tensors + first, (size_t)(s->num_tensors - first), sizeof *s->tensors, by_offset);
     for (int i = first; i < s->num_tensors; i++) {
         TensorInfo *t = &s->tensors[i];
         if (t->begin != expected)
@@ -165,8 +164,8 @@ static bool check_layout(SafetensorsSet *s, int first, uint64_t data_begin, uint
         t->begin += data_begin;
         t->end += data_begin;
     }
-    if (expected == data_bytes) return true;
-    return bad_input(err, "expected %lu bytes of tensors, found %lu", expected, data_bytes);
+    return expected == data_bytes ||
+           bad_input(err, "expected %lu bytes of tensors, found %lu", expected, data_bytes);
 }
 
 static bool parse_header(SafetensorsSet *s, const char *text, uint64_t n, int file, Error *err) {
@@ -207,12 +206,7 @@ static bool open_file(SafetensorsSet *s, const char *path, Error *err) {
            read_header(s, file, err);
 }
 
-static void sort_tensors(SafetensorsSet *s) {
-    if (s->num_tensors > 0) qsort(s->tensors, (size_t)s->num_tensors, sizeof *s->tensors, by_name);
-}
-
 const TensorInfo *safetensors_find(const SafetensorsSet *s, const char *name) {
-    if (s->num_tensors == 0) return NULL;
     return bsearch(name, s->tensors, (size_t)s->num_tensors, sizeof *s->tensors, by_name);
 }
 
@@ -241,8 +235,8 @@ static bool check_index(const SafetensorsSet *s, json_t *map, Error *err) {
             return bad_input(err, "weight_map: %.160s: expected in %.160s, not found there", name,
                              json_string_value(item));
     }
-    if (promised == s->num_tensors) return true;
-    return bad_input(err, "weight_map: expected all %d tensors of its files, found %d",
+    return promised == s->num_tensors ||
+           bad_input(err, "weight_map: expected all %d tensors of its files, found %d",
                      s->num_tensors, promised);
 }
 
@@ -262,7 +256,7 @@ static bool open_index(SafetensorsSet *s, const char *path, Error *err) {
              (json_is_string(item) || json_type_error(item, "weight_map", "file names", err)) &&
              add_shard(s, dir, json_string_value(item), err);
     }
-    sort_tensors(s);
+    qsort(s->tensors, (size_t)s->num_tensors, sizeof *s->tensors, by_name);
     return (ok && check_index(s, map, err)) || error_prefix(err, path);
 }
 
@@ -281,9 +275,10 @@ static bool open_path(SafetensorsSet *s, const char *path, Error *err) {
                              path);
     }
     s->files = host_calloc(SAFETENSORS_MAX_FILES, sizeof *s->files, "list of files");
+    array_grow(s->tensors, &s->tensors_capacity, 1, "list of tensors");  // for qsort: never NULL
     if (path_ends_with(file, ".json")) return open_index(s, file, err);
     if (!open_file(s, file, err)) return false;
-    sort_tensors(s);
+    qsort(s->tensors, (size_t)s->num_tensors, sizeof *s->tensors, by_name);
     return true;
 }
 
