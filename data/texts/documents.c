@@ -182,12 +182,11 @@ static void find_turn_end(Unit *u, const int32_t *ids, const float *weights, siz
     if (n > 0 && special[ids[n - 1]]) u->found.turn_end = ids[n - 1];
 }
 
-// Weighs the ids from `first` on: a text in parts, or with a weight.
-static bool mark_document(Unit *u, const RawText *text, size_t first, Error *bad) {
+// Weighs the ids from `first` on: a text in parts, or with a weight. begins, ends: the first id, or
+// the last, is BOS or EOS, which are not in the text.
+static bool mark_document(Unit *u, const RawText *text, size_t first, bool begins, bool ends,
+                          Error *bad) {
     size_t n;
-    const ShardVocabulary *v = &u->options->vocabulary;
-    const bool wrapped = u->options->tokenizer->byte_ids, begins = wrapped && v->bos >= 0,
-               ends = wrapped && v->eos >= 0;
     const int32_t *ids = bpe_ids(u->encoder, &n) + first + begins;
     array_grow(u->weights, &u->weight_capacity, n, "a loss mask");
     float *weights = u->weights + first;
@@ -200,7 +199,7 @@ static bool mark_document(Unit *u, const RawText *text, size_t first, Error *bad
         return error_set(bad, EXIT_BAD_INPUT,
                          "write its characters in normal form C, and those that have tokens",
                          "expected text that the tokenizer does not change");
-    if (text->parts && !wrapped) find_turn_end(u, ids, weights, n);
+    if (text->parts && !u->options->tokenizer->byte_ids) find_turn_end(u, ids, weights, n);
     if (text->parts && ends) count += (weights[n - 1] = weight_of_end(text)) != 0;
     if (text->parts && !begins) count -= weights[0] != 0;
     for (size_t i = 0; i < n; i++)
@@ -248,7 +247,7 @@ static bool add_document(Unit *u, const RawText *text, Error *bad) {
     }
     u->found.counts[NUM_OWN_ENDS] += begins || ends;
     const bool masked = text->parts || text->weight != 1;
-    if (masked && !mark_document(u, text, first, bad)) return false;
+    if (masked && !mark_document(u, text, first, bos >= 0, eos >= 0, bad)) return false;
     const double place = text->follows ? u->documents[u->num_documents - 1].place : place_of(text);
     array_grow(u->documents, &u->document_capacity, u->num_documents + 1, "documents");
     u->documents[u->num_documents++] = (UnitDocument){first, end, masked, place, u->record};
