@@ -80,16 +80,14 @@ static bool dataset_add_all(Dataset *ds, const char *spec, const DatasetOptions 
     const Search search = {path_list_add_shards, split, expected,
                            "name a directory of text files or JSON Lines, or one with such shards; "
                            "data/convert.py makes them of other trainers' files"};
-    PathList paths = {0};
+    PATH_LIST paths = {0};
     const int64_t num_docs = ds->num_docs;
-    bool ok = path_list_expand(&paths, spec, &search, err);
-    for (size_t i = 0; ok && i < paths.n; i++)
-        ok = dataset_add(ds, paths.items[i].path, options, err);
-    if (ok && ds->num_docs == num_docs)
-        ok = bad_input(err, "%s: expected documents, found none in %zu shards",
-                       ds->shards[ds->num_shards - paths.n].path, paths.n);
-    path_list_free(&paths);
-    return ok;
+    if (!path_list_expand(&paths, spec, &search, err)) return false;
+    for (size_t i = 0; i < paths.n; i++)
+        if (!dataset_add(ds, paths.items[i].path, options, err)) return false;
+    return ds->num_docs > num_docs ||
+           bad_input(err, "%s: expected documents, found none in %zu shards",
+                     ds->shards[ds->num_shards - paths.n].path, paths.n);
 }
 
 static bool dataset_add_sources(Dataset *ds, const DatasetOptions *options, Error *err) {
@@ -188,17 +186,15 @@ static bool dataset_read_stored(const Shard *s, int64_t from, int64_t n, unsigne
         return file_read_at(&s->file, out, (uint64_t)(n * width),
                             SHARD_HEADER_BYTES + (uint64_t)(from * width), err);
     AUTO_FREE unsigned char *block = host_calloc((size_t)size, (size_t)width, "a block of tokens");
-    bool ok = true;
-    for (int64_t b = from / size; ok && b * size < to; b++) {
+    for (int64_t b = from / size; b * size < to; b++) {
         const int64_t first = b * size, left = s->num_tokens - first,
                       last = first + (left < size ? left : size), low = from > first ? from : first,
                       high = to < last ? to : last;
-        ok = dataset_read_block(s, b, last - first, block, err);
-        if (ok)
-            memcpy(out + (low - from) * width, block + (low - first) * width,
-                   (size_t)((high - low) * width));
+        if (!dataset_read_block(s, b, last - first, block, err)) return false;
+        memcpy(out + (low - from) * width, block + (low - first) * width,
+               (size_t)((high - low) * width));
     }
-    return ok;
+    return true;
 }
 
 bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *out, Error *err) {

@@ -72,8 +72,7 @@ bool path_list_expand(PathList *list, const char *spec, const Search *search, Er
     if (path_exists(spec) || !strchr(spec, ',')) return expand_one(list, spec, search, err);
     AUTO_FREE char *copy = host_copy(spec, "paths");
     char *rest = copy;
-    bool ok = true;
-    for (char *item; ok && (item = strsep(&rest, ","));)
-        ok = item[0] == 0 || expand_one(list, item, search, err);
-    return ok && (list->n > 0 || bad_input(err, "%s: expected paths, found none", spec));
+    for (char *item; (item = strsep(&rest, ","));)
+        if (item[0] && !expand_one(list, item, search, err)) return false;
+    return list->n > 0 || bad_input(err, "%s: expected paths, found none", spec);
 }

@@ -13,7 +13,9 @@ typedef struct {
     size_t n, capacity;
 } PathList;
 
+// PATH_LIST list = {0}: freed at the end of its block
 void path_list_free(PathList *list);
+#define PATH_LIST __attribute__((cleanup(path_list_free))) PathList
 void path_list_add(PathList *list, const char *path);
 
 // The entries of a directory whose names match, except hidden ones.

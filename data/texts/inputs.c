@@ -250,12 +250,11 @@ static bool add_file(Inputs *in, const FoundPath *found, Error *err) {
 bool inputs_collect(Inputs *in, const char *spec, const char *out_dir, Error *err) {
     struct stat out = {0};
     const Search search = {add_dir, &out, "a file or a directory with files", ""};
-    PathList found = {0};
+    PATH_LIST found = {0};
     *in = (Inputs){0};
     if (stat(out_dir, &out) != 0) out.st_ino = 0;
     bool ok = path_list_expand(&found, spec, &search, err);
     for (size_t i = 0; ok && i < found.n; i++) ok = add_file(in, &found.items[i], err);
-    path_list_free(&found);
     if (ok) choose_splits(in);
     return ok;
 }
@@ -281,19 +280,16 @@ bool inputs_are_texts(const char *spec) {
     const struct stat none = {0};
     const Search search = {add_tree, &none, "", ""};
     char first[IO_PATH_MAX];
-    PathList found = {0}, shards = {0};
+    PATH_LIST found = {0}, shards = {0};
     Error ignored = {0};
     text_copy(first, sizeof first, spec);
     if (!path_exists(first)) first[strcspn(first, ",")] = 0;
-    bool text = path_list_expand(&found, first, &search, &ignored);
-    if (text && found.items[0].dir_bytes > 0)
-        text = path_list_add_shards(&shards, first, "train", &ignored) &&
-               path_list_add_shards(&shards, first, "val", &ignored) && shards.n == 0;
-    size_t i = 0;  // any file of a directory, else the first
-    while (text && i + 1 < found.n && found.items[i].dir_bytes > 0 && !is_text(&found.items[i]))
-        i++;
-    text = text && is_text(&found.items[i]);
-    path_list_free(&found);
-    path_list_free(&shards);
-    return text;
+    if (!path_list_expand(&found, first, &search, &ignored)) return false;
+    if (found.items[0].dir_bytes == 0) return is_text(&found.items[0]);
+    if (!path_list_add_shards(&shards, first, "train", &ignored) ||
+        !path_list_add_shards(&shards, first, "val", &ignored) || shards.n > 0)
+        return false;
+    for (size_t i = 0; i < found.n; i++)
+        if (is_text(&found.items[i])) return true;
+    return false;
 }
