@@ -29,20 +29,19 @@ static bool check_token_bytes(const Shard *s, Error *err) {
     return check_size(s->path, s->file.size_bytes, SHARD_HEADER_BYTES + bytes, of, err);
 }
 
-// Takes ownership of ends (count): cumulative, never decreasing, the last one num_tokens, else an
-// error that names `path`. Empty documents are dropped and counted.
-static bool set_ends(Shard *s, uint64_t *ends, uint64_t count, const char *path, Error *err) {
+// Are doc_ends (count) cumulative, never decreasing, the last one num_tokens? Errors name `path`.
+// Empty documents are dropped and counted.
+static bool check_ends(Shard *s, uint64_t count, const char *path, Error *err) {
     uint64_t before = 0;
-    s->doc_ends = ends;
     for (uint64_t i = 0; i < count; i++) {
-        const uint64_t end = ends[i];
+        const uint64_t end = s->doc_ends[i];
         if (end < before || end > (uint64_t)s->num_tokens)
             return bad_input(err, "%s: document %lu ends at token %lu, expected %lu to %ld", path,
                              i, end, before, s->num_tokens);
         if (end == before)
             s->num_empty++;
         else
-            ends[s->num_docs++] = end;
+            s->doc_ends[s->num_docs++] = end;
         before = end;
     }
     return before == (uint64_t)s->num_tokens ||
@@ -104,7 +103,7 @@ static bool read_index(Shard *s, const ShardHeader *h, Error *err) {
     // without the CRC at the end: the CRC of data followed by its own CRC is a constant
     s->checksum = crc32c(s->checksum, text, size - 4);
     memmove(text, text + index_file.head_bytes, ends_bytes);
-    return set_ends(s, s->doc_ends, counts[0], path, err);
+    return check_ends(s, counts[0], path, err);
 }
 
 bool mask_bit(const unsigned char *mask, int64_t i) { return (mask[i / 8] >> i % 8 & 1) != 0; }
@@ -185,32 +184,32 @@ static bool open_own(Shard *s, const ShardHeader *h, Error *err) {
 static bool scan(Shard *s, int32_t token, Error *err) {
     static const int64_t BLOCK_TOKENS = 1 << 18;
     const uint64_t width = (uint64_t)s->token_bytes;
-    uint64_t *ends = NULL, count = 0;  // positions of the token, and the end of the shard
+    uint64_t count = 0;  // of doc_ends: positions of the token, and the end of the shard
     size_t capacity = 0;
     AUTO_FREE unsigned char *block = host_calloc(BLOCK_TOKENS, 4, "scanning a shard");
-    bool ok = true;
-    for (int64_t at = 0; ok && at < s->num_tokens; at += BLOCK_TOKENS) {
-        const int64_t left = s->num_tokens - at, n = left < BLOCK_TOKENS ? left : BLOCK_TOKENS;
-        const uint64_t bytes = (uint64_t)n * width;
-        ok = file_read_at(&s->file, block, bytes, SHARD_HEADER_BYTES + (uint64_t)at * width, err);
-        s->token_sum = crc32c(s->token_sum, block, bytes);
-        array_grow(ends, &capacity, count + (uint64_t)n + 1, "document ends");
-        for (int64_t i = 0; i < n; i++)
-            if (shard_word(block + (uint64_t)i * width, width) == (uint32_t)token)
-                ends[count++] = (uint64_t)(at + i);
-    }
-    s->doc_ends = ends;
     s->bos = token;
     s->scanned = true;
-    if (!ok || s->num_tokens == 0) return ok;
+    for (int64_t at = 0; at < s->num_tokens; at += BLOCK_TOKENS) {
+        const int64_t left = s->num_tokens - at, n = left < BLOCK_TOKENS ? left : BLOCK_TOKENS;
+        const uint64_t bytes = (uint64_t)n * width;
+        if (!file_read_at(&s->file, block, bytes, SHARD_HEADER_BYTES + (uint64_t)at * width, err))
+            return false;
+        s->token_sum = crc32c(s->token_sum, block, bytes);
+        array_grow(s->doc_ends, &capacity, count + (uint64_t)n + 1, "document ends");
+        for (int64_t i = 0; i < n; i++)
+            if (shard_word(block + (uint64_t)i * width, width) == (uint32_t)token)
+                s->doc_ends[count++] = (uint64_t)(at + i);
+    }
+    if (s->num_tokens == 0) return true;
     if (count == 0)
         return error_set(err, EXIT_BAD_INPUT,
                          "name the token that begins documents with --boundary-token",
                          "%s: no index, and token %d is nowhere in it", s->path, token);
-    if (ends[0] == 0) memmove(ends, ends + 1, --count * 8);  // nothing ends before the first token
-    ends[count++] = (uint64_t)s->num_tokens;
-    s->checksum = crc32c(s->checksum, ends, count * 8);
-    return set_ends(s, ends, count, s->path, err);
+    if (s->doc_ends[0] == 0)  // nothing ends before the first token
+        memmove(s->doc_ends, s->doc_ends + 1, --count * 8);
+    s->doc_ends[count++] = (uint64_t)s->num_tokens;
+    s->checksum = crc32c(s->checksum, s->doc_ends, count * 8);
+    return check_ends(s, count, s->path, err);
 }
 
 static bool open_bin(Shard *s, const ShardHeader *h, int32_t boundary_token, Error *err) {
