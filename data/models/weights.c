@@ -11,14 +11,6 @@ static const struct {
     const char *prefix, *name;
 } arenas[] = {[ARENA_WEIGHTS] = {"", "weights"}, [ARENA_M] = {"m.", "m"}, [ARENA_V] = {"v.", "v"}};
 
-// Memory for p->block values; lowers p->block to the size of the largest parameter.
-static float *alloc_block(Parameters *p) {
-    size_t most = 0;
-    for (int i = 0; i < p->num; i++) most = p->list[i].count > most ? p->list[i].count : most;
-    if (most < p->block) p->block = most;
-    return host_calloc(p->block, sizeof(float), "weights");
-}
-
 // Elements in files that lie before element i in arenas
 static size_t in_file(const Parameter *t, size_t i) {
     const size_t rows = (size_t)t->rows, cols = t->cols ? (size_t)t->cols : 1,
@@ -72,7 +64,7 @@ static void init_parameter(const Parameters *p, const Parameter *t, uint64_t see
 }
 
 void weights_init(Parameters p, uint64_t seed) {
-    AUTO_FREE float *values = alloc_block(&p);
+    AUTO_FREE float *values = host_calloc(p.block, sizeof *values, "weights");
     for (int i = 0; i < p.num; i++) init_parameter(&p, &p.list[i], seed, values);
 }
 
@@ -192,7 +184,7 @@ bool parameters_load(Parameters p, bool moments, const char *path, Error *err) {
     if (name && !path_inside(file, path, name, err)) return false;
     if (!safetensors_open(&s, name ? file : path, err)) return false;
     if (moments) path = file;
-    AUTO_FREE float *values = alloc_block(&p);
+    AUTO_FREE float *values = host_calloc(p.block, sizeof *values, "weights");
     AUTO_FREE Stored *list = list_stored(&p, moments, "", &num);
     bool ok =
         check_tensors(&p, list, num, &s, path, err) && (moments || check_tied(&p, &s, path, err));
@@ -240,7 +232,7 @@ static bool save_header(const Stored *list, int num, const char *path, FileWrite
 bool parameters_save(Parameters p, bool moments, const char *dtype, const char *path, FileWriter *w,
                      Error *err) {
     int num;
-    AUTO_FREE float *values = alloc_block(&p);
+    AUTO_FREE float *values = host_calloc(p.block, sizeof *values, "weights");
     AUTO_FREE Stored *list = list_stored(&p, moments, dtype, &num);
     bool ok = path && save_header(list, num, path, w, err);
     for (int i = 0; i < num; i++) {
