@@ -158,10 +158,10 @@ static bool read_template(ChatTemplate *t, char *text) {
 // The chat template of a directory, as transformers chooses it. path (IO_PATH_MAX): the last place
 // searched. NULL: there is none, or *err is set.
 static char *find_template(const char *dir, char *path, Error *err) {
-    if (!path_join(path, dir, "chat_template.jinja", err)) return NULL;
-    if (path_exists(path)) return file_read_all(path, JSON_MAX_CONFIG, NULL, "", err);
-    if (!path_join(path, dir, "tokenizer_config.json", err)) return NULL;
-    json_auto_t *root = path_exists(path) ? json_read(path, JSON_MAX_CONFIG, "", err) : NULL;
+    if (path_exists(path_in(path, dir, "chat_template.jinja")))
+        return file_read_all(path, JSON_MAX_CONFIG, NULL, "", err);
+    const bool has_config = path_exists(path_in(path, dir, "tokenizer_config.json"));
+    json_auto_t *root = has_config ? json_read(path, JSON_MAX_CONFIG, "", err) : NULL;
     const json_t *text = json_member(root, "chat_template"), *item;
     size_t i;
     json_array_foreach(json_member(root, "chat_template"), i, item) {

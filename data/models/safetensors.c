@@ -263,17 +263,13 @@ static bool open_index(SafetensorsSet *s, const char *path, Error *err) {
 static bool open_path(SafetensorsSet *s, const char *path, Error *err) {
     char file[IO_PATH_MAX];
     if (!path_inside(file, path, "model.safetensors", err)) return false;
-    if (path_is_dir(path) && !path_exists(file)) {
-        if (!path_join(file, path, "model.safetensors.index.json", err)) return false;
-        if (!path_exists(file))
-            return error_set(err, EXIT_BAD_INPUT,
-                             "transformers' save_pretrained converts a pytorch_model.bin; "
-                             "adapters are for --adapter, or resume their run with --lora-merge; "
-                             "--from-scratch needs no weights",
-                             "%s: expected model.safetensors or model.safetensors.index.json, "
-                             "found neither",
-                             path);
-    }
+    if (path_is_dir(path) && !path_exists(file) &&
+        !path_exists(path_in(file, path, "model.safetensors.index.json")))
+        return error_set(
+            err, EXIT_BAD_INPUT,
+            "transformers' save_pretrained converts a pytorch_model.bin; adapters are for "
+            "--adapter, or resume their run with --lora-merge; --from-scratch needs no weights",
+            "%s: expected model.safetensors or model.safetensors.index.json, found neither", path);
     s->files = host_calloc(SAFETENSORS_MAX_FILES, sizeof *s->files, "list of files");
     array_grow(s->tensors, &s->tensors_capacity, 1, "list of tensors");  // for qsort: never NULL
     if (path_ends_with(file, ".json")) return open_index(s, file, err);
