@@ -294,7 +294,6 @@ static bool write_unit(Conversion *c, const Unit *u, Error *err) {
 
 static bool encode_all(Conversion *c, Thread *threads, int num_threads, Error *err) {
     UnitReader reader = {.in = &c->in, .most_bytes = MAX_DOCUMENT_BYTES, .file.fd = -1};
-    bool ok = true;
     do {
         const uint64_t before = reader.bytes_done;
         c->num_units = 0;
@@ -303,13 +302,12 @@ static bool encode_all(Conversion *c, Thread *threads, int num_threads, Error *e
                reader.bytes_done - before < MAX_ROUND_BYTES &&
                unit_read(&reader, &c->units[c->num_units], err))
             c->num_units++;
-        ok = err->code == 0;
-        if (ok) round_run(c, threads, num_threads, before, reader.bytes_done);
-        for (int i = 0; ok && i < c->num_units; i++) ok = write_unit(c, &c->units[i], err);
+        if (!err->code) round_run(c, threads, num_threads, before, reader.bytes_done);
+        for (int i = 0; !err->code && i < c->num_units; i++) write_unit(c, &c->units[i], err);
         show_progress(c, reader.bytes_done);
-    } while (!was_stopped(c, err) && ok && c->num_units > 0);
+    } while (!was_stopped(c, err) && !err->code && c->num_units > 0);
     file_close(&reader.file);
-    return ok && err->code == 0;
+    return err->code == 0;
 }
 
 static bool encode_with_threads(Conversion *c, Error *err) {
@@ -332,18 +330,17 @@ static bool encode_with_threads(Conversion *c, Error *err) {
 static bool write_tokenizer(Conversion *c, Error *err) {
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",
                                         "special_tokens_map.json", "chat_template.jinja"};
-    bool ok = true;
     if (!c->tokenizer.file[0]) return byte_tokenizer_write(&c->ck, err);
-    for (size_t i = 0; ok && i < sizeof names / sizeof *names; i++) {
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *from = PATH_IN(c->settings->model, names[i]);
         if (!path_exists(from)) continue;
         char *text = file_read_all(from, TOKENIZER_MAX_BYTES, NULL, "", err);
-        ok = text && checkpoint_write_text(&c->ck, names[i], text, err);
+        if (!text || !checkpoint_write_text(&c->ck, names[i], text, err)) return false;
     }
-    return ok && (c->found.turn_end < 0 ||  // for the model that is trained on them
-                  checkpoint_write_text(
-                      &c->ck, "generation_config.json",
-                      json_write(json_pack("{s:i}", "eos_token_id", c->found.turn_end), 0), err));
+    return c->found.turn_end < 0 ||  // for the model that is trained on them
+           checkpoint_write_text(
+               &c->ck, "generation_config.json",
+               json_write(json_pack("{s:i}", "eos_token_id", c->found.turn_end), 0), err);
 }
 
 static bool nothing_to_train(const Conversion *c, Error *err) {
