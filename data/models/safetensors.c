@@ -64,18 +64,16 @@ uint64_t tensor_dtype_size(const char *dtype) {
     return known ? known->size_bytes : 0;
 }
 
-uint64_t tensor_num_elements(const TensorInfo *t) {
-    uint64_t n = 1;  // cannot wrap: tensor_size_bytes checked it
-    for (int i = 0; i < t->ndim; i++) n *= t->shape[i];
-    return n;
-}
-
 // UINT64_MAX: more than that
 static uint64_t tensor_size_bytes(const TensorInfo *t) {
     uint64_t n = tensor_dtype_size(t->dtype);
     for (int i = 0; i < t->ndim; i++)
         if (!checked_mul(n, t->shape[i], &n)) return UINT64_MAX;
     return n;
+}
+
+uint64_t tensor_num_elements(const TensorInfo *t) {
+    return tensor_size_bytes(t) / tensor_dtype_size(t->dtype);
 }
 
 // ---- Header -------------------------------------------------------------------------------------
