@@ -110,15 +110,14 @@ static bool write_beside(const ShardWriter *w, const Beside *b, uint32_t version
     const uint32_t version_and_crc[] = {version, h->crc};
     char path[IO_PATH_MAX];
     FileWriter f;
-    bool ok =
-        path_printf(path, err, "%s/%s_%05d.%s", w->dir, w->split, w->num_shards - 1, b->ending) &&
-        writer_open(&f, path, err) && writer_write(&f, b->magic, 8, err) &&
-        writer_write(&f, version_and_crc, 8, err) &&
-        writer_write(&f, counts, b->head_bytes - 16, err);
-    for (int i = 0; ok && i < 2; i++)
-        ok = writer_write(&f, parts[i].iov_base, parts[i].iov_len, err);
-    const uint32_t crc = f.crc;
-    return ok && writer_write(&f, &crc, 4, err) && writer_close(&f, err);
+    return path_printf(path, err, "%s/%s_%05d.%s", w->dir, w->split, w->num_shards - 1,
+                       b->ending) &&
+           writer_open(&f, path, err) && writer_write(&f, b->magic, 8, err) &&
+           writer_write(&f, version_and_crc, 8, err) &&
+           writer_write(&f, counts, b->head_bytes - 16, err) &&
+           writer_write(&f, parts[0].iov_base, parts[0].iov_len, err) &&
+           writer_write(&f, parts[1].iov_base, parts[1].iov_len, err) &&
+           writer_write(&f, &(uint32_t){f.crc}, 4, err) && writer_close(&f, err);
 }
 
 bool shard_writer_close(ShardWriter *w, Error *err) {
