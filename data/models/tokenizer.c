@@ -85,44 +85,34 @@ static int64_t fallback_decode(const char *text, unsigned char *out) {
 
 // ---- Vocabulary ---------------------------------------------------------------------------------
 
-// The parts of a tokenizer. Ids are below `most`: an id without a token costs memory, but no byte
-// in the file.
-typedef struct {
-    const char **names;  // (most) into the JSON tree; NULL: no such id
-    int64_t most;
-    Tokenizer *t;
-} Vocabulary;
-
 // An added token may have the id of the same token in the vocabulary, but of no other.
-static bool add_token(Vocabulary *v, const json_t *id, const char *name, bool added, bool special,
-                      Error *err) {
+static bool add_token(Tokenizer *t, const char **names, const json_t *id, const char *name,
+                      bool added, bool special, Error *err) {
     int64_t at = 0;
-    if (!json_value(id, "token id", JSON_INT64, 0, v->most - 1, &at, err)) return false;
-    if (v->names[at] && strcmp(v->names[at], name) != 0)
-        return bad_input(err, "token id %ld is both '%s' and '%s'", at, v->names[at], name);
-    v->t->added[at] = !added ? 0 : v->names[at] && v->t->added[at] != 1 ? 2 : 1;
-    v->names[at] = name;
-    v->t->special[at] = special;
-    if (at >= v->t->vocab_size) v->t->vocab_size = (int32_t)at + 1;
+    if (!json_value(id, "token id", JSON_INT64, 0, t->vocab_size - 1, &at, err)) return false;
+    if (names[at] && strcmp(names[at], name) != 0)
+        return bad_input(err, "token id %ld is both '%s' and '%s'", at, names[at], name);
+    t->added[at] = !added ? 0 : names[at] && t->added[at] != 1 ? 2 : 1;
+    names[at] = name;
+    t->special[at] = special;
     return true;
 }
 
-static bool read_tokens(Vocabulary *v, const json_t *added, json_t *vocab, Error *err) {
+// names (t->vocab_size, which becomes the largest id + 1): into the JSON tree; NULL: no such id
+static bool read_tokens(Tokenizer *t, const char **names, const json_t *added, Error *err) {
+    json_t *vocab = t->vocab;
     const char *name;
     const json_t *item;
     size_t i;
     double next = (double)json_object_size(vocab);  // the id that an added token gets
     if (!json_is_object(vocab))
         return bad_input(err, "model.vocab: expected an object of token ids");
-    v->most = (1 << 17) + 8 * (int64_t)(json_object_size(vocab) + json_array_size(added));
-    if (v->most > TOKENIZER_MAX_IDS) v->most = TOKENIZER_MAX_IDS;
-    v->names = host_calloc((size_t)v->most, sizeof *v->names, "the vocabulary");
-    v->t->special = host_calloc((size_t)v->most, sizeof(bool), "the vocabulary");
-    v->t->added = host_calloc((size_t)v->most, 1, "the vocabulary");
+    t->special = host_calloc((size_t)t->vocab_size, sizeof(bool), "the vocabulary");
+    t->added = host_calloc((size_t)t->vocab_size, 1, "the vocabulary");
     if (added && !json_is_array(added))
         return json_type_error(added, "added_tokens", "a list", err);
     json_object_foreach(vocab, name, item) {
-        if (!add_token(v, item, name, false, false, err)) return false;
+        if (!add_token(t, names, item, name, false, false, err)) return false;
     }
     json_array_foreach(added, i, item) {
         const char *content = NULL;
@@ -134,14 +124,15 @@ static bool read_tokens(Vocabulary *v, const json_t *added, json_t *vocab, Error
         const json_t *own = json_object_get(vocab, content);
         const double found = json_number_value(id), expected = own ? json_number_value(own) : next;
         if (!id) return bad_input(err, "added_tokens: expected the id of '%s'", content);
-        if (!add_token(v, id, content, true, special, err)) return false;
+        if (!add_token(t, names, id, content, true, special, err)) return false;
         if (found != expected)  // Hugging Face's tokenizers does not read id
             return bad_input(err, "added token '%s': expected id %.0f, found %.0f", content,
                              expected, found);
         if (found >= next) next = found + 1;
         json_object_set(vocab, content, (json_t *)id);
     }
-    return v->t->vocab_size > 0 || bad_input(err, "model.vocab: expected tokens, found none");
+    while (t->vocab_size > 0 && !names[t->vocab_size - 1]) t->vocab_size--;
+    return t->vocab_size > 0 || bad_input(err, "model.vocab: expected tokens, found none");
 }
 
 static void fill_bytes(Tokenizer *t, const char *const *names) {
@@ -197,9 +188,8 @@ static bool begins_texts(const json_t *root, const char *token) {
 
 // bos_token and eos_token of tokenizer_config.json, if it is there, else the usual names. A
 // bos_token of null means that there is none.
-static void find_ends(const Vocabulary *v, const json_t *tokenizer) {
+static void find_ends(Tokenizer *t, const char *const *names, const json_t *tokenizer) {
     const json_t *config = json_member(tokenizer, TOKENIZER_CONFIG);
-    Tokenizer *t = v->t;
     const struct {
         const char *key;
         int32_t *id;
@@ -217,7 +207,7 @@ static void find_ends(const Vocabulary *v, const json_t *tokenizer) {
     }
     // transformers 5 does not read add_bos_token where there is a tokenizer.json; 4 does for Llama
     const json_t *add = json_member(config, "add_bos_token");
-    t->adds_bos = t->bos >= 0 && begins_texts(tokenizer, v->names[t->bos]);
+    t->adds_bos = t->bos >= 0 && begins_texts(tokenizer, names[t->bos]);
     t->bos_is_disputed = json_is_boolean(add) && json_is_true(add) != t->adds_bos;
 }
 
@@ -516,8 +506,7 @@ static bool has_byte_level(const json_t *component, const char *key) {
 }
 
 static bool tokenizer_read(Tokenizer *t, const json_t *root, Error *err) {
-    Vocabulary v = {.t = t};
-    const json_t *model = json_member(root, "model");
+    const json_t *model = json_member(root, "model"), *added = json_member(root, "added_tokens");
     const char *type = "BPE";
     if (!json_is_object(model)) return bad_input(err, "model: required, not found");
     if (!json_get_string(model, "type", &type, false, err)) return false;
@@ -526,15 +515,19 @@ static bool tokenizer_read(Tokenizer *t, const json_t *root, Error *err) {
     const bool cuts_bytes = has_byte_level(json_member(root, "pre_tokenizer"), "pretokenizers");
     t->byte_level = cuts_bytes || has_byte_level(json_member(root, "decoder"), "decoders");
     t->vocab = json_incref(json_member(model, "vocab"));
-    const bool ok = read_tokens(&v, json_member(root, "added_tokens"), t->vocab, err);
-    if (ok) fill_bytes(t, v.names);
-    if (ok) find_ends(&v, root);
-    free(v.names);
-    t->byte_ids = ok && has_byte_ids(t, model);
-    if (ok && !t->byte_ids && !read_encoding(t, root, cuts_bytes, &t->why_not) &&
+    // an id without a token costs memory, but no byte in the file
+    const size_t most = (1 << 17) + 8 * (json_object_size(t->vocab) + json_array_size(added));
+    t->vocab_size = most < TOKENIZER_MAX_IDS ? (int32_t)most : TOKENIZER_MAX_IDS;
+    AUTO_FREE const char **names =
+        host_calloc((size_t)t->vocab_size, sizeof *names, "the vocabulary");
+    if (!read_tokens(t, names, added, err)) return false;
+    fill_bytes(t, names);
+    find_ends(t, names, root);
+    t->byte_ids = has_byte_ids(t, model);
+    if (!t->byte_ids && !read_encoding(t, root, cuts_bytes, &t->why_not) &&
         t->why_not.code == EXIT_BAD_INPUT)
         error_prefix(&t->why_not, t->file);
-    return ok;
+    return true;
 }
 
 // Adds the tokens that stand in tokenizer_config.json alone to added_tokens. Hugging Face's library
