@@ -265,12 +265,10 @@ static void add_findings(Conversion *c, const Findings *more) {
     if (more->turn_end >= 0) c->found.turn_end = more->turn_end;
 }
 
-static bool write_unit(Conversion *c, const Unit *u, Error *err) {
+static void write_unit(Conversion *c, const Unit *u, Error *err) {
     const uint64_t width = (uint64_t)shard_token_bytes(&c->options.vocabulary);
-    if (u->err.code) {
-        *err = u->err;
-        return false;
-    }
+    if (u->err.code) *err = u->err;
+    if (err->code) return;
     json_auto_t *path =
         u->file == c->file ? NULL : json_pack("{s:o}", "file", json_text(u->file->path));
     if (path) json_dumpf(path, c->origins, 0), fputs("\n", c->origins);
@@ -282,14 +280,13 @@ static bool write_unit(Conversion *c, const Unit *u, Error *err) {
         fprintf(c->origins, "%s %ld\n", is_val ? "val" : "train", d->record);
         if (!shard_writer_add(is_val ? &c->val : &c->train, u->tokens + d->first * width,
                               d->end - d->first, d->masked ? u->weights + d->first : NULL, err))
-            return false;
+            return;
     }
     if (u->found.num_invalid > 0 && !c->again)
         warning("%s: bytes not in UTF-8, which became U+FFFD: %ld (iconv -f WINDOWS-1252 -t UTF-8)",
                 u->file->path, u->found.num_invalid);
     add_findings(c, &u->found);
     c->in.items[u->file - c->in.items].num_docs += (int64_t)u->num_documents;
-    return true;
 }
 
 static bool encode_all(Conversion *c, Thread *threads, int num_threads, Error *err) {
