@@ -60,7 +60,7 @@ static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *opt
     ds->num_docs += s->num_docs;
     ds->num_tokens += s->num_tokens;
     ds->num_empty += s->num_empty;
-    ds->num_unchecked += s->block_tokens == 0;
+    ds->num_unchecked += s->block_crcs == NULL;
     ds->masked |= s->mask != NULL;
     ds->weighted |= s->weights != NULL;
     ds->pairs |= s->pairs;
@@ -165,58 +165,37 @@ int64_t dataset_doc_length(const Dataset *ds, int64_t doc) {
     return d.end - d.start;
 }
 
-// Reads block b, of n tokens, and checks it.
-static bool dataset_read_block(const Shard *s, int64_t b, int64_t n, unsigned char *out,
-                               Error *err) {
+// Reads block b, of n tokens, and checks it if it has a checksum.
+static bool dataset_read_block(const Shard *s, int64_t b, int64_t n, void *out, Error *err) {
     const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)n * width,
                    at = SHARD_HEADER_BYTES + (uint64_t)(b * s->block_tokens) * width;
     if (!file_read_at(&s->file, out, bytes, at, err)) return false;
+    if (!s->block_crcs) return true;
     const uint32_t crc = crc32c(0, out, (size_t)bytes);
     return crc == s->block_crcs[b] ||
            bad_input(err, "%s: bytes %lu to %lu: expected checksum %08x, found %08x", s->path, at,
                      (at + bytes - 1), s->block_crcs[b], crc);
 }
 
-// Tokens [from, from + n) of the shard as stored. Where blocks have checksums, whole blocks are
-// read and checked, and the tokens are copied from them: the file is not read twice.
-static bool dataset_read_stored(const Shard *s, int64_t from, int64_t n, unsigned char *out,
-                                Error *err) {
-    const int64_t width = s->token_bytes, size = s->block_tokens, to = from + n;
-    if (size == 0)
-        return file_read_at(&s->file, out, (uint64_t)(n * width),
-                            SHARD_HEADER_BYTES + (uint64_t)(from * width), err);
-    AUTO_FREE unsigned char *block = host_calloc((size_t)size, (size_t)width, "a block of tokens");
-    for (int64_t b = from / size; b * size < to; b++) {
-        const int64_t first = b * size, left = s->num_tokens - first,
-                      last = first + (left < size ? left : size), low = from > first ? from : first,
-                      high = to < last ? to : last;
-        if (!dataset_read_block(s, b, last - first, block, err)) return false;
-        memcpy(out + (low - from) * width, block + (low - first) * width,
-               (size_t)((high - low) * width));
-    }
-    return true;
-}
-
 bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *out, Error *err) {
     const Document d = dataset_find(ds, doc);
-    Shard *s = d.s;
-    assert(offset >= 0 && n >= 0 && n <= d.end - d.start - offset);
-    const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)n * width;
-    // 16-bit tokens are read into the second half of out and widened forwards: out[i] never
-    // overwrites a token that is still needed
-    unsigned char *raw = (unsigned char *)(out + n) - bytes;
-    if (!dataset_read_stored(s, d.start + offset, n, raw, err)) return false;
-    for (int64_t i = 0; width == 2 && i < n; i++) {
-        uint16_t token;
-        memcpy(&token, raw + 2 * i, sizeof token);
-        out[i] = token;
+    const Shard *s = d.s;
+    const int64_t from = d.start + offset, to = from + n, size = s->block_tokens;
+    assert(offset >= 0 && n >= 0 && to <= d.end);
+    AUTO_FREE uint32_t *wide = host_calloc((size_t)size, sizeof *wide, "a block of tokens");
+    const uint16_t *narrow = (uint16_t *)wide;
+    for (int64_t first = from - from % size; first < to; first += size) {
+        const int64_t left = s->num_tokens - first, length = left < size ? left : size;
+        if (!dataset_read_block(s, first / size, length, wide, err)) return false;
+        for (int64_t i = from > first ? from : first; i < to && i < first + length; i++) {
+            const uint32_t id = s->token_bytes == 2 ? narrow[i - first] : wide[i - first];
+            if (id >= (uint32_t)ds->vocab_size)
+                return error_set(err, EXIT_BAD_INPUT, "make the shards with the model's tokenizer",
+                                 "%s: document %ld, token %ld: expected an id below %d, found %u",
+                                 s->path, doc - s->first_doc, i - d.start, ds->vocab_size, id);
+            out[i - from] = (int32_t)id;
+        }
     }
-    for (int64_t i = 0; i < n; i++)
-        if ((uint32_t)out[i] >= (uint32_t)ds->vocab_size)
-            return error_set(err, EXIT_BAD_INPUT, "make the shards with the model's tokenizer",
-                             "%s: document %ld, token %ld: expected an id below %d, found %u",
-                             s->path, doc - s->first_doc, offset + i, ds->vocab_size,
-                             (uint32_t)out[i]);
     return true;
 }
 

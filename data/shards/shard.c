@@ -189,6 +189,7 @@ static bool scan(Shard *s, int32_t token, Error *err) {
     AUTO_FREE unsigned char *block = host_calloc(BLOCK_TOKENS, 4, "scanning a shard");
     s->bos = token;
     s->scanned = true;
+    s->block_tokens = 4096;
     for (int64_t at = 0; at < s->num_tokens; at += BLOCK_TOKENS) {
         const int64_t left = s->num_tokens - at, n = left < BLOCK_TOKENS ? left : BLOCK_TOKENS;
         const uint64_t bytes = (uint64_t)n * width;

@@ -52,7 +52,7 @@ typedef struct Shard {
     bool pairs;                    // a chosen and a rejected document in each record
     bool scanned;                  // llm.c's: the index was built by reading all tokens
     uint32_t checksum;             // CRC32C of the header and the index
-    int64_t block_tokens;          // tokens that share a checksum; 0: tokens have none
+    int64_t block_tokens;          // tokens that are read at once, and share a checksum
     uint32_t *block_crcs;          // CRC32C of each block; NULL: none; owned
     uint32_t token_sum;  // CRC of those checksums, or of the scanned tokens; and of the mask
     // (num_tokens) bits: is the token a target? Of a document's first token: does it belong to the
