@@ -44,14 +44,12 @@ static bool read_records(UnitReader *r, Unit *u, Error *err) {
     const uint64_t left = r->file.size_bytes - r->offset,
                    most = left < r->most_bytes ? left : r->most_bytes;
     const bool array = u->array = r->array;
-    uint64_t whole = 0, before = 0;
+    uint64_t whole = 0;
     int64_t count = 0;
-    for (uint64_t size = UNIT_BYTES; whole == 0; size *= 2, before = u->num_bytes) {
+    for (uint64_t size = UNIT_BYTES; whole == 0; size *= 2) {
         u->num_bytes = size < most ? size : most;
         array_grow(u->records, &u->records_capacity, u->num_bytes + 1, "records");
-        if (!file_read_at(&r->file, u->records + before, u->num_bytes - before, r->offset + before,
-                          err))
-            return false;
+        if (!file_read_at(&r->file, u->records, u->num_bytes, r->offset, err)) return false;
         whole = whole_records(u->records, u->num_bytes, array, u->num_bytes == left, &count);
         if (whole == 0 && u->num_bytes == left)
             return bad_input(err, "%s: record %ld is cut off: expected a ] at the end",
