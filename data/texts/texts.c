@@ -185,9 +185,8 @@ static bool make_key(Conversion *c, Error *err) {
 
 // Was the directory made from the same texts with the same tokenizer?
 static bool is_up_to_date(const Conversion *c) {
-    const char *path = PATH_IN(c->dir, "texts.key");
     AUTO_FREE char *found =
-        path_exists(path) ? file_read_all(path, sizeof c->key, NULL, "", &(Error){0}) : NULL;
+        file_read_all(PATH_IN(c->dir, "texts.key"), sizeof c->key, NULL, "", &(Error){0});
     return found && strcmp(found, c->key) == 0;
 }
 
