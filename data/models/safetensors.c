@@ -1,6 +1,5 @@
 #include "safetensors.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

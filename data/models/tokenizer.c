@@ -6,8 +6,6 @@
 #include <string.h>
 #include <unistr.h>
 
-#include "../base/file.h"
-#include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/memory.h"
 

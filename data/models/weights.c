@@ -1,7 +1,6 @@
 #include "weights.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../base/hash.h"

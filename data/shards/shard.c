@@ -6,7 +6,6 @@
 
 #include "../base/hash.h"
 #include "../base/memory.h"
-#include "../base/path.h"
 
 #define HINT_COPY "copy each .bin together with its .idx and .mask"
 

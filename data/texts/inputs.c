@@ -2,14 +2,12 @@
 
 #include <errno.h>
 #include <fts.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "../base/file.h"
 #include "../base/memory.h"
-#include "../base/path.h"
 #include "../shards/find_files.h"
 #include "records.h"
 
