@@ -56,7 +56,7 @@ static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *opt
     if (!file_open(&s->file, s->path, "", err) || !shard_open(s, options->boundary_token, err) ||
         !dataset_agrees(ds, s, options, err))
         return false;
-    if (s->scanned && s->num_tokens > 0) ds->scanned_token = s->bos;
+    if (!s->block_crcs && s->num_tokens > 0) ds->scanned_token = s->bos;
     ds->num_docs += s->num_docs;
     ds->num_tokens += s->num_tokens;
     ds->num_empty += s->num_empty;
@@ -121,8 +121,8 @@ bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, 
 
 void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
     snprintf(out, capacity, "%zu %s shard%s, %ld document%s, %ld token%s", ds->num_shards,
-             ds->shards[0].format, text_plural((int64_t)ds->num_shards), ds->num_docs,
-             text_plural(ds->num_docs), ds->num_tokens, text_plural(ds->num_tokens));
+             ds->shards[0].block_crcs ? "unpad.c" : "llm.c", text_plural((int64_t)ds->num_shards),
+             ds->num_docs, text_plural(ds->num_docs), ds->num_tokens, text_plural(ds->num_tokens));
     if (ds->masked)
         text_list(out, capacity, "%ld of them targets%s", ds->num_targets,
                   ds->weighted ? " with weights" : "");

@@ -157,7 +157,6 @@ static bool has_no_mask(const Shard *s, Error *err) {
 // ---- NAME.bin -----------------------------------------------------------------------------------
 
 static bool open_own(Shard *s, const ShardHeader *h, Error *err) {
-    s->format = "unpad.c";
     s->checksum = crc32c(0, h, SHARD_HEADER_BYTES - 4);
     if (h->crc != s->checksum)
         return bad_input(err, "%s: header checksum: expected %08x, found %08x", s->path, h->crc,
@@ -187,7 +186,6 @@ static bool scan(Shard *s, int32_t token, Error *err) {
     size_t capacity = 0;
     AUTO_FREE unsigned char *block = host_calloc(BLOCK_TOKENS, 4, "scanning a shard");
     s->bos = token;
-    s->scanned = true;
     s->block_tokens = 4096;
     for (int64_t at = 0; at < s->num_tokens; at += BLOCK_TOKENS) {
         const int64_t left = s->num_tokens - at, n = left < BLOCK_TOKENS ? left : BLOCK_TOKENS;
@@ -215,7 +213,6 @@ static bool scan(Shard *s, int32_t token, Error *err) {
 static bool open_bin(Shard *s, const ShardHeader *h, int32_t boundary_token, Error *err) {
     const bool wide = h->magic == SHARD_MAGIC_U32;
     int32_t word;
-    s->format = "llm.c";
     s->token_bytes = wide ? 4 : 2;
     s->num_tokens = h->num_tokens;
     s->checksum = crc32c(0, h, SHARD_HEADER_BYTES);

@@ -42,18 +42,16 @@ typedef struct Shard {
     File file;   // file.path is path
     char *path;  // owned
     // set by shard_open; vocab_size, bos and eos are -1 and everything else is 0 before
-    const char *format;  // its name, for people
-    int token_bytes;     // 2 or 4
+    int token_bytes;  // 2 or 4
     int64_t num_tokens;
     int32_t vocab_size, bos, eos;  // -1: unknown
     uint64_t tokenizer_hash;       // 0: unknown
     uint64_t *doc_ends;            // (num_docs) cumulative tokens, strictly increasing; owned
     int64_t num_docs, num_empty;   // documents with tokens, and without
     bool pairs;                    // a chosen and a rejected document in each record
-    bool scanned;                  // llm.c's: the index was built by reading all tokens
     uint32_t checksum;             // CRC32C of the header and the index
     int64_t block_tokens;          // tokens that are read at once, and share a checksum
-    uint32_t *block_crcs;          // CRC32C of each block; NULL: none; owned
+    uint32_t *block_crcs;          // CRC32C of each block; NULL: none, as in llm.c's; owned
     uint32_t token_sum;  // CRC of those checksums, or of the scanned tokens; and of the mask
     // (num_tokens) bits: is the token a target? Of a document's first token: does it belong to the
     // record of the document before it? NULL: no mask; owned
