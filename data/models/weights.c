@@ -76,22 +76,19 @@ typedef struct {
     TensorInfo info;
 } Stored;
 
-static Stored store(const Parameter *t, ParameterArena arena, const char *dtype) {
-    Stored x = {
-        arena, t, {.ndim = t->cols ? 2 : 1, .shape = {(uint64_t)t->rows, (uint64_t)t->cols}}};
-    snprintf(x.info.name, sizeof x.info.name, "%s%s", arenas[arena].prefix, t->name);
-    text_copy(x.info.dtype, sizeof x.info.dtype, dtype);
-    return x;
-}
-
 static Stored *list_stored(const Parameters *p, bool moments, const char *dtype, int *num) {
     const ParameterArena first = moments ? ARENA_M : ARENA_WEIGHTS,
                          last = moments ? ARENA_V : ARENA_WEIGHTS;
     Stored *list = host_calloc(2 * (size_t)p->num, sizeof *list, "tensor list");
     *num = 0;
     for (ParameterArena arena = first; arena <= last; arena++)
-        for (const Parameter *t = p->list; t < p->list + p->num; t++)
-            if (arena != ARENA_V || t->moments > 1) list[(*num)++] = store(t, arena, dtype);
+        for (const Parameter *t = p->list; t < p->list + p->num; t++) {
+            if (arena == ARENA_V && t->moments < 2) continue;
+            Stored *x = &list[(*num)++];
+            *x = (Stored){arena, t, {.ndim = t->cols ? 2 : 1, .shape = {t->rows, t->cols}}};
+            snprintf(x->info.name, sizeof x->info.name, "%s%s", arenas[arena].prefix, t->name);
+            text_copy(x->info.dtype, sizeof x->info.dtype, dtype);
+        }
     return list;
 }
 
@@ -222,18 +219,14 @@ static bool save_block(const char *path, const Stored *x, float *values, size_t 
     return writer_write(w, values, n * tensor_dtype_size(x->info.dtype), err);
 }
 
-static bool save_header(const Stored *list, int num, const char *path, FileWriter *w, Error *err) {
-    AUTO_FREE TensorInfo *infos = host_calloc((size_t)num, sizeof *infos, "tensor list");
-    for (int i = 0; i < num; i++) infos[i] = list[i].info;
-    return safetensors_create(w, path, infos, num, err);
-}
-
 bool parameters_save(Parameters p, bool moments, const char *dtype, const char *path, FileWriter *w,
                      Error *err) {
     int num;
     AUTO_FREE float *values = host_calloc(p.block, sizeof *values, "weights");
     AUTO_FREE Stored *list = list_stored(&p, moments, dtype, &num);
-    bool ok = path && save_header(list, num, path, w, err);
+    AUTO_FREE TensorInfo *infos = host_calloc((size_t)num, sizeof *infos, "tensor list");
+    for (int i = 0; i < num; i++) infos[i] = list[i].info;
+    bool ok = path && safetensors_create(w, path, infos, num, err);
     for (int i = 0; i < num; i++) {
         const Parameter *t = list[i].t;
         for (size_t first = 0, n; first < t->count; first += n) {
