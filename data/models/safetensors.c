@@ -165,22 +165,11 @@ static bool check_layout(SafetensorsSet *s, int first, uint64_t data_begin, uint
            bad_input(err, "expected %lu bytes of tensors, found %lu", expected, data_bytes);
 }
 
-static bool parse_header(SafetensorsSet *s, const char *text, uint64_t n, int file, Error *err) {
-    const File *f = &s->files[file];
-    int first = s->num_tensors;
-    const char *name;
-    json_t *entry;
-    if (text[0] != '{') return bad_input(err, "%s: header: expected {", f->path);
-    json_auto_t *root = json_parse(text, (size_t)n, f->path, err);
-    if (!root) return false;
-    json_object_foreach(root, name, entry) {
-        if (!add_tensor(s, name, entry, file, err)) return error_prefix(err, f->path);
-    }
-    return check_layout(s, first, 8 + n, f->size_bytes - 8 - n, err) || error_prefix(err, f->path);
-}
-
 static bool read_header(SafetensorsSet *s, int file, Error *err) {
     const File *f = &s->files[file];
+    const int first = s->num_tensors;
+    const char *name;
+    json_t *entry;
     uint64_t n = 0;
     if (!file_read_at(f, &n, 8, 0, err)) return false;
     const uint64_t rest = f->size_bytes - 8,
@@ -191,7 +180,14 @@ static bool read_header(SafetensorsSet *s, int file, Error *err) {
     if (n < 2 || n > most)
         return bad_input(err, "%s: header: expected 2 to %lu bytes, found %lu", f->path, most, n);
     AUTO_FREE char *text = host_calloc(n, 1, f->path);
-    return file_read_at(f, text, n, 8, err) && parse_header(s, text, n, file, err);
+    if (!file_read_at(f, text, n, 8, err)) return false;
+    if (text[0] != '{') return bad_input(err, "%s: header: expected {", f->path);
+    json_auto_t *root = json_parse(text, (size_t)n, f->path, err);
+    if (!root) return false;
+    json_object_foreach(root, name, entry) {
+        if (!add_tensor(s, name, entry, file, err)) return error_prefix(err, f->path);
+    }
+    return check_layout(s, first, 8 + n, f->size_bytes - 8 - n, err) || error_prefix(err, f->path);
 }
 
 // ---- Opening ------------------------------------------------------------------------------------
