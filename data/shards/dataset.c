@@ -72,36 +72,28 @@ static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *opt
     return true;
 }
 
-static bool dataset_add_all(Dataset *ds, const char *spec, const DatasetOptions *options,
-                            Error *err) {
+static bool dataset_add_source(Dataset *ds, Source *source, const DatasetOptions *options,
+                               Error *err) {
     const char *split = options->split ? options->split : "train";
+    const int64_t num_tokens = ds->num_tokens;
     char expected[64];
     snprintf(expected, sizeof expected, "token shards (%s_*.bin)", split);
     const Search search = {path_list_add_shards, split, expected,
                            "name a directory of text files or JSON Lines, or one with such shards; "
                            "data/convert.py makes them of other trainers' files"};
     PATH_LIST paths = {0};
-    const int64_t num_docs = ds->num_docs;
-    if (!path_list_expand(&paths, spec, &search, err)) return false;
+    source->first_doc = ds->num_docs;
+    if (!path_list_expand(&paths, source->spec, &search, err)) return false;
     for (size_t i = 0; i < paths.n; i++)
         if (!dataset_add(ds, paths.items[i].path, options, err)) return false;
-    return ds->num_docs > num_docs ||
+    source->num_docs = ds->num_docs - source->first_doc;
+    source->num_tokens = ds->num_tokens - num_tokens;
+    // the same shards divided among sources differently are other data
+    if (source > ds->sources.list)
+        ds->fingerprint = fnv1a(ds->fingerprint, &source->first_doc, sizeof source->first_doc);
+    return source->num_docs > 0 ||
            bad_input(err, "%s: expected documents, found none in %zu shards",
                      ds->shards[ds->num_shards - paths.n].path, paths.n);
-}
-
-static bool dataset_add_sources(Dataset *ds, const DatasetOptions *options, Error *err) {
-    for (int32_t i = 0; i < ds->sources.n; i++) {
-        Source *s = &ds->sources.list[i];
-        s->first_doc = ds->num_docs;
-        const int64_t num_tokens = ds->num_tokens;
-        if (!dataset_add_all(ds, s->spec, options, err)) return false;
-        s->num_docs = ds->num_docs - s->first_doc;
-        s->num_tokens = ds->num_tokens - num_tokens;
-        // the same shards divided among sources differently are other data
-        if (i > 0) ds->fingerprint = fnv1a(ds->fingerprint, &s->first_doc, sizeof s->first_doc);
-    }
-    return true;
 }
 
 bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, Error *err) {
@@ -112,7 +104,9 @@ bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, 
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
-    const bool ok = sources_parse(&ds->sources, spec, err) && dataset_add_sources(ds, options, err);
+    bool ok = sources_parse(&ds->sources, spec, err);
+    for (int32_t i = 0; ok && i < ds->sources.n; i++)
+        ok = dataset_add_source(ds, &ds->sources.list[i], options, err);
     if (ok && ds->vocab_size <= 0)
         ds->vocab_size = options->vocab_size > 0 ? options->vocab_size : INT32_MAX;
     if (!ok) dataset_close(ds);
