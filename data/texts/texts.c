@@ -288,14 +288,20 @@ static void write_unit(Conversion *c, const Unit *u, Error *err) {
     c->in.items[u->file - c->in.items].num_docs += (int64_t)u->num_documents;
 }
 
-static bool encode_all(Conversion *c, Thread *threads, int num_threads, Error *err) {
+static bool encode_all(Conversion *c, Error *err) {
+    const char *limit;
+    const int num_threads = machine_threads(c->settings->o->threads, cores_allowed(), 1, &limit),
+              max_units = num_threads * UNITS_PER_THREAD;
+    AUTO_FREE Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");
     UnitReader reader = {.in = &c->in, .most_bytes = MAX_DOCUMENT_BYTES, .file.fd = -1};
+    c->units = host_calloc((size_t)max_units, sizeof(Unit), "texts");
+    for (int i = 0; i < num_threads; i++)
+        threads[i] = (Thread){.conversion = c, .encoder = bpe_encoder_open(&c->tokenizer)};
     do {
         const uint64_t before = reader.bytes_done;
         c->num_units = 0;
         atomic_store(&c->next_unit, 0);
-        while (c->num_units < num_threads * UNITS_PER_THREAD &&
-               reader.bytes_done - before < MAX_ROUND_BYTES &&
+        while (c->num_units < max_units && reader.bytes_done - before < MAX_ROUND_BYTES &&
                unit_read(&reader, &c->units[c->num_units], err))
             c->num_units++;
         if (!err->code) round_run(c, threads, num_threads, before, reader.bytes_done);
@@ -303,22 +309,10 @@ static bool encode_all(Conversion *c, Thread *threads, int num_threads, Error *e
         show_progress(c, reader.bytes_done);
     } while (!was_stopped(c, err) && !err->code && c->num_units > 0);
     file_close(&reader.file);
-    return err->code == 0;
-}
-
-static bool encode_with_threads(Conversion *c, Error *err) {
-    const char *limit;
-    const int num_threads = machine_threads(c->settings->o->threads, cores_allowed(), 1, &limit),
-              max_units = num_threads * UNITS_PER_THREAD;
-    AUTO_FREE Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");
-    c->units = host_calloc((size_t)max_units, sizeof(Unit), "texts");
-    for (int i = 0; i < num_threads; i++)
-        threads[i] = (Thread){.conversion = c, .encoder = bpe_encoder_open(&c->tokenizer)};
-    const bool ok = encode_all(c, threads, num_threads, err);
     for (int i = 0; i < num_threads; i++) bpe_encoder_close(threads[i].encoder);
     for (int i = 0; i < max_units; i++) unit_free(&c->units[i]);
     free(c->units);
-    return ok;
+    return err->code == 0;
 }
 
 // ---- The directory: everything under a temporary name, then renamed -----------------------------
@@ -362,7 +356,7 @@ static bool make_shards(Conversion *c, Error *err) {
     c->origins = host_stream(&origins, &size, "origins of documents");
     c->file = NULL;
     bool ok = checkpoint_begin(&c->ck, c->out->path, -1, basename(c->dir), err) &&
-              encode_with_threads(c, err) && shard_writer_close(&c->train, err) &&
+              encode_all(c, err) && shard_writer_close(&c->train, err) &&
               shard_writer_close(&c->val, err);
     fclose(c->origins);
     ok = ok && checkpoint_write_file(&c->ck, "origins", origins, size, err);
