@@ -26,31 +26,24 @@ void unit_free(Unit *u) {
 
 // ---- Reading ------------------------------------------------------------------------------------
 
-// Bytes of the complete records at the start of text (n), and their number. `last`: the file ends
-// with the text.
-static uint64_t whole_records(const unsigned char *text, uint64_t n, bool array, bool last,
-                              int64_t *count) {
-    uint64_t end = 0, size;
-    for (*count = 0; (size = record_end(text + end, n - end, array, last)) > 0; ++*count) {
-        end += size;
-        if (array && text[end - 1] == ']') break;
-    }
-    return end;
-}
-
 // Reads complete records, at least one; of a longer one than r->most_bytes only so much. After an
 // array, lines follow: white space, else bad records.
 static bool read_records(UnitReader *r, Unit *u, Error *err) {
     const uint64_t left = r->file.size_bytes - r->offset,
                    most = left < r->most_bytes ? left : r->most_bytes;
-    const bool array = u->array = r->array;
-    uint64_t whole = 0;
-    int64_t count = 0;
+    uint64_t whole = 0, n;
+    u->array = r->array;
+    u->record = r->record - 1;
     for (uint64_t size = UNIT_BYTES; whole == 0; size *= 2) {
         u->num_bytes = size < most ? size : most;
         array_grow(u->records, &u->records_capacity, u->num_bytes + 1, "records");
         if (!file_read_at(&r->file, u->records, u->num_bytes, r->offset, err)) return false;
-        whole = whole_records(u->records, u->num_bytes, array, u->num_bytes == left, &count);
+        while (u->array == r->array && (n = record_end(u->records + whole, u->num_bytes - whole,
+                                                       u->array, u->num_bytes == left)) > 0) {
+            whole += n;
+            r->array = u->array && u->records[whole - 1] != ']';
+            r->record += u->array == r->array;  // the rest of an array's last line is none
+        }
         if (whole == 0 && u->num_bytes == left)
             return bad_input(err, "%s: record %ld is cut off: expected a ] at the end",
                              r->file.path, r->record);
@@ -60,11 +53,8 @@ static bool read_records(UnitReader *r, Unit *u, Error *err) {
         if (whole == 0 && stop_signal) return false;
     }
     u->num_bytes = whole;
-    u->record = r->record - 1;
-    r->record += count;
     r->offset += whole;
     r->bytes_done += whole;
-    if (array && u->records[whole - 1] == ']') r->array = false;
     if (r->offset == r->file.size_bytes) {
         file_close(&r->file);
         r->next++;
