@@ -309,20 +309,16 @@ static bool add_completions(Unit *u, json_t *record, RawText text, Error *bad) {
     return json_array_size(list) > 0 || bad_input(bad, "completions: expected a list");
 }
 
-// With --preference, nothing else is read. Both answers become documents, or none.
-static bool add_preference(Unit *u, json_t *record, RawText text, Error *bad) {
-    json_auto_t *pair = record_of_preference(record, &u->found.unknown, bad);
-    return pair && add_completions(u, pair, text, bad);
-}
-
+// With --preference, only pairs are read. Both answers become documents, or none.
 static bool add_record(Unit *u, json_t *record, Error *bad) {
     const RawText text = {.is_val = u->file->split == SPLIT_VAL, .weight = 1};
     const bool pairs = u->options->vocabulary.pairs;
     const RecordKind kind = pairs ? RECORD_PREFERENCE : record_kind(record);
     const size_t before = u->num_documents;
-    const bool ok = (kind == RECORD_PREFERENCE    ? add_preference
-                     : kind == RECORD_COMPLETIONS ? add_completions
-                                                  : add_one)(u, record, text, bad);
+    json_auto_t *pair = pairs ? record_of_preference(record, &u->found.unknown, bad) : NULL;
+    const bool ok = pairs                        ? pair && add_completions(u, pair, text, bad)
+                    : kind == RECORD_COMPLETIONS ? add_completions(u, record, text, bad)
+                                                 : add_one(u, record, text, bad);
     if (u->num_documents > before) u->found.counts[kind]++;
     if (!ok && !bad->hint[0])
         text_copy(bad->hint, sizeof bad->hint,
