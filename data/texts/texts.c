@@ -419,17 +419,14 @@ static void print_tokenizer(const Conversion *c) {
 static void print_summary(const Conversion *c) {
     const int64_t docs = c->train.num_docs + c->val.num_docs, *counts = c->found.counts;
     const double ms = now_ms() - c->start_ms;
-    static const char *const what[] = {[NUM_BAD] = "record",
-                                       [NUM_EMPTY] = "empty document",
-                                       [NUM_BINARY] = "binary or non-UTF-8 file"};
+    static const char *const what[] = {"record", "empty document", "binary or non-UTF-8 file",
+                                       "other file"};
+    const int64_t n[] = {counts[NUM_BAD], counts[NUM_EMPTY], counts[NUM_BINARY],
+                         c->in.num_left_out};
     char left[300] = "";
     line_erase(stderr);
-    for (int i = NUM_BAD; i <= NUM_BINARY; i++)
-        if (counts[i] > 0)
-            text_list(left, sizeof left, "%ld %s%s", counts[i], what[i], text_plural(counts[i]));
-    if (c->in.num_left_out > 0)
-        text_list(left, sizeof left, "%ld other file%s", c->in.num_left_out,
-                  text_plural(c->in.num_left_out));
+    for (int i = 0; i < 4; i++)
+        if (n[i] > 0) text_list(left, sizeof left, "%ld %s%s", n[i], what[i], text_plural(n[i]));
     printf("texts   %s -> %s: %ld document%s, %ld for validation%s, %.1f MB in %.1f s%s%s\n",
            c->spec, c->dir, docs, text_plural(docs), c->val.num_docs,
            counts[NUM_CUT] > 0 ? " (the last 1 % of a file)" : "", (double)c->in.size_bytes * 1e-6,
@@ -467,14 +464,12 @@ static bool may_replace(const Conversion *c, Error *err) {
 static bool write_all(Conversion *c, Error *err) {
     if (!dir_create_all(c->out->path, err) || !out_dir_lock(c->out, err)) return false;
     c->start_ms = c->shown_ms = now_ms();
-    if (make_shards(c, err) && write_tokenizer(c, err) &&
-        checkpoint_write_text(&c->ck, "texts.key", host_copy(c->key, "a key"), err) &&
-        checkpoint_register_all(&c->ck, err) && checkpoint_publish(&c->ck, err)) {
-        print_summary(c);
-        return true;
-    }
-    checkpoint_abort(&c->ck);
-    return false;
+    const bool ok = make_shards(c, err) && write_tokenizer(c, err) &&
+                    checkpoint_write_text(&c->ck, "texts.key", host_copy(c->key, "a key"), err) &&
+                    checkpoint_register_all(&c->ck, err) && checkpoint_publish(&c->ck, err);
+    checkpoint_abort(&c->ck);  // does nothing after publish
+    if (ok) print_summary(c);
+    return ok;
 }
 
 static char temporary_path[IO_PATH_MAX];  // of this process
