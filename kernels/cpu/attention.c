@@ -19,10 +19,11 @@
 //                 of the document are summed in scratch; 5 products
 //   PASS_DQ       a tile of queries: 3 products
 //   PASS_DKV      KEY_SPAN tiles of keys: 4 products
-// The last two replace PASS_BOTH for a document where one kv head exceeds a thread's share of the
-// batch. They cost 7 / 5 of the work (measured: 1.46 of the time, 2048 tokens), so they pay off
-// only where threads would idle. Both forms give the same bits. To PASS_BOTH a leader and
-// its borrowers are one document; in PASS_DKV the queries of all of them pass by the leader's keys.
+// The last two replace PASS_BOTH for the kv heads of a document that would leave threads idle: one
+// document of three heads takes two threads as long as 1.73 heads take one, not two. They cost 7 / 5
+// of the work (measured: 1.46 of the time, 2048 tokens). Both forms give the same bits. To PASS_BOTH
+// a leader and its borrowers are one document; in PASS_DKV the queries of all of them pass by the
+// leader's keys.
 //
 // Sizes. TILE 64: Q^T, V and P of a tile are 16 KB each at head_dim 64, four AVX-512 vectors wide.
 // Register blocks: 6 x 4 vectors (24 of 32 registers) with AVX-512, 6 x 2 (12 of 16) with AVX2,
@@ -69,7 +70,8 @@ static int64_t doc_pairs(const VarlenInfo *docs, int doc) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The work list: a header, the forward items, the backward items; each item covers all kv heads
+// The work list: a header, the forward items, the backward items; each item covers all kv heads, but
+// PASS_BOTH the first ones of a document, and the other backward passes the rest
 
 enum { PASS_FORWARD = 0, PASS_DQ = 1, PASS_DKV = 2, PASS_BOTH = PASS_DQ | PASS_DKV };
 
@@ -78,7 +80,8 @@ typedef struct {
 } WorkHeader;
 typedef struct {
     int32_t doc, first, end, pass, cost;
-} Item;  // tiles [first, end) of document doc
+    int32_t whole_heads;  // kv heads of PASS_BOTH
+} Item;                   // tiles [first, end) of document doc
 
 enum {
     HEADER_INTS = sizeof(WorkHeader) / sizeof(int32_t),
@@ -111,7 +114,7 @@ static Item make_item(const VarlenInfo *docs, int doc, int first, int end, int p
         pairs += pass == PASS_BOTH ? doc_pairs(docs, d)
                                    : num_own(docs, d) * (at_most(b, num_shared(docs, d)) - a);
     int64_t cost = (pairs * gemms[pass] + 63) / 64;
-    return (Item){doc, first, end, pass, cost < INT32_MAX ? (int32_t)cost : INT32_MAX};
+    return (Item){doc, first, end, pass, cost < INT32_MAX ? (int32_t)cost : INT32_MAX, 0};
 }
 
 static int costlier_first(const void *x, const void *y) {
@@ -130,6 +133,23 @@ static Item *add_items(Item *item, const VarlenInfo *docs, int doc, int span, in
     return item;
 }
 
+// The number of kv heads that PASS_BOTH takes so that the threads end earliest: all or none of a
+// document of one tile, for which the list has no room. pairs: of the document and a head; others:
+// of the other documents and all heads
+static int choose_whole_heads(double pairs, double others, int heads, int tiles) {
+    const int threads = cpu_threads();
+    double least = INFINITY;
+    int best = 0;
+    for (int whole = 0; whole <= heads; whole += tiles > 1 ? 1 : heads) {
+        const double work = others + pairs * (whole + 1.46 * (heads - whole)),
+                     time = fmax(work / threads, pairs * (double)ceil_div(whole, threads));
+        if (time > least) continue;
+        least = time;
+        best = whole;
+    }
+    return best;
+}
+
 size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host,
                            const int32_t *shared_first_host, const int32_t *shared_len_host,
                            int num_segments, HeadShape heads) {
@@ -139,12 +159,11 @@ size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host,
                              .shared_len = shared_len_host};
     WorkHeader *header = (WorkHeader *)work_host;
     Item *forward = (Item *)(work_host + HEADER_INTS), *item = forward;
-    double share = 0;  // of one thread, in query-key pairs of one kv head
+    double all = 0;  // query-key pairs of one kv head
     for (int doc = 0; doc < num_segments; doc++) {
-        share += (double)doc_pairs(&docs, doc);
+        all += (double)doc_pairs(&docs, doc);
         item = add_items(item, &docs, doc, 1, PASS_FORWARD);
     }
-    share = share * heads.num_kv_heads / cpu_threads();
     Item *backward = item;
     *header = (WorkHeader){.num_forward = (int32_t)(backward - forward)};
     for (int doc = 0, end; doc < num_segments; doc = end) {
@@ -153,15 +172,18 @@ size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host,
         end = readers_end(&docs, doc, 0, PASS_BOTH);
         for (int d = doc; d < end; d++) pairs += (double)doc_pairs(&docs, d);
         if (rows_of_doc == 0) continue;
-        const bool whole = pairs <= share;
+        const int kv_heads = heads.num_kv_heads;
         const int span = num_tiles(cu_seqlens_host[end] - cu_seqlens_host[doc]);
+        const int whole = choose_whole_heads(pairs, (all - pairs) * kv_heads, kv_heads, span);
         header->max_key_span =
             at_least(header->max_key_span, whole ? span : at_most(KEY_SPAN, span));
+        Item *first = item;
         if (whole) *item++ = make_item(&docs, doc, 0, num_tiles(rows_of_doc), PASS_BOTH);
-        for (int d = doc; d < end && !whole; d++) {
+        for (int d = doc; d < end && whole < kv_heads; d++) {
             item = add_items(item, &docs, d, KEY_SPAN, PASS_DKV);
             item = add_items(item, &docs, d, 1, PASS_DQ);
         }
+        for (; first < item; first++) first->whole_heads = whole;
     }
     header->num_backward = (int32_t)(item - backward);
     qsort(forward, (size_t)header->num_forward, sizeof(Item), costlier_first);
@@ -353,8 +375,11 @@ static void run_items(const Call *c, ItemCode *code, bool backward) {
         Scratch s;
         carve(&s, &(Arena){all + each.bytes * omp_get_thread_num(), 0}, &c->shape, key_span);
 #pragma omp for schedule(dynamic)
-        for (int i = 0; i < num_items * kv_heads; i++)
-            code(c, &items[i / kv_heads], i % kv_heads, &s);
+        for (int i = 0; i < num_items * kv_heads; i++) {
+            const Item *item = &items[i / kv_heads];
+            if ((i % kv_heads < item->whole_heads) == (item->pass == PASS_BOTH))
+                code(c, item, i % kv_heads, &s);
+        }
     }
 }
 
