@@ -72,7 +72,7 @@ static void add_candidate(BpeEncoder *e, int32_t at) {
     const int32_t after = at < 0 ? -1 : e->pieces[at].after;
     if (after < 0) return;
     const Merge *m = tokenizer_merge(e->tokenizer, e->pieces[at].id, e->pieces[after].id);
-    if (m->pair == NO_PAIR) return;
+    if (m->rank == 0) return;
     array_grow(e->heap.items, &e->heap_capacity, (size_t)e->heap.n + 1, "merges");
     heap_push(&e->heap, m->rank, at);
 }
@@ -84,7 +84,7 @@ static void bpe_merge_pieces(BpeEncoder *e) {
         if (left->id < 0 || left->after < 0) continue;  // merged since then
         Piece *right = &e->pieces[left->after];
         const Merge *m = tokenizer_merge(e->tokenizer, left->id, right->id);
-        if (m->pair == NO_PAIR || m->rank != c.key) continue;
+        if (m->rank != c.key) continue;
         left->id = m->id;
         right->id = -1;
         left->after = right->after;

@@ -227,8 +227,7 @@ int32_t tokenizer_id(const Tokenizer *t, const char *token) {
 Merge *tokenizer_merge(const Tokenizer *t, int32_t left, int32_t right) {
     const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     uint64_t at = mix64(pair) & t->merges_mask;
-    while (t->merges[at].pair != pair && t->merges[at].pair != NO_PAIR)
-        at = (at + 1) & t->merges_mask;
+    while (t->merges[at].rank > 0 && t->merges[at].pair != pair) at = (at + 1) & t->merges_mask;
     return &t->merges[at];
 }
 
@@ -289,7 +288,7 @@ static bool add_merge(Tokenizer *t, const json_t *merge, size_t rank, Error *err
                          "token",
                          rank);
     Merge *m = tokenizer_merge(t, ids[0], ids[1]);
-    *m = (Merge){(uint64_t)ids[0] << 32 | (uint64_t)ids[1], (int32_t)rank, ids[2]};
+    *m = (Merge){(uint64_t)ids[0] << 32 | (uint64_t)ids[1], (int32_t)rank + 1, ids[2]};
     return true;
 }
 
@@ -299,7 +298,6 @@ static bool read_merges(Tokenizer *t, const json_t *model, Error *err) {
     if (!json_is_array(merges)) return bad_input(err, "model.merges: required, not found");
     while (t->merges_mask < 2 * json_array_size(merges)) t->merges_mask = 2 * t->merges_mask + 1;
     t->merges = host_calloc(t->merges_mask + 1, sizeof(Merge), "the merges of a tokenizer");
-    for (uint64_t i = 0; i <= t->merges_mask; i++) t->merges[i].pair = NO_PAIR;
     json_array_foreach(merges, rank, item) {
         if (!add_merge(t, item, rank, err)) return false;
     }

@@ -36,10 +36,10 @@ typedef struct {
 
 // A pair of tokens that becomes another one
 typedef struct {
-    uint64_t pair;  // left id << 32 | right id; NO_PAIR: the entry is free
-    int32_t rank, id;
+    uint64_t pair;  // left id << 32 | right id
+    int32_t rank;   // from 1; 0: the entry is free
+    int32_t id;
 } Merge;
-#define NO_PAIR UINT64_MAX
 
 typedef struct {
     int32_t vocab_size;    // largest id + 1
