@@ -114,9 +114,8 @@ static double place_of(const RawText *text) {
 // Finds a token in the text from *end on: bytes [*first, *end). These may include bytes that the
 // tokenizer has no token for, and white space that an added token takes; the space of a token may
 // be U+2581 there, or come from the tokenizer. False: the tokenizer has changed the text.
-static bool find_token(const UnitOptions *options, const RawText *text, int32_t id, uint64_t *first,
+static bool find_token(const Tokenizer *t, const RawText *text, int32_t id, uint64_t *first,
                        uint64_t *end) {
-    const Tokenizer *t = options->tokenizer;
     const unsigned char *byte = text->bytes + *end, *p;
     size_t n = 1;
     if (!t->byte_ids) byte = tokenizer_bytes(t, id, &n);
@@ -138,12 +137,12 @@ static bool find_token(const UnitOptions *options, const RawText *text, int32_t 
 }
 
 // Sets the weights of ids (n), 0: no target. Returns the number of targets; -1: it cannot be told.
-static int64_t mark_targets(const UnitOptions *options, const RawText *text, const int32_t *ids,
-                            size_t n, float *weights) {
+static int64_t mark_targets(const Tokenizer *t, const RawText *text, const int32_t *ids, size_t n,
+                            float *weights) {
     int64_t count = 0;
     size_t part = 0, last;
     for (uint64_t i = 0, first, end = 0; i < n; i++) {
-        if (!find_token(options, text, ids[i], &first, &end)) return -1;
+        if (!find_token(t, text, ids[i], &first, &end)) return -1;
         while (text->parts[part].end <= first) part++;
         weights[i] = text->parts[part].weight;
         for (last = part; text->parts[last].end < end;)
@@ -174,6 +173,7 @@ static void find_turn_end(Unit *u, const int32_t *ids, const float *weights, siz
 // the last, is BOS or EOS, which are not in the text.
 static bool mark_document(Unit *u, const RawText *text, size_t first, bool begins, bool ends,
                           Error *bad) {
+    const Tokenizer *t = u->options->tokenizer;
     size_t n;
     const int32_t *ids = bpe_ids(u->encoder, &n) + first + begins;
     array_grow(u->weights, &u->weight_capacity, n, "a loss mask");
@@ -181,13 +181,12 @@ static bool mark_document(Unit *u, const RawText *text, size_t first, bool begin
     n -= first;
     int64_t count = 1;
     for (size_t i = 0; i < n; i++) weights[i] = 1;
-    if (text->parts)
-        count = mark_targets(u->options, text, ids, n - begins - ends, weights + begins);
+    if (text->parts) count = mark_targets(t, text, ids, n - begins - ends, weights + begins);
     if (count < 0)
         return error_set(bad, EXIT_BAD_INPUT,
                          "write its characters in normal form C, and those that have tokens",
                          "expected text that the tokenizer does not change");
-    if (text->parts && !u->options->tokenizer->byte_ids) find_turn_end(u, ids, weights, n);
+    if (text->parts && !t->byte_ids) find_turn_end(u, ids, weights, n);
     if (text->parts && ends) count += (weights[n - 1] = weight_of_end(text)) != 0;
     if (text->parts && !begins) count -= weights[0] != 0;
     for (size_t i = 0; i < n; i++)
