@@ -243,17 +243,16 @@ static bool refuse(const Shard *s, const unsigned char *head, Error *err) {
         {"", ".npy", "OLMo's tokens", convert},
         {"", ".ds", "datatrove's tokens", convert},
         {"", ".idx", "an index", "name the token file, not its index"},
+        {"", "", "unknown",
+         "data/convert.py reads Megatron's tokens, and raw ids, as nanoGPT writes them, from a "
+         "numpy array"},
     };
-    const char *found = "unknown",
-               *hint =
-                   "data/convert.py reads Megatron's tokens, and raw ids, as nanoGPT writes "
-                   "them, from a numpy array";
-    for (size_t i = sizeof kinds / sizeof *kinds; i-- > 0;)
-        if (memcmp(head, kinds[i].begin, strlen(kinds[i].begin)) == 0 &&
-            path_ends_with(s->path, kinds[i].ending))
-            found = kinds[i].found, hint = kinds[i].hint;
-    return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a token shard, found %s", s->path,
-                     found);
+    size_t i = 0;
+    while (memcmp(head, kinds[i].begin, strlen(kinds[i].begin)) != 0 ||
+           !path_ends_with(s->path, kinds[i].ending))
+        i++;
+    return error_set(err, EXIT_BAD_INPUT, kinds[i].hint, "%s: expected a token shard, found %s",
+                     s->path, kinds[i].found);
 }
 
 bool shard_open(Shard *s, int32_t boundary_token, Error *err) {
