@@ -347,12 +347,6 @@ static void ask_first(const ChatTemplate *t, const char *system, char **text) {
     *text = (char *)joined.bytes;
 }
 
-// Nothing but white space
-static bool is_blank(const char *text) {
-    size_t start;
-    return utf8_strip(text, &start) == 0;
-}
-
 bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts *out, Error *bad) {
     const char *system = m->items[0].role[0] == 's' ? m->items[0].text : NULL;
     const size_t question = last_question(m);
@@ -377,7 +371,7 @@ bool chat_write(const ChatTemplate *t, const Messages *m, bool train_all, Parts 
             add(out, silent ? NO_THOUGHTS : "", message->weight);
             text += strspn(text, "\n");
         }
-        if (answer && is_blank(text) && message->weight != 0)
+        if (answer && message->weight != 0 && utf8_strip(text, &(size_t){0}) == 0)
             return bad_input(bad, "message %zu: expected an answer, found an empty text", i + 1);
         end_turn(out, t, message->role, text, message->weight);
     }
