@@ -338,10 +338,9 @@ static void encode_record(Unit *u, unsigned char *p, size_t n) {
         u->found.counts[NUM_EMPTY] += !array;
         return;
     }
-    json_t *record =
+    json_auto_t *record =
         json_loadb((char *)p, n, JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL, &why);
     const bool ok = record ? add_record(u, record, &bad) : refuse_bytes(u, p, n, &why, &bad);
-    json_decref(record);
     if (ok) return;
     snprintf(where, sizeof where, array ? "%s: record %ld" : "%s:%ld", u->file->path, u->record);
     error_prefix(&bad, where);
