@@ -111,7 +111,7 @@ static bool lock_in_time(int fd) {
 
 bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     const char *path = PATH_IN(dir, ".lock");
-    char owner[256], host[128] = "?";
+    char owner[8], host[128] = "?";
     struct stat st;
     lock->fd = lock->dir_fd = -1;
     const int fd = io_open_own(path, O_RDWR | O_CREAT, err);
@@ -129,13 +129,11 @@ bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     // A snapshot by `cp -rl` has it too. This one stays locked for processes that wait.
     if (fstat(fd, &st) == 0 && st.st_nlink > 1 && unlink(path) == 0)
         return dir_lock(lock, dir, err);
-    const ssize_t found = pread(fd, owner, 8, 0);
+    const ssize_t found = pread(fd, owner, sizeof owner, 0);
     if (found > 0 && memcmp(owner, "process ", (size_t)found) != 0) return true;  // not our text
     gethostname(host, sizeof host - 1);
-    const int n = snprintf(owner, sizeof owner, "process %ld on %s\n", (long)getpid(), host);
-    const bool named = ftruncate(fd, 0) == 0 && pwrite(fd, owner, (size_t)n, 0) == n;
-    (void)named;  // a full disk: locked nevertheless
-    return true;
+    if (ftruncate(fd, 0) == 0) dprintf(fd, "process %ld on %s\n", (long)getpid(), host);
+    return true;  // on a full disk, too: it is locked nevertheless
 }
 
 bool dir_lock_check(const DirLock *lock, const char *dir, Error *err) {
