@@ -1,7 +1,6 @@
 #include "out_dir.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <math.h>
@@ -17,9 +16,9 @@ bool out_dir_lock(OutDir *out, Error *err) {
     if (out->locked) return true;
     if (!dir_lock(&out->lock, out->path, err)) return false;
     out->locked = true;
-    const int log = path_exists(path) ? io_open_own(path, O_RDONLY, err) : -1;
-    if (log >= 0) close(log);
-    return !err->code && checkpoint_recover(out->path, err);
+    const bool found = path_exists(path);
+    AUTO_CLOSE FILE *log = found ? io_read_own(path, err) : NULL;
+    return (log || !found) && checkpoint_recover(out->path, err);
 }
 
 // ---- --resume -----------------------------------------------------------------------------------
