@@ -87,7 +87,6 @@ void rank_places_print(void) {
     snprintf(own, sizeof own, "%s, cores %s: %s", world.host, cores, device_describe());
     text_sanitize(own, sizeof own);
     comm_all_gather_host(all, own, sizeof own);
-    for (int r = 1; r <= ranks; r++) all[(size_t)r * MOST - 1] = 0;
     for (int r = 0, last; r < ranks; r = last + 1) {
         const char *place = all + (size_t)r * MOST;
         for (last = r; last + 1 < ranks; last++)
