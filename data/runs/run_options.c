@@ -1,7 +1,6 @@
 #include "run_options.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../base/memory.h"

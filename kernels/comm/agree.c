@@ -1,7 +1,6 @@
 #include "agree.h"
 
 #include <assert.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../../data/base/error.h"

@@ -1,6 +1,5 @@
 // Flat buffers of the CPU backend, over MPI.
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../../data/base/clock.h"
