@@ -61,20 +61,14 @@ def read_json(path):
         bad(path, "expected JSON: %s" % e, "give a Hugging Face directory with its tokenizer")
 
 
-def dense_granite4(c, path):
-    """The config of Granite 4 as llama.cpp has it without Mamba and experts: Granite's."""
-    if (c.get("num_local_experts") != 0 or c.get("position_embedding_type") != "rope"
-            or not {*(c.get("layer_types") or ["mamba"])} <= {"attention", "full_attention"}):
-        bad(path, "expected a Granite 4 of attention with RoPE alone, found Mamba or experts")
-    return {**c, "model_type": "granite", "layer_types": None,
-            "intermediate_size": c["shared_intermediate_size"]}
-
-
 def read_config(source):
     """config.json with rope (an object), rope_theta and head_dim; refuses other maths."""
     path = os.path.join(source, "config.json")
     c = read_json(path)
-    c = dense_granite4(c, path) if c.get("model_type") == "granitemoehybrid" else c
+    if c.get("model_type") == "granitemoehybrid":  # its Mamba and experts are unknown tensors
+        if c.get("position_embedding_type") != "rope":
+            bad(path, "expected a Granite 4 with RoPE, found one without")
+        c.update(model_type="granite", layer_types=None, intermediate_size=c["shared_intermediate_size"])
     family, rope = c.get("model_type"), c.get("rope_scaling") or c.get("rope_parameters") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     llama, layers = family in ("llama", "mistral"), range(1, c["num_hidden_layers"] + 1)
@@ -227,23 +221,19 @@ def list_weights(source):
             bad(path, "expected a safetensors file: %s" % e, "copy it again")
         for name, t in header.items():
             if name != "__metadata__":
-                found[name] = path, t["dtype"], t["shape"], 8 + size + t["data_offsets"][0]
-                split_granite4(found, name, t)
+                first, last = t["data_offsets"]
+                put_tensor(found, name, path, t["dtype"], t["shape"], 8 + size + first, last - first)
     return found
 
 
-def split_granite4(found, name, t):
-    """Gives the matrices of Granite 4 the names of Granite, which has two for the first."""
-    first, last = t["data_offsets"]
-    if ".shared_mlp." in name:
-        path, dtype, (rows, cols), at = found.pop(name)
-        where = name.replace(".shared_mlp.", ".mlp.")
-        if "input_linear" in name:
-            for i, half in enumerate(("gate_proj", "up_proj")):
-                found[where.replace("input_linear", half)] = (
-                    path, dtype, [rows // 2, cols], at + i * (last - first) // 2)
-        else:
-            found[where.replace("output_linear", "down_proj")] = path, dtype, [rows, cols], at
+def put_tensor(found, name, path, dtype, shape, at, size):
+    """Adds a tensor: of Granite 4 under Granite's names, which has two for gate and up."""
+    if name.endswith("shared_mlp.input_linear.weight"):
+        half = [shape[0] // 2, shape[1]]
+        for i, part in enumerate(("mlp.gate_proj", "mlp.up_proj")):
+            found[name.replace("shared_mlp.input_linear", part)] = path, dtype, half, at + i * size // 2
+    else:
+        found[name.replace("shared_mlp.output_linear", "mlp.down_proj")] = path, dtype, shape, at
 
 
 def read_weights(name, path, dtype, shape, offset):

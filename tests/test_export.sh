@@ -33,10 +33,8 @@ family smollm3 '{"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"
     "num_hidden_layers": 4}'
 family granite '{"model_type": "granite", "architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12,
     "residual_multiplier": 0.22, "attention_multiplier": 0.5, "logits_scaling": 0.5}'
-family granite4 '{"model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"],
-    "embedding_multiplier": 12, "residual_multiplier": 0.22, "attention_multiplier": 0.5, "logits_scaling": 0.5,
-    "layer_types": ["attention", "attention"], "num_local_experts": 0, "position_embedding_type": "rope",
-    "shared_intermediate_size": 96}'
+family granite4 '{"model_type": "granitemoehybrid", "embedding_multiplier": 12, "shared_intermediate_size": 96, "logits_scaling": 0.5,
+    "layer_types": ["attention", "attention"], "num_local_experts": 0, "position_embedding_type": "rope"}'
 # RoPE scaled so that it matters in a short text
 family llama3 '{"rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
     "original_max_position_embeddings": 32, "rope_type": "llama3"}}'

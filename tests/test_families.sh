@@ -74,6 +74,5 @@ minicpm llama2 - <s> </s> {"model_type": "minicpm", "architectures": ["MiniCPMFo
 granite llama3 granite3.3 <|end_of_text|> <|end_of_text|> {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12, "residual_multiplier": 0.22, "attention_multiplier": 0.0625, "logits_scaling": 8}
 granite4 llama3 granite4.0 <|end_of_text|> <|end_of_text|> {"model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"], "embedding_multiplier": 12, "residual_multiplier": 0.22, "attention_multiplier": 0.0625, "logits_scaling": 8, "layer_types": ["attention", "attention"], "num_local_experts": 0, "position_embedding_type": "rope", "shared_intermediate_size": 160, "mamba_n_heads": 1}
 FAMILIES
-expect gate_without_up_is_refused_where_they_are_one 2 'expected gate and up together' "$train" --model granite4.run/final --train mixed.jsonl \
-    --lora 4 --lora-targets q,gate --out none
+expect gate_needs_up_where_they_are_one 2 'gate and up together' "${run[@]}" --model granite4.run/final --train mixed.jsonl --lora 4 --lora-targets q,gate
 finish

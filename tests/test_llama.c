@@ -472,9 +472,8 @@ static void check_golden(const char *name, int how) {
 // Every golden that has this file
 static void check_goldens(const char *file, int how) {
     static const char *const names[] = {
-        "gqa3_tied", "llama3_rope", "mha_untied", "mistral_linear_rope",
-        "odd_sizes", "qwen2",       "qwen3",      "smollm3_yarn_rope",
-        "granite",   "granite4"};
+        "gqa3_tied", "llama3_rope", "mha_untied", "mistral_linear_rope", "odd_sizes",
+        "qwen2", "qwen3", "smollm3_yarn_rope", "granite", "granite4"};
     int checked = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (path_exists(printed("tests/golden/%s/%s", names[i], file)))

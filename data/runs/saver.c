@@ -17,8 +17,9 @@ bool save_checkpoint(const SaveJob *job, const char *name, Parameters p, Error *
               log_sync(&job->ledger, err) &&
               checkpoint_begin(&ck, o->out, job->state.cursor.step, name, err) &&
               model_files_write(&d->files, job->config, dtype, &ck, err) &&
-              (!adapters || checkpoint_write_text(&ck, "adapter_config.json",
-                                                  lora_config_text(&o->adapters, job->config, o->model), err));
+              (!adapters ||
+               checkpoint_write_text(&ck, "adapter_config.json",
+                                     lora_config_text(&o->adapters, job->config, o->model), err));
     ok = model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ok ? &ck : NULL, err);
     if (!name) ok = model_files_write_moments(p, (ModelDtype)o->moments, ok ? &ck : NULL, err);
     if (!name && d->reference)

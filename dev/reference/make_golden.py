@@ -101,10 +101,9 @@ CONFIGS.update({
                        embedding_multiplier=3.0, residual_multiplier=0.7, attention_multiplier=0.25,
                        logits_scaling=4.0, rms_norm_eps=0.01),
     "granite4": variant("granitemoehybrid", "GraniteMoeHybridForCausalLM", hidden_size=64, num_attention_heads=1,
-                        head_dim=None, tie_word_embeddings=True, attention_bias=False, position_embedding_type="rope",
-                        layer_types=["attention"] * 2, num_local_experts=0, num_experts_per_tok=0,
-                        shared_intermediate_size=40, embedding_multiplier=3.0, residual_multiplier=0.7,
-                        attention_multiplier=0.25, logits_scaling=4.0),
+                        head_dim=None, tie_word_embeddings=True, position_embedding_type="rope", logits_scaling=4.0,
+                        layer_types=["attention"] * 2, num_local_experts=0, shared_intermediate_size=40,
+                        embedding_multiplier=3.0, residual_multiplier=0.7, attention_multiplier=0.25),
 })
 del CONFIGS["qwen2"]["head_dim"], CONFIGS["granite4"]["head_dim"]
 FINAL_FOR = ["gqa3_tied"]     # final.* of one model is enough, and keeps the files small

@@ -19,11 +19,11 @@
 //                 of the document are summed in scratch; 5 products
 //   PASS_DQ       a tile of queries: 3 products
 //   PASS_DKV      KEY_SPAN tiles of keys: 4 products
-// The last two replace PASS_BOTH for the kv heads of a document that would leave threads idle: one
-// document of three heads takes two threads as long as 1.73 heads take one, not two. They cost 7 / 5
-// of the work (measured: 1.46 of the time, 2048 tokens). Both forms give the same bits. To PASS_BOTH
-// a leader and its borrowers are one document; in PASS_DKV the queries of all of them pass by the
-// leader's keys.
+// The last two replace PASS_BOTH for the kv heads of a document that would leave threads idle: a
+// document of three heads takes two threads as long as 1.73 heads take one, not two. They cost
+// 7 / 5 of the work (measured: 1.46 of the time, 2048 tokens). Both forms give the same bits. To
+// PASS_BOTH a leader and its borrowers are one document; in PASS_DKV the queries of all of them
+// pass by the leader's keys.
 //
 // Sizes. TILE 64: Q^T, V and P of a tile are 16 KB each at head_dim 64, four AVX-512 vectors wide.
 // Register blocks: 6 x 4 vectors (24 of 32 registers) with AVX-512, 6 x 2 (12 of 16) with AVX2,
@@ -70,8 +70,8 @@ static int64_t doc_pairs(const VarlenInfo *docs, int doc) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The work list: a header, the forward items, the backward items; each item covers all kv heads, but
-// PASS_BOTH the first ones of a document, and the other backward passes the rest
+// The work list: a header, the forward items, the backward items. Each covers all kv heads, but
+// PASS_BOTH only a document's first ones, and the other backward passes the rest.
 
 enum { PASS_FORWARD = 0, PASS_DQ = 1, PASS_DKV = 2, PASS_BOTH = PASS_DQ | PASS_DKV };
 
