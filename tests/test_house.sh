@@ -23,14 +23,14 @@ ceiling() {     # ceiling MOST WHAT PATTERN...
 }
 ceilings() {
     local wrong=0
-    ceiling 26810 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
+    ceiling 26660 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
         ':!tests' ':!dev' || wrong=1
     ceiling 896 train_llama.cu train_llama.cu || wrong=1
     ceiling 1000 llama.h llama.h || wrong=1
     ceiling 353 kernels.h kernels/kernels.h || wrong=1
     ceiling 16480 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1
-    ceiling 11170 dev dev ':!dev/results' || wrong=1
-    ceiling 2845 'scripts and data/*.py' scripts 'data/*.py' || wrong=1
+    ceiling 11175 dev dev ':!dev/results' || wrong=1
+    ceiling 2860 'scripts and data/*.py' scripts 'data/*.py' || wrong=1
     ceiling 145 Makefile Makefile || wrong=1
     ceiling 180 README README.md || wrong=1
     ceiling 400 dev/simple dev/simple/train_llama.c || wrong=1
