@@ -669,7 +669,7 @@ static inline void llama_tensor(LlamaModel *m, floatX **weight, real **grad, int
     llama_place(m, matrix && m->settings.lora.nf4, weight, grad);
 }
 
-// Layer l's Linear of a LINEAR_
+// The Linear of layer l that LINEAR_QKV ... names
 static inline Linear *llama_linear(LlamaModel *m, int l, int linear) {
     LlamaLayer *w = &m->layers[l];
     Linear *const all[NUM_LINEARS] = {&w->qkv_proj, &w->o_proj, &w->gate_up_proj, &w->down_proj};

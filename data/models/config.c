@@ -577,10 +577,10 @@ json_t *token_ids_json(const TokenIds *t) {
 static void write_granite4(const LlamaConfig *c, json_t *all) {
     json_t *layers = json_array();
     for (int l = 0; l < c->num_layers; l++) json_array_append_new(layers, json_string("attention"));
-    json_object_update_new(all, json_pack("{s:o, s:s, s:i, s:i, s:i, s:i}", "layer_types", layers,
-                                          "position_embedding_type", "rope", "num_local_experts", 0,
-                                          "num_experts_per_tok", 0, "mamba_n_heads", 1,
-                                          "shared_intermediate_size", c->intermediate_size));
+    json_object_update_new(
+        all, json_pack("{s:o, s:s, s:i, s:i, s:i}", "layer_types", layers,
+                       "position_embedding_type", "rope", "num_local_experts", 0, "mamba_n_heads",
+                       1, "shared_intermediate_size", c->intermediate_size));
 }
 
 char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {

@@ -80,8 +80,8 @@ static inline float llama_logit_scale(const LlamaConfig *c) {
     return c->logits_scaling > 0 && c->logits_scaling != 1 ? 1 / c->logits_scaling : 0;
 }
 
-// The matrices of a layer in the order of the arena, and the layer of a LlamaLayer that each is a
-// part of: matrices that share an input are one layer.
+// The matrices of a layer in the order of the arena, and the Linear of a LlamaLayer that each is a
+// part of: matrices that share an input are one Linear.
 enum { LINEAR_QKV, LINEAR_O, LINEAR_GATE_UP, LINEAR_DOWN, NUM_LINEARS };
 enum { GATE_PROJ = 4, UP_PROJ, DOWN_PROJ, LAYER_MATRICES };
 typedef struct {

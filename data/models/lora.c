@@ -11,11 +11,8 @@
 const char *const lora_target_names[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                          "gate_proj", "up_proj", "down_proj"};
 
-// Adds the target named by n characters, "q" or "q_proj", or the name in Granite 4.
+// Adds the target named by n characters, "q" or "q_proj".
 static bool add_target(LoraConfig *c, const char *name, size_t n) {
-    if (n == 12 && strncmp(name, "input_linear", n) == 0)
-        return c->target[GATE_PROJ] = c->target[UP_PROJ] = true;
-    if (n == 13 && strncmp(name, "output_linear", n) == 0) return c->target[DOWN_PROJ] = true;
     for (int t = 0; t < LORA_TARGETS && n > 0; t++) {
         const char *known = lora_target_names[t];
         if (strncmp(known, name, n) != 0 || (known[n] != 0 && known[n] != '_')) continue;
@@ -89,7 +86,12 @@ static bool read_root(LoraConfig *c, char base_model[IO_PATH_MAX], json_t *root,
     }
     for (size_t i = 0; i < json_array_size(targets) || i == 0; i++) {
         const char *name = json_string_value(json_array_get(targets, i));
-        if (!name || !strchr(name, '_') || !add_target(c, name, strlen(name)))  // no "q" of --lora
+        if (name && strcmp(name, "input_linear") == 0)  // Granite 4's names
+            c->target[GATE_PROJ] = c->target[UP_PROJ] = true;
+        else if (name && strcmp(name, "output_linear") == 0)
+            c->target[DOWN_PROJ] = true;
+        else if (!name || !strchr(name, '_') ||
+                 !add_target(c, name, strlen(name)))  // no "q" of --lora
             return error_set(
                 err, EXIT_BAD_INPUT, "write the names of the linear layers as a list",
                 "target_modules: expected q_proj, ... down_proj in a list, found %s%.300s",

@@ -22,7 +22,7 @@ static inline float lora_scale(const LoraConfig *c) { return c->alpha / (float)c
 // rate serves all ranks. Exit 2.
 bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets, Error *err);
 
-// Can the model be kept as c says? Exit 3.
+// Can the model be kept, and have adapters, as c says? Exit 3, or 2 for --lora-targets.
 bool lora_config_fits(const LoraConfig *c, const LlamaConfig *model, Error *err);
 
 // Reads an adapter's directory; base_model: the model that it names, or "". Exit 3 if it uses
@@ -33,7 +33,7 @@ bool lora_config_read(LoraConfig *c, char base_model[IO_PATH_MAX], const char *d
 // names the absolute path of a base_model that is one.
 char *lora_config_text(const LoraConfig *c, const LlamaConfig *model, const char *base_model);
 
-// The adapters of one LINEAR_ of layer l, named and initialised as PEFT does. list (2n): the A of
+// The adapters of one Linear of layer l, named and initialised as PEFT does. list (2n): the A of
 // its n targets (rank, K), uniform in +-1/sqrt(K), then their B (rows, rank), zero: training starts
 // from the model. column (n): where a target's rows begin in the fused output. Returns n.
 int lora_linear_parameters(Parameter *list, int64_t *column, int64_t *rows, const LoraConfig *c,
